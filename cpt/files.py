@@ -1,11 +1,17 @@
-"""Notice a damaged file: hash its bytes, or keep a hash in the file itself."""
+"""Write files that a crash cannot spoil, lock them, append lines to them, and notice a damaged one."""
 
+import errno
 import json
 import logging
 import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 log = logging.getLogger("cpt")
@@ -13,6 +19,176 @@ SEAL = "xxh3_128"  # the key under which a JSON file keeps the hash of its other
 DAMAGED = "damaged_file"  # the kind of event
 CHUNK = 1 << 20  # stays in the processor's cache between reading and hashing
 READ_AHEAD = 32 << 20  # asked of the disk while the chunks before it are hashed
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+BLOCK = 512  # bytes, the unit of st_blocks
+
+Content = str | bytes | Callable[[Path], object]
+
+
+# --- publish a file -------------------------------------------------------------------------------
+
+
+def write_atomic(path: Path, content: Content, *, durable: bool = False, reuse_space: bool = False) -> None:
+    """Write a file whole or not at all, so that a reader or a crash never meets half of it.
+
+    Args:
+        content: text, bytes, or a function that writes the file at the path it is given.
+        durable: return only after the disk has the file and its name.
+        reuse_space: on a full disk, write over the old file where that is large enough (text and bytes only).
+
+    Raises:
+        OSError: the disk is full or not writable; the old file is as it was.
+    """
+    # Containers on several hosts share process ids, and threads of a process may write the same file.
+    unique = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
+    unfinished = path.with_name(f".{path.name}.{unique}.unfinished")
+    raw = content.encode() if isinstance(content, str) else content
+    try:
+        if isinstance(raw, bytes):
+            unfinished.write_bytes(raw)
+        else:
+            raw(unfinished)
+        if durable:
+            make_durable(unfinished)
+        unfinished.replace(path)
+    except OSError as problem:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        is_full = reuse_space and problem.errno in NO_SPACE
+        if not (is_full and isinstance(raw, bytes) and write_over(path, raw)):
+            raise
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    if durable:
+        make_durable(path.parent)
+
+
+def write_over(path: Path, content: bytes) -> bool:
+    """Put the content in place of a file's, if it needs no more space; whether it did not."""
+    if not path.exists():
+        return False
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        held = os.fstat(descriptor)
+        if len(content) > max(held.st_size, held.st_blocks * BLOCK):
+            return False
+        os.pwrite(descriptor, content.ljust(held.st_size, b"\n"), 0)  # blank to its old end: whole at each moment
+        os.ftruncate(descriptor, len(content))
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def make_durable(path: Path) -> None:
+    """Wait until the disk has a file, or a folder's list of names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- lock -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock of a file, which the system frees when this process dies; `.lock` is the usual suffix.
+
+    Args:
+        wait: for another process that holds it. If false, the value is False while another one does.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, is_singleton=False)
+    try:
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        yield False
+        return
+    except NotImplementedError:  # a file system without locks
+        yield True
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+# --- lines ----------------------------------------------------------------------------------------
+
+
+class LinesFile:
+    """Append lines to a file. Lines that a full disk does not take wait in memory and are written before later ones.
+
+    Threads may share it, and other processes may append to the same file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.waiting: list[str] = []
+        self.lock = threading.Lock()
+
+    def add(self, line: str) -> None:
+        """Write the line, or warn that it has to wait."""
+        with self.lock:
+            self.waiting.append(f"{line}\n")
+            if problem := self._write():
+                log.warning("%s cannot be written: %s. Its lines wait for the next one.", self.path, problem.strerror)
+
+    def write_waiting(self) -> int:
+        """Try again to write waiting lines; the number that still wait."""
+        with self.lock:
+            self._write()
+            return len(self.waiting)
+
+    def _write(self) -> OSError | None:
+        if not self.waiting:
+            return None
+        try:
+            append(self.path, "".join(self.waiting))
+        except OSError as problem:
+            return problem
+        self.waiting.clear()
+        return None
+
+
+def append(path: Path, text: str) -> None:
+    """Append all of the text or none of it, in one write, so that lines of several processes do not mix.
+
+    A line that a crash has cut off before it is ended first.
+
+    Raises:
+        OSError: the disk is full or not writable.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        is_cut_off = size > 0 and os.pread(descriptor, 1, size - 1) not in (b"\n", b"")
+        content = b"\n" * is_cut_off + text.encode()
+        written = os.write(descriptor, content)
+        if written < len(content):
+            end = os.lseek(descriptor, 0, os.SEEK_CUR)
+            if os.fstat(descriptor).st_size == end:  # else another process has ended the half line
+                os.ftruncate(descriptor, end - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    finally:
+        os.close(descriptor)
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON Lines file; damaged lines and one that is still being written are skipped; a missing file
+    gives nothing."""
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        for line in lines:
+            with suppress(ValueError, RecursionError):
+                if line.endswith(b"\n") and isinstance(found := json.loads(line), dict):
+                    yield found
+
+
+# --- damage ---------------------------------------------------------------------------------------
 
 
 def sealed(content: dict[str, Any], indent: int | None = None) -> str:

@@ -10,7 +10,7 @@ from importlib import metadata
 
 project = "cpt"
 author = "the cpt authors"
-copyright = "the cpt authors, Apache-2.0"  # noqa: A001 - the name that Sphinx asks for
+copyright = "the cpt authors, Apache-2.0"
 release = metadata.version("cpt")
 
 extensions = ["myst_nb", "sphinx_external_toc"]

@@ -67,7 +67,7 @@ class Answer(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Nothing."""
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         """Answer."""
         self.server.asked.append(f"{self.command} {self.path}")
         url = urlsplit(self.path)

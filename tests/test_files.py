@@ -1,9 +1,14 @@
+import errno
+import os
+import subprocess
+import sys
 from contextlib import suppress
 
 import pytest
+from full_disk import disk_of_its_own, fill
 from tiny_run import DAMAGES, damage
 
-from cpt.files import read_sealed, sealed, unsealed
+from cpt.files import LinesFile, locked, read_json_lines, read_sealed, sealed, unsealed, write_atomic
 
 CONTENT = {"lengths": {4: 2}, "longest": ("a", 1), "share": 0.1, "name": "ü"}
 
@@ -28,3 +33,53 @@ def test_no_flipped_bit_changes_the_content_unnoticed():
         flipped[place // 8] ^= 1 << place % 8
         with suppress(ValueError):
             assert unsealed(bytes(flipped)) == unsealed(bytes(text)), "\\u00fC is the letter that \\u00fc is"
+
+
+def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
+    path = tmp_path / "file"
+    write_atomic(path, "old", durable=True)
+
+    def fail_halfway(unfinished):
+        unfinished.write_text("ne")
+        raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        write_atomic(path, fail_halfway)
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["file"]
+    write_atomic(path, b"new")
+    assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["file"]
+
+
+def test_on_a_full_disk_the_old_file_stays_or_its_space_is_used(tmp_path):
+    with disk_of_its_own(tmp_path / "disk", "256k") as disk:
+        write_atomic(disk / "status", "x" * 1000)
+        fill(disk)
+        with pytest.raises(OSError, match="No space") as caught:
+            write_atomic(disk / "status", "y" * 100_000, reuse_space=True)
+        assert caught.value.errno == errno.ENOSPC and (disk / "status").read_text() == "x" * 1000
+        write_atomic(disk / "status", "short", reuse_space=True)
+        assert (disk / "status").read_text() == "short"
+
+
+def test_a_lock_is_for_one_process_and_ends_with_it(tmp_path):
+    path = tmp_path / "folder.lock"
+    code = f"import os, pathlib; from cpt.files import locked; context = locked(pathlib.Path({str(path)!r})); "
+    holder = [sys.executable, "-c", code + "print(context.__enter__(), flush=True); input()"]
+    with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"True\n"
+        with locked(path, wait=False) as is_ours:
+            assert not is_ours
+        process.kill()
+        process.wait()
+        with locked(path) as is_ours:
+            assert is_ours
+
+
+def test_damaged_and_unfinished_lines_are_skipped(tmp_path):
+    lines = LinesFile(tmp_path / "lines.jsonl")
+    lines.add('{"step": 1}')
+    (tmp_path / "lines.jsonl").open("a").write('{"st')  # a crash
+    lines.add('{"step": 2}')
+    (tmp_path / "lines.jsonl").open("a").write('[3]\n{"step": 4}')
+    assert [line["step"] for line in read_json_lines(tmp_path / "lines.jsonl")] == [1, 2]
+    assert list(read_json_lines(tmp_path / "missing")) == []

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpt.errors import CheckpointError
+from cpt.files import write_atomic
 from cpt.runs.events import record_event
-
-FOLDER = "held_out"  # of a run's folder
+from cpt.runs.folder import HELD_OUT
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def keep_losses(run_folder: Path, step: int, losses: Mapping[str, DocumentLosses
     """Keep those of this step, and of those before only the first; a disk that takes no more costs the intervals, not
     the run."""
     try:
-        save_losses(run_folder / FOLDER / f"step-{step}.npz", losses)
+        save_losses(run_folder / HELD_OUT / f"step-{step}.npz", losses)
     except OSError as problem:
         text = (
             f"The losses of each document at step {step} are not kept: {problem.strerror}. The evaluation's figures"
@@ -90,7 +90,7 @@ def keep_losses(run_folder: Path, step: int, losses: Mapping[str, DocumentLosses
 
 def kept_losses(run_folder: Path) -> dict[int, Path]:
     """Step -> file of `measure_and_keep`, in order."""
-    paths = {path.stem.removeprefix("step-"): path for path in (run_folder / FOLDER).glob("step-*.npz")}
+    paths = {path.stem.removeprefix("step-"): path for path in (run_folder / HELD_OUT).glob("step-*.npz")}
     return dict(sorted((int(step), path) for step, path in paths.items() if step.isdecimal()))
 
 
@@ -104,13 +104,7 @@ def save_losses(path: Path, losses: Mapping[str, DocumentLosses]) -> None:
     content = BytesIO()
     np.savez(content, names=np.array(list(losses), dtype=np.str_), **arrays)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}")
-    try:
-        beside.write_bytes(content.getbuffer())
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+    write_atomic(path, content.getvalue())
 
 
 def load_losses(path: Path) -> dict[str, DocumentLosses]:

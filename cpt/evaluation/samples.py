@@ -19,7 +19,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from cpt.data.tokenization import adds_bos
+from cpt.data.store.tokenization import adds_bos
 from cpt.errors import Interrupted
 from cpt.evaluation.perplexity import evaluation_mode
 from cpt.ranks import is_main_process

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from cpt.runs.metrics import read_metrics
+from cpt.runs.folder import read_metrics
 
 COST, TO_GO = "cost", "cost_to_go"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from cpt.data.mixture.left_out import RowsOfSteps
+from cpt.data.mixture import RowsOfSteps
 from cpt.data.prepared import PreparedData
 
 

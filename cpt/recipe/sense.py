@@ -33,6 +33,8 @@ from cpt.recipe.tree import Mistakes, Node, place_of
 REWARDED = ("grpo", "rloo", "ppo", "spo")
 """Stages that learn from what the model's own completions are worth."""
 
+PAIRED = ("dpo", "kto", "cpo")
+"""Stages whose loss compares answers at the temperature `training.beta`."""
 
 TAUGHT = ("distill", "distill_text", "distill_on_policy", "gkd")
 """Stages with a teacher."""
@@ -169,6 +171,13 @@ def a_student_has_a_teacher(stage: str, training: dict[str, Any]) -> Found:
             " folder or a run"
         )
         yield Senseless(("stage",), text)
+
+
+def preferences_have_a_temperature(stage: str, training: dict[str, Any]) -> Found:
+    """At beta 0 every answer is worth the same, and the gradient is 0."""
+    if stage in PAIRED and training.get("beta") == 0:
+        text = f"stage `{stage}` learns nothing with `training.beta` 0: the usual value is 0.1"
+        yield Senseless(("training", "beta"), text, ("stage",))
 
 
 def foreign_code_is_pinned(model: Model) -> Found:
@@ -310,6 +319,7 @@ RULES: list[Callable[..., Found]] = [
     lora_needs_trained_weights,
     new_rows_can_be_trained_alone,
     a_student_has_a_teacher,
+    preferences_have_a_temperature,
     foreign_code_is_pinned,
     revisions_belong_to_a_path,
     hashes_are_of_loaded_weights,

@@ -187,6 +187,8 @@ def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -
         mistakes.add(node.place, f"`{dotted(location)}` is not a key of {class_name}.{hint(key, keys)}")
         return
     problem = wrong_value(node, keys[key])
+    if problem and location[0] == "training" and key in AUTOMATIC:
+        problem = problem.replace(", got ", f" or {AUTO}, got ", 1)
     is_known = config in (*STAGE_CONFIGS.values(), config_of_method({})) or key in keys_of_config(STAGE_CONFIGS["cpt"])
     if (
         problem is None

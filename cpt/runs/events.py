@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from cpt.ranks import rank
+from cpt.runs.folder import EVENTS
 from cpt.runs.small_files import LinesFile
 
 log = logging.getLogger("cpt")
-FILE_NAME = "events.jsonl"
 OPENED: dict[Path, LinesFile] = {}  # by run: the lines that wait for room must outlive the call that brought them
 
 
@@ -39,7 +39,7 @@ def append_event(folder: Path, kind: str, message: str, *, step: int | None = No
     line = json.dumps(
         {"time": now, "kind": kind, "step": step, "rank": rank(), "message": message, **details}, default=str
     )
-    OPENED.setdefault(folder, LinesFile(folder / FILE_NAME)).add(line)
+    OPENED.setdefault(folder, LinesFile(folder / EVENTS)).add(line)
 
 
 class EventHandler(logging.Handler):
@@ -74,7 +74,7 @@ def write_waiting_events(folder: Path) -> int:
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
     """All events of a run, the oldest first; a line that a crash or a full disk cut off is left out."""
-    path = folder / FILE_NAME
+    path = folder / EVENTS
     return parsed(path.read_bytes()) if path.exists() else []
 
 
@@ -91,7 +91,7 @@ def skipped_steps(folder: Path) -> int:
 
 def read_new_events(folder: Path, place: int) -> tuple[list[dict[str, Any]], int]:
     """The events behind a place in the file, as far as their lines are whole, and the place behind them."""
-    path = folder / FILE_NAME
+    path = folder / EVENTS
     if not path.exists():
         return [], place
     with path.open("rb") as file:

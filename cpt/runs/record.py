@@ -20,25 +20,14 @@ from cpt.files import DAMAGED, read_sealed, sealed
 from cpt.ranks import CONTINUE, is_main_process, main_process_first, same_command, tell
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import dump_recipe, load_recipe
-from cpt.recipe.run_results import EXPORT as EXPORT
-from cpt.recipe.run_results import RECIPE as RECIPE
-from cpt.recipe.run_results import STATUS as STATUS
 from cpt.recipe.schema import Recipe
 from cpt.runs.environment import describe_environment
 from cpt.runs.events import logged_events, record_event, skipped_steps, write_waiting_events
-from cpt.runs.read_back import read_object
+from cpt.runs.folder import ENVIRONMENT, EXPORT, INPUTS, LOCK, METRICS, PLAN, RECIPE, STARTS, STATUS, read_object
 from cpt.runs.signs import forget_signs
 from cpt.runs.small_files import LinesFile, write_whole
 from cpt.runs.writable import refuse_unwritable
 
-ENVIRONMENT, STARTS, INPUTS, PLAN, METRICS = (
-    "environment.json",
-    "starts.jsonl",
-    "inputs.json",
-    "plan.json",
-    "metrics.jsonl",
-)
-LOCK = ".lock"
 SECONDS_BETWEEN_ASKING = 0.2
 
 log = logging.getLogger("cpt")

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cpt.files import DAMAGED
-from cpt.runs.read_back import object_of
+from cpt.runs.folder import parse_object
 
 log = logging.getLogger("cpt")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -123,7 +123,7 @@ def keep_lines_until(path: Path, step: int) -> None:
         return
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     kept = [line for line in lines if is_until(line, step)]
-    if damaged := sum(not object_of(line) for line in lines if line.endswith("\n")):
+    if damaged := sum(parse_object(line.encode()) is None for line in lines if line.endswith("\n")):
         log.warning(f"{path}: {damaged:,} damaged line(s) are removed.", extra={"event": DAMAGED})
     if kept == lines[: len(kept)]:  # as always but for lines added by hand: shorter needs no room
         os.truncate(path, len("".join(kept).encode()))

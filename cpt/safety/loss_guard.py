@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cpt.data.mixture.left_out import RowsOfSteps, Stretch
+from cpt.data.mixture import RowsOfSteps, Stretch
 from cpt.errors import RecipeError
 from cpt.extend import check_options, find
 from cpt.recipe.schema import Component

@@ -16,7 +16,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 
 from cpt.errors import RestartNeeded
 from cpt.ranks import tell, world_size
-from cpt.runs.read_back import read_object
+from cpt.runs.folder import read_object
 from cpt.runs.record import write_json
 
 log = logging.getLogger("cpt")

@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import TrainOutput
 
 from cpt.checkpoints.resume import newest_sound, published_checkpoints, set_aside, step_of
-from cpt.data.mixture.left_out import RowsOfSteps
+from cpt.data.mixture import RowsOfSteps
 from cpt.errors import Interrupted, ResourceError, RestartNeeded, TrainingError
 from cpt.models.inventory import vocabulary_size
 from cpt.optim.clipping import gradient_norm

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
-from cpt.data.rows import IGNORED
+from cpt.data.rows.rows import IGNORED
 from cpt.models.shared_rows import PartOfRows, attend_over_processes, check_shared_rows
 from cpt.optim.clipping import clip_gradients, gradient_norm
 from cpt.optim.one_kernel_adamw import OneKernelAdamW

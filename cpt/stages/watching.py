@@ -20,9 +20,10 @@ from cpt.monitoring.source_losses import SourceLosses
 from cpt.monitoring.time_to_go import TimeToGo
 from cpt.monitoring.utilization import ModelFlopsUtilization
 from cpt.recipe.schema import Recipe
+from cpt.runs.folder import METRICS
 from cpt.runs.record import Run
 from cpt.stages.model import PACKED
-from cpt.stages.trainer import METRICS, CPTTrainer
+from cpt.stages.trainer import CPTTrainer
 
 OWN_LOSS = ("pretrain", "cpt", "sft", "distill_text")
 """Stages whose steps are a language model's own forward and backward pass of each token, and nothing besides."""

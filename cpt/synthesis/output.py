@@ -4,9 +4,7 @@ what was counted.
 `rewritten-00000.jsonl` and so on; what the next run needs to know stands in `.rewrite`, which sources pass over.
 """
 
-import fcntl
 import hashlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from pathlib import Path
 import orjson
 
 from cpt.errors import LaunchError, RecipeError, ResourceError
+from cpt.files import locked, write_atomic
 
 OWN_FOLDER = ".rewrite"
 
@@ -50,11 +49,11 @@ class RewrittenFolder:
         """First the texts, then that they are there."""
         self._counts_file(number).unlink(missing_ok=True)
         if rows:
-            write_whole(self._file(number), b"".join(orjson.dumps(row) + b"\n" for row in rows))
+            write_atomic(self._file(number), b"".join(orjson.dumps(row) + b"\n" for row in rows), durable=True)
         else:
             self._file(number).unlink(missing_ok=True)
         what = {"asked_sha256": hash_of(asked), "texts": counts.texts, "dropped": counts.dropped}
-        write_whole(self._counts_file(number), orjson.dumps(what))
+        write_atomic(self._counts_file(number), orjson.dumps(what), durable=True)
 
     def remove_after(self, last: int) -> None:
         """Remove groups that an earlier run made of a source that was longer then."""
@@ -79,16 +78,6 @@ def hash_of(texts: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def write_whole(file: Path, raw: bytes) -> None:
-    """Put a file in its place at one moment."""
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    with unfinished.open("wb") as stream:
-        stream.write(raw)
-        stream.flush()
-        os.fsync(stream.fileno())
-    unfinished.replace(file)
-
-
 @contextmanager
 def open_output(folder: Path, task: Mapping[str, object]) -> Iterator[RewrittenFolder]:
     """The folder, for this process and this task alone.
@@ -101,13 +90,11 @@ def open_output(folder: Path, task: Mapping[str, object]) -> Iterator[RewrittenF
     own = folder / OWN_FOLDER
     try:
         own.mkdir(parents=True, exist_ok=True)
-        with (own / "lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when this process dies
-            except BlockingIOError as problem:
+        with locked(own / "lock", wait=False) as is_ours:
+            if not is_ours:
                 raise LaunchError(
                     f"{folder}: another `cpt data rewrite` writes there. Wait for it, or give another --output."
-                ) from problem
+                )
             check_task(own / "task.json", task)
             yield RewrittenFolder(folder)
     except OSError as problem:
@@ -120,7 +107,7 @@ def check_task(file: Path, task: Mapping[str, object]) -> None:
     """Texts of different tasks are never mixed in one folder."""
     now = orjson.loads(orjson.dumps(task))
     if not file.exists():
-        write_whole(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
+        write_atomic(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
         return
     before = orjson.loads(file.read_bytes())
     if differing := sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key)):

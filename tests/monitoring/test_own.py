@@ -11,7 +11,7 @@ from cpt.preflight.gate import report
 from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Monitoring
 from cpt.runs.events import read_events
-from cpt.runs.metrics import read_metrics
+from cpt.runs.folder import read_metrics
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from cpt.data.build import build_data
-from cpt.data.mixture.left_out import RowsOfSteps
-from cpt.data.rows import IGNORED
+from cpt.data.mixture import RowsOfSteps
+from cpt.data.rows.rows import IGNORED
 from cpt.monitoring.shares import RealisedShares
 from cpt.recipe.schema import Data, Model, Phase, Tokenizer
 from cpt.tokenizer.load import load_tokenizer

@@ -5,7 +5,7 @@ from saved_runs import STEPS, trainer_of
 from transformers import TrainerControl, TrainerState
 
 from cpt.monitoring.smoothed import SmoothedLoss
-from cpt.runs.metrics import read_metrics
+from cpt.runs.folder import read_metrics
 
 
 def smoothed(losses, history=()):

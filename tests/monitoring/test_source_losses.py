@@ -8,7 +8,7 @@ from saved_runs import trainer_of as four_steps
 from tiny_faults import in_rows, trainer_of
 from torch.nn import functional as F
 
-from cpt.data.rows import IGNORED
+from cpt.data.rows.rows import IGNORED
 from cpt.models.fused_loss import FusedLoss
 from cpt.monitoring import source_losses
 from cpt.monitoring.source_losses import SourceLosses, drawn, looks_at, summed_loss

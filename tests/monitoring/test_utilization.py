@@ -8,7 +8,7 @@ from cpt.models.build import build_model
 from cpt.models.inventory import build_on_meta, flops_per_token
 from cpt.monitoring.utilization import attended_length, peak_flops, precision_of
 from cpt.recipe.schema import Model
-from cpt.runs.metrics import read_metrics
+from cpt.runs.folder import read_metrics
 
 
 def test_attention_is_counted_over_a_tokens_own_document():

@@ -59,6 +59,7 @@ PINNED = "a" * 40
             ["model={path: a/b, from_scratch: true, hashes: {x: y}}"],
             "`model.hashes` has no effect",
         ),
+        ("stage: dpo\ntraining: {beta: 0}\n", [], "r.yaml:6: stage `dpo` learns nothing with `training.beta` 0"),
         (
             "stage: distill\n",
             [],

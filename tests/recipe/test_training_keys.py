@@ -32,11 +32,11 @@ def test_hugging_faces_keys_are_passed_on_unchanged(load):
         ("bf16: 1", "`training.bf16`: expected true or false, got 1"),
         (
             "gradient_accumulation_steps: two",
-            '`training.gradient_accumulation_steps`: expected a whole number, got the text "two"',
+            '`training.gradient_accumulation_steps`: expected a whole number or auto, got the text "two"',
         ),
         (
             "gradient_accumulation_steps: 1.5",
-            "`training.gradient_accumulation_steps`: expected a whole number, got 1.5",
+            "`training.gradient_accumulation_steps`: expected a whole number or auto, got 1.5",
         ),
         ("max_grad_norm: [1]", "`training.max_grad_norm`: expected a number, got a list of 1"),
         (

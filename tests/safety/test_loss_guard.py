@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cpt.data.mixture.left_out import RowsOfSteps
+from cpt.data.mixture import RowsOfSteps
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Component
 from cpt.recipe.schema import LossGuard as Section

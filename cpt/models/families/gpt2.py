@@ -38,7 +38,7 @@ class PaddedVocabularyHead(nn.Linear):
         super().__init__(width, rows, bias=False)
         self.num_tokens = num_tokens
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:  # noqa: D102
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         logits = super().forward(hidden_states)
         if self.num_tokens < logits.shape[-1]:
             logits[..., self.num_tokens :] = torch.finfo(logits.dtype).min

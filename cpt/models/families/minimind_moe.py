@@ -198,7 +198,7 @@ class MiniMind2MoEBlock(Qwen3MoeSparseMoeBlock):
         super().__init__(config)  # type: ignore[arg-type]  # the names that it reads are there
         self.shared_experts = nn.ModuleList(LlamaMLP(config) for _ in range(config.n_shared_experts))
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:  # noqa: D102
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         routed = super().forward(hidden_states)
         return sum((shared(hidden_states) for shared in self.shared_experts), routed)
 

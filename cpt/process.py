@@ -1,0 +1,159 @@
+"""Start, watch, signal and end a process with all of its children."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+from uuid import uuid4
+
+import psutil
+
+from cpt.errors import LaunchError
+
+SUPERVISED = "CPT_SUPERVISED"  # in the environment of a child and of all that it starts
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+SECONDS_BETWEEN_LOOKS = 0.2
+MOST_LOOKS = 10
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+LIBC = ctypes.CDLL(None)
+
+
+@dataclass
+class ReceivedSignals:
+    """Signals that arrived while children run: noted here, for the loop that watches the children to forward."""
+
+    first: int = 0
+    """The first signal, 0 if none arrived."""
+    interrupts: int = 0
+    """How many SIGINT arrived."""
+    wake: threading.Event = field(default_factory=threading.Event)
+    """Set by each signal, so that a waiting loop reacts at once."""
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Handle the signals; outside of the main thread, where Python cannot, leave them alone."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.at_signal) for number in FORWARDED}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def at_signal(self, number: int, _: object) -> None:
+        """The signal handler."""
+        self.first = self.first or number
+        self.interrupts += number == signal.SIGINT
+        self.wake.set()
+
+    def wait(self, seconds: float = SECONDS_BETWEEN_LOOKS) -> None:
+        """Sleep until the time is over or a signal arrives."""
+        self.wake.wait(seconds)
+        self.wake.clear()
+
+
+class Child(subprocess.Popen[bytes]):
+    """A command in a new session, with everything that it starts.
+
+    torchrun starts its workers in new sessions, which outlive a killed torchrun. They are found by
+    CPT_SUPERVISED in their environment. Start it from a thread that lives as long as the child: on Linux the child
+    gets SIGTERM when that thread ends, so that nothing outlives a parent that was killed.
+
+    Args:
+        words: the command.
+        environment: variables added to this process's.
+        folder: working directory.
+        output: for stdout and stderr; inherited by default.
+        ignores: a signal that the command ignores unless it handles it.
+
+    Raises:
+        LaunchError: the command cannot be started.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        output: IO[bytes] | IO[str] | None = None,
+        ignores: signal.Signals | None = None,
+    ) -> None:
+        self.mark = f"{os.getpid()}-{uuid4().hex}"
+        variables = {**os.environ, **(environment or {}), SUPERVISED: self.mark}
+        options: dict[str, Any] = {"start_new_session": True, "preexec_fn": partial(die_with_parent, ignores)}
+        try:
+            super().__init__(words, env=variables, cwd=folder, stdout=output, stderr=output, **options)
+        except OSError as problem:
+            raise LaunchError(f"{words[0]} cannot be started: {problem.strerror}.") from problem
+
+    def wait_for_end(
+        self, look: Callable[[], bool] | None = None, forward: Callable[[int], None] | None = None
+    ) -> tuple[int, int]:
+        """Wait for the end while signals are forwarded, then kill what is left of the family.
+
+        Args:
+            look: called several times a second; True kills the child.
+            forward: called with a signal's number instead of sending it to the child. A second SIGINT kills.
+
+        Returns:
+            The return code (negative: the signal that ended it), and the first signal that was forwarded or 0.
+        """
+        received, sent = ReceivedSignals(), 0
+        try:
+            with received.noted():
+                while self.poll() is None:
+                    received.wait()
+                    if received.interrupts > 1 or (look is not None and look()):
+                        break
+                    if received.first != sent:
+                        sent = received.first
+                        forward(sent) if forward else send(self.pid, sent)
+        finally:
+            self.kill_family()
+        return self.wait(), sent
+
+    def kill_family(self) -> None:
+        """Kill the child, if it runs, and everything it started."""
+        if self.poll() is None:
+            send(self.pid, signal.SIGKILL)
+            self.wait()  # before psutil, which would take its return code
+        for _ in range(MOST_LOOKS):  # during exec, a process shows no environment for a moment
+            family = marked_processes(self.mark)
+            if not family:
+                return
+            for process in family:
+                send(process.pid, signal.SIGKILL)
+            psutil.wait_procs(family, timeout=30)
+
+
+def marked_processes(mark: str) -> list[psutil.Process]:
+    """Running processes with this CPT_SUPERVISED in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(SUPERVISED) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def send(pid: int, number: int) -> None:
+    """Send a signal, if the process still exists and is ours."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def die_with_parent(ignores: signal.Signals | None = None) -> None:
+    """In a new process, before its program starts: get SIGTERM when the parent dies, even by SIGKILL."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if ignores is not None:
+        signal.signal(ignores, signal.SIG_IGN)
