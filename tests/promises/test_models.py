@@ -73,7 +73,19 @@ FAMILIES = {
     "minimind3": {**SHAPE, "intermediate_size": 48},
     "minimind3_moe": {**SHAPE, "moe_intermediate_size": 48},
 }
-SLOW = {"qwen3_moe", "qwen2", "qwen3", "nemotron", "nemotron_h", "gpt2", "minimind2", "minimind2_moe", "minimind3"}
+SLOW = {
+    "deepseek_v3",
+    "cpt-gpt2",
+    "qwen3_moe",
+    "qwen2",
+    "qwen3",
+    "nemotron",
+    "nemotron_h",
+    "gpt2",
+    "minimind2",
+    "minimind2_moe",
+    "minimind3",
+}
 IDS = torch.arange(3, 35)[None]
 WITHOUT_CPT = """
 import sys
@@ -191,6 +203,29 @@ def test_an_adapter_that_changes_nothing_is_refused(cpt, base_model, tmp_path):
     assert cpt("merge", "--method", "lora", base_model, adapter, "-o", tmp_path / "merged").returncode == 2
     assert cpt("export", adapter, "-o", tmp_path / "merged").returncode == 2
     assert not (tmp_path / "merged").exists()
+
+
+def losses_of(trained, **model) -> list[float]:
+    return [entry["loss"] for entry in trained(**model)[0].state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize("option", [{"fused_loss": True}, {"attention": "varlen"}])
+def test_a_faster_way_to_compute_has_the_same_losses(option, trained, recipe):
+    config = {"model_type": "mistral", **FAMILIES["llama"], "sliding_window": 8}
+    recipe["data"]["sequence_length"], recipe["training"]["per_device_train_batch_size"] = 128, 1
+    recipe["training"]["max_grad_norm"] = 0.01  # gradients count, too
+    faster, plain = losses_of(trained, config=config, **option), losses_of(trained, config=config)
+    assert len(plain) == 2 and faster == pytest.approx(plain, rel=1e-5)
+
+
+def test_embeddings_can_have_a_learning_rate_of_their_own(trained, recipe):
+    recipe["optimizer"]["embedding_learning_rate"] = 1e-5
+    trainer, _, _ = trained(config={"model_type": "llama", **FAMILIES["llama"]})
+    ends = {trainer.model.get_input_embeddings().weight, trainer.model.get_output_embeddings().weight}
+    rates = {
+        parameter: group["initial_lr"] for group in trainer.optimizer.param_groups for parameter in group["params"]
+    }
+    assert all(rate == (1e-5 if parameter in ends else 3e-3) for parameter, rate in rates.items())
 
 
 @pytest.mark.parametrize("family", ["llama", "minimind3"])
