@@ -29,7 +29,7 @@ export PATH := $(BIN):$(PATH)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test coverage mutations test-slow test-long test-browser test-quantized test-llama-cpp test-cluster test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-monitoring bench-comparing bench-documents bench-verdict bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test coverage mutations test-slow test-long test-browser test-quantized test-cluster test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-monitoring bench-comparing bench-documents bench-verdict bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,10 +43,10 @@ test: $(INSTALLED) ## the test suite: no network, no GPU, about 10 minutes on 2 
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(INSTALLED) ## long runs and smaller grids
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'slow and not long and not browser and not quantized and not llama_cpp and not cluster and not gpu and not network' $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'slow and not long and not browser and not quantized and not cluster and not gpu and not network' $(ARGS)
 
 test-long: $(INSTALLED) ## grids of stages, ways to run and faults: hours
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'long and not quantized and not llama_cpp and not cluster' $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'long and not quantized and not cluster' $(ARGS)
 
 test-browser: $(INSTALLED) ## the pages that cpt writes, opened in Chromium, which must be there: apt-get install chromium, or CHROMIUM=PATH
 	$(PYTEST) -m browser $(ARGS)
@@ -63,14 +63,8 @@ $(APART)/.installed: $(INSTALLED)
 	chmod +x $(APART)/bin/cpt
 	touch $@
 
-test-llama-cpp: $(VENV)/llama_cpp ## GGUF files read by llama.cpp itself, which is compiled first: minutes
-	PYTHONPATH=$(abspath $(VENV))/llama_cpp $(PYTEST) -m llama_cpp $(ARGS)
-
-$(VENV)/llama_cpp: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --no-deps --target $@ 'llama-cpp-python>=0.3.16' diskcache
-
-test-cluster: $(INSTALLED) ## several hosts on this machine, as root: apt-get install openssh-server pdsh iproute2 slurm-wlm munge
-	$(PYTEST) tests/cluster -m 'cluster and not long' $(ARGS)
+test-cluster: $(INSTALLED) ## two hosts on this machine, as root
+	$(PYTEST) tests/launchers -m cluster $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
 	$(PYTEST) -m 'gpu and not quantized' $(ARGS) || $(call unless_there_are_none,gpu)
@@ -84,8 +78,8 @@ coverage: $(INSTALLED) ## which lines of cpt/ the test suite runs, in the proces
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-mutations: $(INSTALLED) ## break guarded lines one at a time; of each a test must fail: minutes on a core
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mutations $(ARGS)
+mutations: $(INSTALLED) ## break guarded lines one at a time and check that a test notices: 10 minutes on 2 cores
+	$(BIN)/python -m benchmarks.mutations -j $(WORKERS) $(ARGS)
 
 test-faults: $(INSTALLED) ## every fault in real runs, beside the plain Trainer: the long form of tests/faults
 	$(PYTEST) tests/faults -m 'not cluster and not gpu and not network' $(ARGS)

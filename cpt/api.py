@@ -9,18 +9,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
+from cpt.analysis.compare import compare
 from cpt.checkpoints import export
-from cpt.compare.comparison import compare
-from cpt.data.mixture.open_mixture import open_mixture
+from cpt.data.build import open_mixture
 from cpt.data.prepared import PreparedData
 from cpt.evaluation.evaluate import Asked, known_positions, measure, model_at
 from cpt.evaluation.findings import findings
 from cpt.evaluation.judged_sets import judges_of_texts
-from cpt.plan_command import planned_run
+from cpt.plan_command import plan_recipe
 from cpt.planner.advice import cheapest_that_fits, fits
-from cpt.planner.machines import machines_that_are_meant
 from cpt.planner.speed import assumed_mfu, planned_speed
-from cpt.planner.target import find_target
+from cpt.planner.target import find_target, named_gpus
 from cpt.preflight.automatic import with_chosen_values
 from cpt.recipe.schema import Recipe
 from cpt.runs.listing import find_run
@@ -151,9 +150,9 @@ def plan_run(
         ResourceError: the GPU is unknown, or the model's config cannot be read.
         RecipeError: the recipe cannot run there.
     """
-    machines = machines_that_are_meant(gpu, gpus, nodes, None, [])
-    target = find_target(gpu, gpus, host_memory, nodes=nodes)
-    planned = planned_run(recipe, machines, target, max_memory)
+    name, number = named_gpus(gpu, gpus, nodes, [])
+    target = find_target(name, number, host_memory)
+    planned = plan_recipe(recipe, target, number, nodes, max_memory)
     mfu, is_enough = assumed_mfu(planned.setup), fits(planned.memory, target, max_memory)
     proposal = (
         None if is_enough else cheapest_that_fits(planned.setup, target, planned.count, mfu=mfu, share=max_memory)

@@ -23,7 +23,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         ),
         "doctor": (
             "cpt.doctor:command",
-            "Show what this machine has, or whether the nodes of a cluster fit together.",
+            "Show what this machine has, or compare the nodes of a cluster.",
         ),
         "init": ("cpt.init.command:command", "Write a commented recipe for your documents, a model and a GPU."),
         "import": ("cpt.importing.command:command", "Write a recipe from a config of axolotl or LLaMA-Factory."),
@@ -40,7 +40,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         ),
         "rehearse": (
             "cpt.rehearsal.command:command",
-            "Do once, in minutes, all that a run will do, before days are spent on it.",
+            "Try everything a run will do, once and in minutes, before it takes days.",
         ),
         "schema": ("cpt.recipe.json_schema:command", "Print the recipe's JSON schema, for editors."),
     },
@@ -87,12 +87,12 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         ),
         "runs": ("cpt.runs.list_command:command", "List runs: state, tokens, loss, speed, age, tags."),
         "compare": (
-            "cpt.compare.command:command",
+            "cpt.analysis.compare_command:command",
             "Say exactly what differs between runs: recipes, versions, data, curves, evaluations.",
         ),
-        "report": ("cpt.report.command:command", "Tell a run's whole story in one HTML file."),
+        "report": ("cpt.analysis.report:command", "Tell a run's whole story in one HTML file."),
         "reproduce": (
-            "cpt.reproduce.command:command",
+            "cpt.analysis.reproduce:command",
             "Run a run again from its record, and say whether its losses are the same.",
         ),
     },

@@ -1,5 +1,4 @@
-"""Run a typer command: a CptError is printed once, without a traceback, and ends the process with the code of its
-class."""
+"""Run a typer command; a CptError is printed once, without a traceback, and its class gives the exit code."""
 
 import errno
 import logging
@@ -23,34 +22,27 @@ from cpt.ranks import has_process_group, is_main_process, leave, rank
 
 SECONDS_FOR_THE_MAIN_PROCESS = 5
 
-QUIET = ("bitsandbytes.backends.cpu.ops", "torchao", "torch.utils._pytree")
-"""peft and transformers import bitsandbytes and torchao where they are installed, which then tell each command of
-kernels for GPUs."""
-for library in QUIET:
+# Where bitsandbytes, torchao and DeepSpeed are installed, peft and transformers import them, and they warn on each
+# machine without a GPU.
+for library in ("bitsandbytes.backends.cpu.ops", "torchao", "torch.utils._pytree"):
     logging.getLogger(library).setLevel(logging.ERROR)
-# accelerate and transformers import DeepSpeed wherever it is installed, which then tells each command that there is no
-# GPU.
 logging.getLogger("DeepSpeed").addFilter(
     lambda record: not record.getMessage().startswith("Setting accelerator to CPU")
 )
-# docs/stages.md says which stages are of TRL's experimental part.
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # docs/stages.md names TRL's experimental stages
 # Freed GPU memory can be used for blocks of another size; the 24 GB recipes need that. torch reads it when CUDA
 # starts.
 if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 NO_TELEMETRY = {
-    "HF_HUB_DISABLE_TELEMETRY": (
-        "1"
-    ),  # of transformers, TRL, trackio and gradio's client too, which send through the Hub's package
+    "HF_HUB_DISABLE_TELEMETRY": "1",  # of transformers, TRL, trackio and gradio too
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "WANDB_ERROR_REPORTING": "false",
     "GRADIO_ANALYTICS_ENABLED": "False",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""What the packages read, most of them when they are imported. Nothing is sent to anybody unless the user's own
-environment asks for it."""
+"""Nothing is sent unless the user's own environment asks for it. Most packages read these when they are imported."""
 for variable, off in NO_TELEMETRY.items():
     os.environ.setdefault(variable, off)
 settle(os.environ, on_terminal=sys.stderr is not None and sys.stderr.isatty())
@@ -120,12 +112,7 @@ def run_app(
 
 @contextmanager
 def mistyped_paths_told() -> Iterator[None]:
-    """A path that names nothing on any disk was typed wrong, wherever it is found out, and an output on a full disk is
-    nobody's bug.
-
-    Raises:
-        ResourceError: in place of the system's own error.
-    """
+    """Turn the system's errors for mistyped paths, read-only folders and full disks into a `ResourceError`."""
     try:
         yield
     except OSError as problem:
@@ -143,7 +130,7 @@ def mistyped_paths_told() -> Iterator[None]:
 
 
 def other_place(path: str) -> str:
-    """The remedy for a path that cannot be read or written."""
+    """The remedy for a path that cannot be written."""
     for variable, default in CACHES.items():
         folder = Path(os.environ.get(variable) or default).expanduser()
         if folder in (Path(path), *Path(path).parents):
@@ -152,16 +139,16 @@ def other_place(path: str) -> str:
 
 
 def shortened(path: str) -> str:
-    """Without the middle of one that no line holds."""
+    """A long path without its middle."""
     return path if len(path) <= LONGEST_PATH else f"{path[: LONGEST_PATH // 2]}...{path[-LONGEST_PATH // 2 :]}"
 
 
 def app_of(commands: Mapping[str, str], wrapped: Callable[[Callable[..., None]], Callable[..., None]]) -> typer.Typer:
-    """A command with commands of its own, each imported when it is called.
+    """A command with subcommands, each imported when it is called.
 
     Args:
         commands: name -> `module:function`.
-        wrapped: gives what is called in a function's place.
+        wrapped: returns the function to call in a command's place.
     """
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
     for name, target in commands.items():
@@ -170,7 +157,7 @@ def app_of(commands: Mapping[str, str], wrapped: Callable[[Callable[..., None]],
 
 
 def refuse_ignored(given: Mapping[str, bool], because: str) -> None:
-    """An option that would do nothing is a misunderstanding.
+    """Refuse options that would do nothing.
 
     Args:
         given: option -> whether it was given.
@@ -203,8 +190,7 @@ def show_log(*, stderr: bool = False) -> None:
 
 
 class NotAgain(logging.Filter):
-    """Information is shown once: checks, training and verdict open the same sources one after the other, and each says
-    what it found."""
+    """Show information once: checks, training and verdict open the same sources and report the same."""
 
     def __init__(self) -> None:
         super().__init__()

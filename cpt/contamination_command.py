@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from cpt.command_line import refuse_ignored, show_log
-from cpt.data.checking.contamination import Contamination, find_contamination, is_refused
-from cpt.data.checking.decontamination import Judged
-from cpt.data.form_of_stage import sections_of
+from cpt.data.contamination import Contamination, find_contamination, is_refused
+from cpt.data.filters.decontamination import Judged
+from cpt.data.readers.forms import sections_of
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 
@@ -53,7 +53,6 @@ def command(
 
 
 def what_becomes_of_them(found: Contamination, recipe: Recipe) -> str:
-    """Whether the run reads them."""
     if not found.num_contaminated:
         return ""
     if is_refused(recipe.data):
@@ -70,7 +69,6 @@ def contamination_of(recipe: Recipe, tasks: Sequence[str] = (), task_folder: Pat
 
 
 def questions(tasks: Sequence[str], folder: Path | None) -> Iterator[Judged]:
-    """Of lm-eval's tasks."""
     if tasks:
         from cpt.evaluation.tasks import (
             task_texts,

@@ -1,5 +1,4 @@
-"""`cpt doctor`: what this machine has, what each missing piece costs, and the line that installs it; with --nodes,
-whether several fit."""
+"""`cpt doctor`: what this machine has, what each missing piece costs, and the line that installs it."""
 
 import importlib.util
 import sys
@@ -17,16 +16,10 @@ from packaging.version import Version
 from rich.markup import escape
 from rich.table import Column, Table
 
-from cpt.cluster.check import DEFAULT_SECONDS, seconds_allowed
-from cpt.cluster.node_names import read_nodes
-from cpt.cluster.one_node import check_this_node
-from cpt.cluster.over_ssh import Wish, check_over_ssh
-from cpt.cluster.place import place_of_node
-from cpt.cluster.showing import show_complaints
-from cpt.command_line import refuse_ignored
 from cpt.console import open_console
 from cpt.errors import LaunchError
 from cpt.hardware import INSTALL_LINES, Gpu, Machine, describe_machine
+from cpt.ranks import num_nodes
 from cpt.recipe.load import load_recipe
 from cpt.versions import (
     CUDAS,
@@ -42,7 +35,6 @@ from cpt.versions import (
 
 SMALL_SHARED_MEMORY_GIB = 1
 SMALL_DISK_GIB = 20
-PORT = 29500
 EXTRAS = {  # package -> (what is missing without it, install line)
     "tensorboard": ("curves in TensorBoard", "pip install tensorboard"),
     "wandb": ("curves in Weights & Biases", "pip install wandb"),
@@ -77,69 +69,30 @@ class Finding:
 
 
 def command(
-    recipe: Annotated[Path | None, typer.Argument(help="With --nodes: the recipe that they shall train.")] = None,
+    recipe: Annotated[Path | None, typer.Argument(help="On several nodes: the recipe that they will train.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
-    nodes: Annotated[
-        str | None, typer.Option(help="Compare these nodes by ssh: host-0,host-1, or a hostfile.")
-    ] = None,
-    port: Annotated[
-        int, typer.Option(min=1, max=65535, help="With --nodes: the port that the run will meet at.")
-    ] = PORT,
-    node_rank: Annotated[
-        int | None, typer.Option(help="Started on each of --nodes, without ssh: which of them this is.")
-    ] = None,
-    master: Annotated[str | None, typer.Option(help="With --node-rank: HOST:PORT where the nodes meet.")] = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="With --nodes: the working folder there; by default as here.")
-    ] = None,
-    python: Annotated[str, typer.Option(help="With --nodes: the Python there.")] = sys.executable,
-    report: Annotated[
-        bool, typer.Option("--report", hidden=True, help="One line for the machine that asked.")
-    ] = False,
 ) -> None:
-    """Show what this machine has, or whether several machines fit together for a run.
+    """Show what this machine has, or compare the nodes of a cluster.
 
-    With --nodes the machines of a cluster are compared: versions, folders, clocks, ports and the speed between them.
+    With a recipe, it compares versions, code, recipe and files of all nodes, as a run does before its first step.
+    Start it on each node: torchrun --nnodes 2 --node-rank 0 --master-addr host-0 -m cpt doctor recipe.yaml
 
-    Example: cpt doctor recipe.yaml --nodes host-0,host-1
+    Example: cpt doctor
     """
-    if nodes is None:
-        if recipe is not None or node_rank is not None or master is not None:
-            raise LaunchError(
-                "cpt doctor looks at this machine; to compare several: cpt doctor RECIPE --nodes host-0,host-1"
-            )
-        refuse_ignored(
-            {"--port": port != PORT, "--folder": folder is not None, "--python": python != sys.executable},
-            "without --nodes",
-        )
+    if recipe is None:
         raise typer.Exit(run_doctor())
-    names = read_nodes(nodes)
-    if node_rank is not None:
-        refuse_ignored(
-            {"--folder": folder is not None, "--python": python != sys.executable},
-            "with --node-rank, which starts nothing elsewhere",
-        )
-        refuse_ignored({"--port": port != PORT and master is not None}, "with --master HOST:PORT")
-        place = place_of_node(node_rank, names, master or f"{names[0]}:{port}")
-        raise typer.Exit(check_this_node(place, recipe, overrides or (), report=report))
-    if master is not None:
+    if num_nodes() == 1:
         raise LaunchError(
-            "--master is for a check that is started on each node: add --node-rank, or leave --master out."
+            "cpt doctor RECIPE compares nodes. Type on each of them, with its own --node-rank: torchrun --nnodes 2"
+            f" --node-rank 0 --master-addr FIRST_HOST -m cpt doctor {recipe}"
         )
-    if recipe is not None:
-        load_recipe(recipe, overrides or ())  # its mistakes are shown here, once
-    words = [*([str(recipe)] if recipe is not None else []), *(overrides or ())]
-    wish = Wish(words, names, port, (folder or Path()).absolute(), python, seconds_allowed() or DEFAULT_SECONDS)
-    raise typer.Exit(compare_nodes(wish))
+    from cpt.launchers.nodes import compare_nodes  # imports torch, which the table has to do without
+    from cpt.launchers.processes import join_processes, leave_processes
 
-
-def compare_nodes(wish: Wish) -> int:
-    """Ask all nodes and print what does not fit; the exit code is 2 where something does not."""
-    complaints, fits = check_over_ssh(wish)
-    code = show_complaints(complaints, len(wish.nodes))
-    if fits:
-        open_console().print(escape(fits))
-    return code
+    loaded = load_recipe(recipe, overrides or ())
+    join_processes(loaded.training)
+    compare_nodes(loaded)
+    leave_processes()
 
 
 def run_doctor(folder: Path = Path()) -> int:

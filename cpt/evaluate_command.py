@@ -26,7 +26,7 @@ from cpt.launchers.processes import join_processes, leave_processes
 from cpt.ranks import is_main_process
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Recipe
-from cpt.runs.record import RECIPE
+from cpt.runs.folder import RECIPE
 
 
 def command(

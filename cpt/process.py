@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
@@ -72,6 +73,7 @@ class Child(subprocess.Popen[bytes]):
         environment: variables added to this process's.
         folder: working directory.
         output: for stdout and stderr; inherited by default.
+        ignores: a signal that the command ignores unless it handles it.
 
     Raises:
         LaunchError: the command cannot be started.
@@ -84,10 +86,11 @@ class Child(subprocess.Popen[bytes]):
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
         output: IO[bytes] | IO[str] | None = None,
+        ignores: signal.Signals | None = None,
     ) -> None:
         self.mark = f"{os.getpid()}-{uuid4().hex}"
         variables = {**os.environ, **(environment or {}), SUPERVISED: self.mark}
-        options: dict[str, Any] = {"start_new_session": True, "preexec_fn": die_with_parent}
+        options: dict[str, Any] = {"start_new_session": True, "preexec_fn": partial(die_with_parent, ignores)}
         try:
             super().__init__(words, env=variables, cwd=folder, stdout=output, stderr=output, **options)
         except OSError as problem:
@@ -149,6 +152,8 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def die_with_parent() -> None:
+def die_with_parent(ignores: signal.Signals | None = None) -> None:
     """In a new process, before its program starts: get SIGTERM when the parent dies, even by SIGKILL."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if ignores is not None:
+        signal.signal(ignores, signal.SIG_IGN)

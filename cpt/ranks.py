@@ -23,6 +23,19 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def local_rank() -> int:
+    """Number of this process among those of its node."""
+    return int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0")
+
+
+def num_nodes() -> int:
+    """How many machines the run has, as torchrun (also inside accelerate), DeepSpeed's launcher or srun set it."""
+    if world_size() == 1:
+        return 1
+    of_srun = os.environ.get("SLURM_NNODES") if os.environ.get("SLURM_PROCID") == str(rank()) else None
+    return int(os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("CROSS_SIZE") or of_srun or "1")
+
+
 def name_of_launcher() -> str:
     """accelerate, torchrun, deepspeed, or python where nothing but Python started it.
 

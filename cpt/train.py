@@ -23,17 +23,17 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.checkpoints.average import export_average
 from cpt.checkpoints.export import export_model
 from cpt.checkpoints.resume import Wanted, choose_checkpoint, wanted_checkpoint
-from cpt.cluster.launched import check_launched_nodes
 from cpt.errors import RecipeError
 from cpt.evaluation.after_training import needs_judging
 from cpt.evaluation.verdict_page import write_verdict
 from cpt.launchers.attempts import BY_THE_LAUNCHER, MOST_RESTARTS
+from cpt.launchers.nodes import compare_nodes
 from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
 from cpt.launchers.supervise import supervise_run
 from cpt.preflight.automatic import with_chosen_values
+from cpt.preflight.found import placed
 from cpt.preflight.gate import refuse_mistakes
 from cpt.preflight.model import refuse_unreachable_model
-from cpt.preflight.places import placed
 from cpt.ranks import is_main_process, tell
 from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe
@@ -79,7 +79,8 @@ def train(
     Raises:
         CptError: one of its children, for whatever the user can mend.
     """
-    launch = join_processes(recipe.training, compare_nodes=partial(check_launched_nodes, recipe))
+    launch = join_processes(recipe.training)
+    compare_nodes(recipe)
     refuse_unreachable_model(recipe)
     try:
         run = start_run(recipe, new=new)

@@ -13,8 +13,8 @@ from cpt.command_line import run_command, show_log
 from cpt.errors import CheckpointError
 from cpt.evaluation.after_training import judge_run
 from cpt.evaluation.verdict import dominated
-from cpt.evaluation.verdict_page import PAGE
 from cpt.ranks import tell
+from cpt.runs.folder import VERDICT_PAGE
 from cpt.runs.record import Run
 
 
@@ -64,7 +64,7 @@ def judge(run: Run, *, batch_size: int = 8) -> None:
     for one in verdict.not_run:
         tell(f"  not run: {one.what}: {one.why}.")
     tell(
-        f"The page: {run.folder / PAGE}. The model is in"
+        f"The page: {run.folder / VERDICT_PAGE}. The model is in"
         f" {run.export_folder}{f'; serve it: {verdict.serve}' if verdict.serve else ''}"
     )
 

@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
-from cpt.data.rows import IGNORED
+from cpt.data.rows.rows import IGNORED
 from cpt.planner.storages import PeakOfStorages
 from cpt.recipe.schema import Recipe
 from cpt.stages.arguments import training_arguments

@@ -5,11 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 
 from cpt import doctor
-from cpt.cluster.complaint import Complaint
-from cpt.errors import CptError
+from cpt.errors import LaunchError
 from cpt.hardware import Gpu, describe_machine
 from cpt.versions import STACK, Installed
 
@@ -160,38 +158,7 @@ def test_a_command_to_be_copied_stands_in_one_line(monkeypatch, capsys):
     assert f"flash-attn: {line}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ({"recipe": Path("r.yaml")}, "cpt doctor RECIPE --nodes host-0,host-1"),
-        ({"node_rank": 0}, "cpt doctor RECIPE --nodes host-0,host-1"),
-        ({"nodes": "a,b", "master": "a:29500"}, "add --node-rank"),
-        ({"nodes": "a,b", "node_rank": 2}, "numbers 0 to 1"),
-        ({"nodes": "a"}, "one node has nothing to be compared with"),
-        ({"nodes": "a,b", "recipe": Path("no_such.yaml")}, "no_such.yaml"),
-    ],
-)
-def test_wrong_words_are_refused_before_anything_starts(words, complaint):
-    with pytest.raises(CptError, match=complaint):
-        doctor.command(**words)
-
-
-def test_one_node_meets_the_others_where_it_is_told(monkeypatch):
-    started = []
-    monkeypatch.setattr(doctor, "check_this_node", lambda place, *words, report: started.append((place, words)) or 2)
-    with pytest.raises(typer.Exit) as ended:
-        doctor.command(nodes="a,b", node_rank=1, port=29501)
-    (place, _), *_ = started
-    assert (place.node, place.master, place.port, ended.value.exit_code) == (1, "a", 29501, 2)
-
-
-@pytest.mark.parametrize(
-    ("complaints", "fits", "code"), [([Complaint("b", "torch is old")], "", 2), ([], "2 nodes fit together", 0)]
-)
-def test_several_nodes_are_asked_by_ssh(monkeypatch, capsys, complaints, fits, code):
-    wishes = []
-    monkeypatch.setattr(doctor, "check_over_ssh", lambda wish: wishes.append(wish) or (complaints, fits))
-    with pytest.raises(typer.Exit) as ended:
-        doctor.command(nodes="a,b", folder=Path("/shared"))
-    assert ended.value.exit_code == code and wishes[0].folder == Path("/shared") and wishes[0].nodes == ("a", "b")
-    assert (fits or "torch is old") in capsys.readouterr().out
+def test_nodes_are_compared_under_a_launcher_only(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(LaunchError, match="torchrun --nnodes 2"):
+        doctor.command(recipe=Path("r.yaml"))

@@ -57,7 +57,7 @@ OF_OTHER_PROGRAMS = {
         "max-lora-rank",
     ],  # docker, nvidia-smi, git, llama.cpp, vLLM
 }
-STYLE_SHEETS = ("runs/page_style.py", "serving/page.py")
+STYLE_SHEETS = ("serving/page.py",)
 """Their `--names` are variables of CSS."""
 
 

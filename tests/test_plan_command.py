@@ -99,23 +99,10 @@ def test_each_way_that_is_told_fits_when_it_is_written(plan, tmp_path):
         )
 
 
-def test_a_dry_run_agrees(plan):
-    result = plan("--gpu", "H200", "--exact", "model.config.num_hidden_layers=4")
-    assert "A dry run of a whole step, not compiled, takes" in result.output
-    difference = float(result.output.split("the formula says")[1].split("(")[1].split(" %")[0])
-    assert -3 <= difference <= 5
-
-
 def test_an_unknown_gpu_asks_for_its_figures_and_takes_them(plan):
     result = plan("--gpu", "RTX 9999")
     assert isinstance(result.exception, ResourceError) and "--memory-gib and --peak-tflops" in str(result.exception)
     assert "1 x RTX 9999" in plan("--gpu", "RTX 9999", "--memory-gib", "200", "--peak-tflops", "500").output
-
-
-@pytest.mark.long
-def test_a_share_of_the_memory_may_be_too_little(plan):
-    assert "Verdict: it fits" in plan("--gpu", "H200").output
-    assert "Verdict: it does not fit" in plan("--gpu", "H200", "--max-memory", "0.1").output
 
 
 def test_a_measured_run_gives_the_speed(plan, tmp_path):
@@ -153,7 +140,7 @@ def test_released_gradients_are_for_one_gpu(plan):
 def test_what_fsdp_cannot_train_is_not_planned(plan):
     result = plan("training.fsdp=full_shard", "optimizer.name=muon", "--gpu", "H100", "--gpus", "8")
     assert isinstance(result.exception, RecipeError)
-    assert "is FSDP 1's way" in str(result.exception) and "needs whole matrices" in str(result.exception)
+    assert "`training.fsdp`" in str(result.exception) and "muon" in str(result.exception)
 
 
 @pytest.mark.slow
@@ -169,42 +156,18 @@ ZERO3 = '{"zero_optimization": {"stage": 3, "overlap_comm": true}, "bf16": {"ena
 SMALL = ("model.config.num_hidden_layers=4", "training.deepspeed=zero3.json", "budget.global_batch_tokens=524288")
 
 
-def test_several_machines_tell_what_goes_between_them(plan, tmp_path):
+def test_several_machines_wait_for_a_slow_network(plan, tmp_path):
     (tmp_path / "zero3.json").write_text(ZERO3)
-    words = ("--gpu", "H100-80GB", "--nodes", "2", "--gpus-per-node", "8")
-    result = plan(*words, "--links", "8 x infiniband400", "checkpoints.every_steps=100", *SMALL)
+    words = ("--gpu", "H100-80GB", "--nodes", "2", "--gpus", "16")
+    result = plan(*words, *SMALL)
     assert result.exit_code == 0, result.output
-    for line in (
-        "16 x H100 in 2 machines",
-        "Memory of each machine's host:",
-        "Communication of a step:",
-        "efficiency 100%",
-        "The recipe saves each 100",
-    ):
-        assert line in result.output, line
-    assert "hopeless" not in result.output and "in 2 machines, each with" in result.output
-    slow = plan(*words, "--links", "ethernet10", *SMALL).output
-    assert (
-        "ZeRO-3 over Ethernet 10 is hopeless here" in slow
-        and "One machine alone makes" in slow
-        and "Better on these links" in slow
-    )
-
-
-@pytest.mark.slow
-def test_one_machine_says_nothing_of_links_and_of_saves_where_it_is_asked(plan):
-    assert "Saving:" not in plan("--gpu", "H200").output
-    result = plan("--gpu", "H200", "--storage-gbps", "2", "--hours-between-failures", "48")
-    assert (
-        "one machine at 2 GB a second" in result.output
-        and "One failure in 2.0 days" in result.output
-        and "Links:" not in result.output
-    )
+    assert "16 x H100 in 2 machines" in result.output and "Memory of each machine's host:" in result.output
+    assert "in 2 machines, each with" in result.output and "waiting for other GPUs" not in result.output
+    assert "waiting for other GPUs, over 1.25 GB/s" in plan(*words, "--network-gbit", "10", *SMALL).output
+    assert isinstance(plan("--gpu", "H100", "--network-gbit", "10").exception, RecipeError)
 
 
 def test_more_machines_than_rows_are_refused(plan):
-    result = plan("--gpu", "H100", "--nodes", "64", "--gpus-per-node", "8", "budget.global_batch_tokens=524288")
-    assert isinstance(result.exception, RecipeError) and "256 rows of 2,048 tokens, fewer than the 512" in str(
-        result.exception
-    )
+    result = plan("--gpu", "H100", "--nodes", "64", "--gpus", "512", "budget.global_batch_tokens=524288")
+    assert isinstance(result.exception, RecipeError) and "`budget.global_batch_tokens`" in str(result.exception)
     assert plan("--gpu", "H100", "--nodes", "0").exit_code == 2

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cpt.data.mixture.mixture import MixtureRows
-from cpt.data.mixture.order import endless
+from cpt.data.mixture import MixtureRows
+from cpt.data.store.order import endless
 from cpt.optim.build import check_rounding
 from cpt.optim.released import check_release
 from cpt.plan_command import config_without_weights

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from cpt.cache import hold, publish_once
 from cpt.cli import application
-from cpt.data.store.folder import hold, publish_once
-from cpt.data.store.source_description import SourceDescription, as_text, read_description
-from cpt.data.store.token_files import FORMAT, TokenFiles, TokenWriter
+from cpt.data.store.token_files import FORMAT, SourceDescription, TokenFiles, TokenWriter, as_text, read_description
 from cpt.errors import DataError, RecipeError
 from cpt.store_command import prune_command
 

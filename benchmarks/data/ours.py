@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from benchmarks.data.peers.clock import BATCH, LENGTH, Job, run_program
 from cpt.data.build import build_data
 from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture.mixture import ENDLESS
+from cpt.data.mixture import ENDLESS
 from cpt.data.prepared import PreparedData
-from cpt.data.rows import Row
+from cpt.data.rows.rows import Row
 from cpt.recipe.schema import Data, Source
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.data.corpus import Facts
 from benchmarks.data.environments import python_of
 from benchmarks.data.systems import SYSTEMS, System
-from cpt.data.parallel import num_workers
+from cpt.data.store.parallel import num_workers
 
 RESULTS = Path(__file__).parents[1] / "results"
 Results = dict[str, Any]

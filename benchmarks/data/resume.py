@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.data.ours import prepare
 from benchmarks.data.peers.clock import BATCH, LENGTH, Job, Measured, read_job
 from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture.mixture import MixtureRows
-from cpt.data.mixture.order import endless
+from cpt.data.mixture import MixtureRows
+from cpt.data.store.order import endless
 
 SIZE = 10**9
 POSITIONS = (0, 10**3, 10**4, 10**5, 10**6, 10**7, 10**8, 5 * 10**8, SIZE - 2 * BATCH)

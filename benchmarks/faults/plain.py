@@ -13,7 +13,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from benchmarks.faults.injection import InjectedFaults
 from cpt.data.build import build_data
-from cpt.data.rows import Row
+from cpt.data.rows.rows import Row
 from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
@@ -42,7 +42,7 @@ def main() -> None:
     start_deepspeed(join_processes(recipe.training))
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     data = build_data(recipe.data, tokenizer, seed=recipe.seed, budget=recipe.budget)
-    arguments, count = arguments_of(recipe, folder, data.num_tokens)
+    arguments, count = arguments_of(recipe, folder, data.num_rows)
     model = build_model(recipe.model, tokenizer, seed=recipe.seed)
     trainer = InjectedFaults(model, arguments, train_dataset=FirstRows(data.rows, count))
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.exists() else None)
@@ -50,9 +50,9 @@ def main() -> None:
     leave_processes()
 
 
-def arguments_of(recipe: Recipe, folder: Path, num_tokens: int) -> tuple[TrainingArguments, int]:
+def arguments_of(recipe: Recipe, folder: Path, num_rows: int) -> tuple[TrainingArguments, int]:
     """The same steps, batch, saves and learning rate; and how many rows there are."""
-    length = run_length(recipe, num_tokens, folder)
+    length = run_length(recipe, num_rows, folder)
     arguments = TrainingArguments(
         **recipe.training,
         output_dir=str(folder),

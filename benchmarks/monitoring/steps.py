@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from benchmarks.guards.steps import prepare as prepare_words
 from cpt.data.build import build_data
 from cpt.models.build import build_model
-from cpt.monitoring.own import EVENTS
+from cpt.monitoring.callbacks import EVENTS
 from cpt.monitoring.source_losses import SourceLosses
 from cpt.recipe.schema import Recipe
 from cpt.safety.heartbeat import Heartbeat

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.scale.tables import make_store
-from cpt.data.store.folder import size_of
+from cpt.cache import size_of
 
 RESULTS = Path(__file__).parents[1] / "results" / "scale.json"
 SIZES = (2 * 10**9, 2 * 10**10, 2 * 10**11, 2 * 10**12)

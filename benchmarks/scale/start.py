@@ -17,10 +17,10 @@ import numpy as np
 
 from benchmarks.scale.tables import SEED, SEQUENCE_LENGTH, budget_of, data_of, evaluation, realised_shares, tokenizer
 from cpt.data.build import build_data
-from cpt.data.mixture.mixture import MixtureRows
+from cpt.data.mixture import MixtureRows
 from cpt.data.prepared import PreparedData
-from cpt.data.windows.rows import reopen
-from cpt.data.windows.table import TABLE, TOTAL
+from cpt.data.rows.window_index import TABLE, TOTAL
+from cpt.data.rows.windows import reopen
 
 LOOKUPS, RESUMES = 300, 20
 COPIED = 64 * 2**20  # bytes of the numpy copy that seconds are told beside

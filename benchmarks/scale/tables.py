@@ -16,19 +16,17 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from cpt.data.layout import Layout
-from cpt.data.mixture.mixture import MixtureRows
+from cpt.cache import key_of
+from cpt.data.mixture import MixtureRows
 from cpt.data.open_sources import open_source
-from cpt.data.packing import open_packing
-from cpt.data.selection import Selection
-from cpt.data.store.folder import key_of
-from cpt.data.store.source_description import SourceDescription, as_text
-from cpt.data.store.token_files import DESCRIPTION, TokenFiles, TokenWriter, open_documents
+from cpt.data.rows.packing import open_packing
+from cpt.data.rows.rows import Layout
+from cpt.data.rows.selection import Selection
+from cpt.data.rows.window_index import START, WindowEntry, by_power_of_two, write_table
+from cpt.data.rows.windows import WindowedRows
+from cpt.data.store.token_files import DESCRIPTION, SourceDescription, TokenFiles, TokenWriter, as_text, open_documents
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource
-from cpt.data.tokenization import DocumentEncoder
-from cpt.data.windows.entry import START, WindowEntry, by_power_of_two
-from cpt.data.windows.rows import WindowedRows
-from cpt.data.windows.table import write_table
 from cpt.errors import DataError
 from cpt.recipe.schema import Budget, Data, Evaluation, Source
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.demo.corpus import Corpus, Kind, Part
 from cpt.tokenizer.extend_vocabulary import extend_vocabulary
 

@@ -24,8 +24,8 @@ from cpt.models.families.native import export_native
 from cpt.models.new_rows import carry_extension
 from cpt.ranks import is_main_process, main_process_decides, same_command
 from cpt.recipe.schema import Recipe
-from cpt.runs.read_back import read_object
-from cpt.runs.record import INPUTS, RECIPE, write_json
+from cpt.runs.folder import INPUTS, RECIPE, read_object
+from cpt.runs.record import write_json
 
 ADAPTER = "adapter"
 ONLY_FOR_TRAINING = {

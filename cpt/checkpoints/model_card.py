@@ -10,15 +10,13 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from cpt.files import write_atomic
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import is_local
 from cpt.recipe.peft_methods import LORA, method_of
 from cpt.recipe.schema import Recipe
-from cpt.runs.read_back import read_object, read_objects
-from cpt.runs.record import ENVIRONMENT, EXPORT, INPUTS, RECIPE
-from cpt.runs.small_files import write_whole
+from cpt.runs.folder import ENVIRONMENT, EXPORT, INPUTS, METRICS, RECIPE, VERDICT_PAGE, read_object, read_objects
 
-METRICS, VERDICT = "metrics.jsonl", "verdict.md"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 FIGURE = re.compile(r"eval_(.+)_bits_per_byte")
 LICENCE_NOT_KNOWN = "not stated"
@@ -60,7 +58,7 @@ def write_model_card(
         serving_part(name if folder.name.startswith(".") or folder.name == EXPORT else folder.name, adapter),
     ]
     card = ModelCard(f"---\n{header.to_yaml()}\n---\n\n" + "\n\n".join(part for part in parts if part) + "\n")
-    write_whole(folder / "README.md", str(card))
+    write_atomic(folder / "README.md", str(card), reuse_space=True)
 
 
 def card_data(name: str, recipe: Recipe | None, judgements: list[Judgement], adapter: bool) -> ModelCardData:
@@ -213,7 +211,7 @@ def figures_part(judgements: list[Judgement], step: int | None) -> str:
 
 def verdict_part(run: Path | None, step: int | None) -> str:
     """The run's own verdict of its end, where it gave one."""
-    page = None if run is None or step is not None else run / VERDICT
+    page = None if run is None or step is not None else run / VERDICT_PAGE
     if page is None or not page.is_file():
         return ""
     text = re.sub(

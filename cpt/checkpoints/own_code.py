@@ -9,7 +9,7 @@ from cpt.checkpoints.proof import brings_its_code
 from cpt.errors import CheckpointError
 from cpt.extend import import_user_module
 from cpt.recipe.load import load_recipe
-from cpt.runs.record import RECIPE
+from cpt.runs.folder import RECIPE
 
 NAME_IT = "Name the module that registers it: --import package.module"
 

@@ -13,15 +13,15 @@ from cpt.checkpoints.verify import defects, lacking_state
 from cpt.errors import CheckpointError
 from cpt.ranks import main_process_decides
 from cpt.runs.events import record_event
-from cpt.runs.read_back import read_object
+from cpt.runs.folder import read_object
 
 PATTERN = re.compile(r"checkpoint-(\d+)")
 BAD = "bad-"
 REASON = "reason.txt"
 BEGAN = "began_from.json"  # names a checkpoint of another run that this one began with
 LAST_WRITTEN = "trainer_state.json"  # the Trainer writes it after weights, optimizer and RNG states
-# Set by torchrun and SLURM in a process that they start again with the words of its first start.
-RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+# Set by `cpt train --supervise`, torchrun and SLURM in a process that they restart with the words of its first start.
+RESTART_COUNTS = ("CPT_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 Wanted = Literal["latest", "none"] | Path
 

@@ -22,8 +22,8 @@ from cpt.models.build import build_model
 from cpt.models.families.register import register_families
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Recipe
-from cpt.runs.read_back import read_object
-from cpt.runs.record import EXPORT, INPUTS, RECIPE, Run
+from cpt.runs.folder import EXPORT, INPUTS, RECIPE, read_object
+from cpt.runs.record import Run
 from cpt.tokenizer.load import from_folder_or_hub, load_tokenizer
 
 ADAPTER = "adapter"  # folder in a run's export

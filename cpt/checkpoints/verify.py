@@ -10,7 +10,7 @@ from cpt.checkpoints.fsdp_parts import FOLDER as FSDP_PARTS
 from cpt.checkpoints.fsdp_parts import file_of_part, parts_in
 from cpt.checkpoints.manifest import MANIFEST, CheckpointDamage, damages, read_manifest, wrong_contents
 from cpt.errors import CheckpointError
-from cpt.runs.record import EXPORT
+from cpt.runs.folder import EXPORT
 
 FOLDERS = re.compile(r"(checkpoint|weights)-(\d+)")
 STATE = "trainer_state.json"

@@ -1,4 +1,4 @@
-"""From the recipe's `data` section to the rows that are trained on and the rows that the model is judged by."""
+"""From the recipe's `data` section to the rows that are trained on and the rows for evaluation."""
 
 import logging
 from collections import Counter
@@ -11,30 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from cpt.data.checking.contamination import with_decontamination
-from cpt.data.checking.held_out_share import nothing_held_out, other_share
-from cpt.data.checking.report import SourceReport, report_on, tell
-from cpt.data.forms import form_of_source, refuse_layout, with_form
-from cpt.data.held_out import HeldOutSet, held_out_set
-from cpt.data.layout import Layout
-from cpt.data.mixture.lengths import lengths_of_phases
-from cpt.data.mixture.mixture import MixtureRows
-from cpt.data.mixture.order import shuffled
-from cpt.data.mixture.phases import asked_shares, shares_over
-from cpt.data.mixture.repeats import allowed_epochs, rows_of_run, tell_repeats, tokens_of_epoch
+from cpt.cache import default_cache_dir, key_of
+from cpt.data.contamination import with_decontamination
+from cpt.data.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share
+from cpt.data.mixture import MixtureRows, asked_shares, lengths_of_phases, shares_over
 from cpt.data.open_sources import open_sources
-from cpt.data.prepared import PreparedData
-from cpt.data.quality.duplicates import Repeated, repeated_documents
-from cpt.data.selection import Selection, is_held_out, longest_held_out
-from cpt.data.store.fill import Wanted, make_shards
-from cpt.data.store.folder import default_cache_dir, key_of
+from cpt.data.prepared import PreparedData, SourceReport, allowed_epochs, report_on, rows_of_run, tell, tell_repeats
+from cpt.data.readers.forms import form_of_source, refuse_layout, with_form
+from cpt.data.rows.rows import Layout
+from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
+from cpt.data.rows.windows import WindowedRows, is_ready, refuse_small_disk, why_all
+from cpt.data.store.order import shuffled
 from cpt.data.store.token_files import StoredDocuments
-from cpt.data.store.tokenized import TokenizedSource
-from cpt.data.tokenization import DocumentEncoder
-from cpt.data.windows.bounded import disk_limit, is_ready, refuse_small_disk, why_all
-from cpt.data.windows.rows import WindowedRows
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.data.store.tokenized import TokenizedSource, Wanted, make_shards
 from cpt.errors import DataError, RecipeError, ResourceError
 from cpt.ranks import is_main_process, main_process_first
+from cpt.recipe.load import load_mixture
 from cpt.recipe.schema import Budget, Data, Evaluation
 from cpt.recipe.sense_data import reported_name
 from cpt.recipe.sense_evaluation import with_public_set
@@ -64,8 +57,7 @@ def build_data(
         budget: how long the run is, to tell how often it reads each source.
         cache_dir: where tokens are kept; by default $CPT_CACHE or ~/.cache/cpt.
         whole: make all of every source.
-        form: what the sources' rows are: documents, or examples (`cpt.data.forms`). Sources that say it themselves
-            keep theirs.
+        form: of the sources' rows: documents, or examples (`cpt.data.readers.forms`); by default each source's own.
 
     Raises:
         DataError: a source is missing, bad or empty after its filters.
@@ -89,8 +81,6 @@ def build_data(
 
 @dataclass(frozen=True)
 class Builder:
-    """What building takes."""
-
     data: Data
     evaluation: Evaluation
     encoder: DocumentEncoder
@@ -101,7 +91,6 @@ class Builder:
 
     @property
     def layout(self) -> Layout:
-        """How documents are laid out in rows."""
         return Layout(self.data.sequence_length, self.data.packing, self.data.stride, self.encoder.pad, self.form)
 
     def build(self, *, whole: bool) -> PreparedData:
@@ -110,8 +99,8 @@ class Builder:
         judges = [opened[f"evaluation.perplexity[{number}]"] for number in range(len(self.evaluation.perplexity))]
         sources = [opened[f"data.sources[{number}]"] for number in range(len(self.data.sources))]
         needs_all = whole or why_all(self.data, self.budget) is not None
-        limit = disk_limit(self.data, sources)
-        refuse_small_disk(self.data, self.budget, sources, limit, needs_all=needs_all)
+        limit = self.data.disk_bytes
+        refuse_small_disk(self.data, self.budget, sources, needs_all=needs_all)
         make_shards(
             [
                 *everything(judges),
@@ -137,7 +126,6 @@ class Builder:
         return PreparedData(mixture, windowed, held_out, reports, fingerprint, limit, self.form, files, judges)
 
     def tell(self, mixture: MixtureRows, windowed: Sequence[WindowedRows], reports: Sequence[SourceReport]) -> None:
-        """Say what the sources are, and what the run will repeat."""
         for report, rows in zip(reports, windowed, strict=True):
             if is_main_process():
                 tell(report, rows)
@@ -145,7 +133,6 @@ class Builder:
             tell_repeats(self.data, mixture, reports, self.num_rows(reports))
 
     def first_shards(self, source: TokenizedSource, *, needs_all: bool) -> list[Wanted]:
-        """What must be there before the first row."""
         if not source.plan.is_streamed or needs_all and not is_ready(self.data, source):
             return everything([source])
         held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
@@ -228,7 +215,7 @@ class Builder:
         """Of the whole run; 1 where its length is not known."""
         if self.budget is None:
             return 1
-        return rows_of_run(self.budget, tokens_of_epoch(reports, self.layout), self.data.sequence_length)
+        return rows_of_run(self.budget, sum(report.rows for report in reports), self.data.sequence_length)
 
     def scarce(
         self, windowed: Sequence[WindowedRows], mixture: MixtureRows, reports: Sequence[SourceReport]
@@ -291,12 +278,10 @@ class Builder:
 
 
 def documents_of(source: TokenizedSource, verified: bool) -> StoredDocuments:
-    """All documents of a source."""
     return source.documents(range(len(source.plan.shards)), verified=verified)
 
 
 def everything(sources: Sequence[TokenizedSource]) -> list[Wanted]:
-    """All shards of some sources."""
     return [(source, number) for source in sources for number in range(len(source.plan.shards))]
 
 
@@ -327,3 +312,29 @@ def check_names(data: Data, evaluation: Evaluation) -> None:
             raise RecipeError(
                 f"`{where}`: {', '.join(twice)} is the name of more than one. Give each a `name:` of its own."
             )
+
+
+# --- open mixture ---
+
+
+def open_mixture(
+    path: str | Path,
+    tokenizer: PreTrainedTokenizerBase,
+    overrides: Sequence[str] = (),
+    *,
+    cache_dir: Path | None = None,
+) -> MixtureRows:
+    """The rows of a mixture file or of a recipe, in the order of training: a torch dataset that a plain DataLoader
+    takes.
+
+    It has no end (its length is 10**12 rows), so leave the DataLoader's `shuffle` off: the rows are shuffled already.
+    For some of them: `torch.utils.data.Subset(rows, range(1000))`. Of a recipe nothing is held out here; a run's own
+    rows are `build_data(...).rows`.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer with an end-of-sequence token.
+        overrides: `data.key=value`, on top of the file: `data.sequence_length=512`.
+        cache_dir: where tokens are kept; by default $CPT_CACHE or ~/.cache/cpt.
+    """
+    data, seed = load_mixture(path, overrides)
+    return build_data(data, tokenizer, seed=seed, cache_dir=cache_dir).rows

@@ -1,11 +1,10 @@
 """Hand each process its micro-batches: the same rows make a step, however many processes there are and wherever the
 run was resumed."""
 
-import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +12,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from cpt.data.mixture.left_out import Stretch, moved_on
-from cpt.data.mixture.mixture import MixtureRows
-from cpt.data.prefetch import Prefetched
-from cpt.data.rows import Row, stack_rows
+from cpt.data.mixture import MixtureRows, Stretch, moved_on
+from cpt.data.rows.rows import Row, stack_rows
 
-log = logging.getLogger("cpt")
-MOST_THREADS = 4
-MOST_REPLACEMENTS = 20
+MOST_AHEAD, MOST_BYTES_AHEAD = 16, 256 * 2**20  # micro-batches made before the model asks for them
 
 
 class RankSampler(Sampler[int]):
@@ -39,11 +34,9 @@ class RankSampler(Sampler[int]):
         self.micro_batch, self.num_micro_batches = micro_batch, num_micro_batches
         self.rank, self.world_size, self.first_row = rank, world_size, first_row
         self.left_out = tuple(left_out)
-        self.begin_at = 0
-        """Micro-batches that somebody has already."""
 
     def __iter__(self) -> Iterator[int]:
-        for number in range(self.begin_at, self.num_micro_batches):
+        for number in range(self.num_micro_batches):
             first = self.first_row + (number * self.world_size + self.rank) * self.micro_batch
             yield from (moved_on(row, self.left_out) for row in range(first, first + self.micro_batch))
 
@@ -64,12 +57,9 @@ class CPTDataLoader(DataLoader[Row]):
         micro_batch: rows in a batch.
         rows_in_all: where the run ends, counted from its very beginning.
         left_out: stretches of rows that are not read; `first_row` and `rows_in_all` count only the others.
-        depth: micro-batches that a thread makes ahead; 0 makes each when it is asked for. By default, depth and
-            threads follow the measured wait (see `Prefetched`). With worker processes it has no part.
-        on_lost_workers: told in a sentence when worker processes died and were replaced; by default it is logged.
-        complete: adds to a micro-batch what the model wants to know of it, where it is made: in the thread, or in the
-            worker process.
-        torch_loader_options: num_workers, pin_memory, collate_fn, ... of torch's DataLoader.
+        complete: adds to a micro-batch what the model needs besides, in the thread or worker process that makes it.
+        torch_loader_options: num_workers, pin_memory, collate_fn, ... of torch's DataLoader. Without workers a thread
+            makes micro-batches ahead.
     """
 
     def __init__(
@@ -82,8 +72,6 @@ class CPTDataLoader(DataLoader[Row]):
         world_size: int = 1,
         first_row: int = 0,
         left_out: Sequence[Stretch] = (),
-        depth: int | None = None,
-        on_lost_workers: Callable[[str], None] = log.warning,
         complete: Callable[[Row], Row] | None = None,
         **torch_loader_options: Any,
     ) -> None:
@@ -104,8 +92,6 @@ class CPTDataLoader(DataLoader[Row]):
             options["collate_fn"] = Completed(options["collate_fn"], complete)
         self.complete = complete or as_it_is
         super().__init__(rows, batch_size=micro_batch, sampler=sampler, **options)
-        self.depth, self.on_lost_workers = depth, on_lost_workers
-        self.rank_sampler = sampler
         self.waited_seconds = 0.0
         self.micro_batches_in_all = rows_in_all // (micro_batch * world_size)
 
@@ -115,8 +101,8 @@ class CPTDataLoader(DataLoader[Row]):
         return self.micro_batches_in_all
 
     def __iter__(self) -> Iterator[Row]:  # type: ignore[override]
-        """The micro-batches, with the time that the model waited for them added up in `waited_seconds`."""
-        batches = self.by_workers() if self.num_workers or self.depth == 0 else iter(self.prefetched())
+        """The micro-batches; `waited_seconds` adds up the time that the model waited for them."""
+        batches: Iterator[Row] = super().__iter__() if self.num_workers else self.made_ahead()
         while True:
             asked = time.perf_counter()
             batch = next(batches, None)
@@ -125,74 +111,49 @@ class CPTDataLoader(DataLoader[Row]):
                 return
             yield batch
 
-    def by_workers(self) -> Iterator[Row]:
-        """torch's own iterator; where its worker processes died (killed for memory, most often), new ones go on with
-        the next micro-batch.
-
-        Raises:
-            RuntimeError: they died MOST_REPLACEMENTS times already.
-        """
-        taken = replaced = 0
-        batches: Iterator[Row] | None = None
-        while True:
-            try:
-                batches = batches or self.torch_batches()
-                batch = next(batches, None)
-            except (RuntimeError, OSError, EOFError) as problem:
-                if not tells_of_lost_worker(problem) or replaced == MOST_REPLACEMENTS:
-                    raise
-                replaced += 1
-                many = f"{replaced} of {MOST_REPLACEMENTS} times"
-                self.on_lost_workers(f"worker processes of the data loader died and were replaced ({many}): {problem}")
-                self.rank_sampler.begin_at = taken
-                batches = self._iterator = None  # torch keeps persistent workers there
-                continue
-            if batch is None:
-                self.rank_sampler.begin_at = 0
-                return
-            taken += 1
-            yield batch
-
-    def torch_batches(self) -> Iterator[Row]:
-        """torch's own iterator, which tells of dead workers only where it is asked for a batch.
-
-        Its handler of SIGCHLD raises wherever the main thread is, in the middle of a backward pass too.
-        """
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        before = signal.getsignal(signal.SIGCHLD) if in_main_thread else None
-        batches: Iterator[Row] = super().__iter__()
-        if in_main_thread:
-            signal.signal(signal.SIGCHLD, before)
-        return batches
-
-    def prefetched(self) -> Prefetched[list[int], Row]:
-        """The micro-batches, made in a thread; in several, where they help, only of rows that are known to allow
-        it."""
+    def made_ahead(self) -> Iterator[Row]:
         pins = self.pin_memory and torch.accelerator.is_available()
         device = torch.accelerator.current_device_index() if pins else 0  # a thread has a current device of its own
-
         rows, stacks = self.dataset, self.collates_plainly
 
-        def batch_of(numbers: list[int]) -> Row:
-            if type(rows) is MixtureRows and stacks:  # a user's own kind of them may give other rows, one by one
-                return self.complete(rows.batch(numbers))
-            return self.collate_fn([rows[number] for number in numbers])  # type: ignore[no-any-return]
-
         def make(numbers: list[int]) -> Row:
-            return pin_memory(batch_of(numbers)) if pins else batch_of(numbers)  # type: ignore[no-any-return]
+            if type(rows) is MixtureRows and stacks:  # a subclass may give other rows, one by one
+                batch = self.complete(rows.batch(numbers))
+            else:
+                batch = self.collate_fn([rows[number] for number in numbers])
+            return pin_memory(batch) if pins else batch  # type: ignore[no-any-return]
 
-        return Prefetched(
-            make,
-            self.batch_sampler or (),
-            depth=self.depth,
-            most_threads=MOST_THREADS if isinstance(self.dataset, MixtureRows) else 1,
-            num_bytes=num_bytes,
-            begin=lambda: torch.accelerator.set_device_index(device) if pins else None,
+        return make_ahead(
+            make, self.batch_sampler or (), lambda: torch.accelerator.set_device_index(device) if pins else None
         )
 
 
+def make_ahead(
+    make: Callable[[list[int]], Row], tasks: Iterable[list[int]], begin: Callable[[], None]
+) -> Iterator[Row]:
+    """`make(task)` for each task in order, made by one thread up to MOST_AHEAD before they are taken.
+
+    One thread is enough: several share one interpreter. An error is raised where its micro-batch would have come.
+
+    Args:
+        begin: called by the thread first.
+    """
+    ahead, waiting = 1, deque[Future[Row]]()
+    with ThreadPoolExecutor(1, "data-prefetch", begin) as pool:
+        try:
+            for task in tasks:
+                waiting.append(pool.submit(make, task))
+                if len(waiting) > ahead:
+                    batch = waiting.popleft().result()
+                    ahead = max(2, min(MOST_AHEAD, MOST_BYTES_AHEAD // max(1, num_bytes(batch))))
+                    yield batch
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
 def as_it_is(batch: Row) -> Row:
-    """Nothing to add."""
     return batch
 
 
@@ -204,20 +165,7 @@ class Completed:
     complete: Callable[[Row], Row]
 
     def __call__(self, rows: Any) -> Row:
-        """The batch of some rows."""
         return self.complete(self.collate(rows))
-
-
-def tells_of_lost_worker(problem: Exception) -> bool:
-    """Whether torch's iterator failed because a worker process died, and not by an error of the rows, which begins
-    with `Caught`.
-
-    What a dead worker had made already cannot be fetched from it any more either: its connection is reset, refused or
-    at its end.
-    """
-    if isinstance(problem, RuntimeError):
-        return str(problem).startswith("DataLoader worker (pid")
-    return not str(problem).startswith("Caught ")
 
 
 def num_bytes(batch: Row) -> int:

@@ -1,20 +1,136 @@
-"""From a source of the recipe to its place in the store, where its tokens are or will be."""
+"""Open the recipe's sources, and find what is wrong with their files before a run."""
 
 import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cpt.data.checking.files import filters_of, keyed_sources, transforms_of
-from cpt.data.encoders import encoder_of
-from cpt.data.filters import build_filters
-from cpt.data.plan import plan_of
-from cpt.data.sources import kind_of, states_of
-from cpt.data.store.folder import key_of
+from cpt.cache import key_of
+from cpt.data.examples.encoders import encoder_of
+from cpt.data.filters.filters import (
+    FilterLists,
+    TransformLists,
+    apply_transforms,
+    build_filters,
+    build_transforms,
+    reason_to_drop,
+)
+from cpt.data.readers.documents import BadRow, Document, complaint
+from cpt.data.readers.formats import find_function
+from cpt.data.readers.forms import columns_named
+from cpt.data.readers.opening import format_of
+from cpt.data.readers.sources import Piece, files_with_sizes, kind_of, read_piece, states_of
+from cpt.data.readers.values import columns_of
+from cpt.data.store.plan import plan_of
 from cpt.data.store.shards import ShardWork
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, key_content, order_of
-from cpt.data.tokenization import DocumentEncoder
-from cpt.data.transforms import build_transforms
+from cpt.errors import CptError
 from cpt.ranks import is_main_process
 from cpt.recipe.schema import Data, DocumentSource, Evaluation, Source
+from cpt.recipe.sense_data import options_without_effect, reported_name
+
+FILES_OPENED = 20  # of one source; of the others only name and size are looked at
+UNCHECKED = {"hub": "Hub", "url": "remote"}
+
+
+def check_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
+    """Every complaint about filters, files and their columns; imports neither torch nor transformers, and `datasets`
+    only for the Hub.
+
+    Args:
+        ask_hub: also check the sources on the Hub, by a listing and the first row of each.
+    """
+    complaints: list[str] = []
+    for key, source in keyed_sources(data, evaluation):
+        filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
+        complaints += check_source(
+            source, filters, transforms, key, refuse_bad_rows=data.on_bad_row == "error", ask_hub=ask_hub
+        )
+    return list(dict.fromkeys(complaints))
+
+
+def unchecked_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
+    """The sources that `check_sources` does not open."""
+    kinds = [(key, source.path, kind_of(source.path)) for key, source in keyed_sources(data, evaluation)]
+    return [
+        f"`{key}.path`: {path} ({UNCHECKED[kind]})"
+        for key, path, kind in kinds
+        if kind == "url" or kind == "hub" and not ask_hub
+    ]
+
+
+def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, DocumentSource]]:
+    yield from ((f"data.sources[{number}]", source) for number, source in enumerate(data.sources))
+    yield from (
+        (f"evaluation.perplexity[{number}]", held_out) for number, held_out in enumerate(evaluation.perplexity)
+    )
+
+
+def filters_of(data: Data, source: DocumentSource, key: str) -> FilterLists:
+    """The filters that a source's documents pass, with their places in the recipe; held-out sets are taken as they
+    are."""
+    return {"data.filters": data.filters, f"{key}.filters": source.filters} if isinstance(source, Source) else {}
+
+
+def transforms_of(data: Data, source: DocumentSource, key: str) -> TransformLists:
+    """The transforms that a source's documents pass; those for all sources pass held-out sets too, so that equal texts
+    stay equal."""
+    own = {f"{key}.transforms": source.transforms} if isinstance(source, Source) else {}
+    return {"data.transforms": data.transforms, **own}
+
+
+def check_source(
+    source: DocumentSource,
+    filters: FilterLists,
+    transforms: TransformLists,
+    key: str,
+    *,
+    refuse_bad_rows: bool = True,
+    ask_hub: bool = False,
+) -> list[str]:
+    """The complaints about one source: its filters and transforms, their options, its template, its function, then its
+    files."""
+    try:
+        checks, changes = build_filters(filters), build_transforms(transforms)
+        columns_of(source)
+        if kind_of(source.path) == "function":
+            find_function(source, key)
+        on_hub = kind_of(source.path) == "hub"
+        files = files_with_sizes(source, key) if kind_of(source.path) == "local" or on_hub and ask_hub else []
+    except CptError as problem:
+        return [str(problem)]
+    written = source.model_copy(update={"chat": columns_named(source) or None})
+    useless = options_without_effect(written, {format_of(file) for file, _ in files}) if files else []
+    complaints = [
+        f"`{key}.{option}` has no effect: {source.path} holds {kinds_in(files)} files. Remove it."
+        for option in useless
+    ]
+    if on_hub:  # a file may be large, so only its first row is fetched
+        files, source = files[:1], source.model_copy(update={"max_documents": 1})
+    for number, (file, size) in enumerate(files):
+        if number >= FILES_OPENED and size:
+            continue
+        try:
+            first = next(read_piece(source, Piece(file, 0, None, 0), key), None)
+            if isinstance(first, BadRow) and refuse_bad_rows:
+                complaints.append(complaint(first, key))
+            elif isinstance(first, Document) and number == 0:  # also tells of a filter or transform that cannot run
+                view = {"text": first.text, "source": reported_name(source), "where": first.where}
+                for changed in apply_transforms(view, changes, Counter()):
+                    reason_to_drop(changed, checks)
+        except CptError as problem:
+            complaints.append(str(problem))
+    return complaints
+
+
+def kinds_in(files: Iterable[tuple[str, int]]) -> str:
+    """`.jsonl, .txt`."""
+    return ", ".join(sorted({format_of(file) for file, _ in files}))
+
+
+# --- open sources ---
+
 
 log = logging.getLogger("cpt")
 

@@ -1,24 +1,161 @@
 """All that a run reads: its rows, held-out sets, and what is known of its sources."""
 
-from collections.abc import Mapping
+import logging
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from cpt.data.checking.report import SourceReport
 from cpt.data.held_out import HeldOutSet
-from cpt.data.mixture.mixture import MixtureRows
-from cpt.data.mixture.repeats import tokens_of_epoch
-from cpt.data.store.cache_limit import Room, cache_limit
+from cpt.data.mixture import MixtureRows
+from cpt.data.readers.documents import absurd_share
+from cpt.data.rows.read_ahead import ReadAhead
+from cpt.data.rows.windows import WindowedRows
 from cpt.data.store.tokenized import TokenizedSource
-from cpt.data.windows.read_ahead import ReadAhead
-from cpt.data.windows.rows import WindowedRows
-from cpt.errors import DataError
+from cpt.errors import DataError, RecipeError
+from cpt.ranks import is_main_process
+from cpt.recipe.schema import Budget, Data, Source
+from cpt.recipe.sense_data import reported_name
+
+Key = TypeVar("Key")
+log = logging.getLogger("cpt")
+
+
+@dataclass(frozen=True)
+class SourceReport:
+    name: str
+    documents: int
+    """Trained on."""
+    held_out: int
+    """Kept from training, because the model is judged by them or by an equal document of a held-out set."""
+    dropped: dict[str, int]
+    """Reason -> documents."""
+    bad_rows: dict[str, int]
+    """Reason -> rows that were no documents."""
+    lengths: dict[int, int]
+    """Documents trained on, by length: n, a power of two, stands for n up to 2n - 1 tokens."""
+    tokens: int
+    """Of the documents trained on, once."""
+    rows: int
+    padding: float
+    """Share of the rows' positions that hold no token."""
+    share: float
+    """Of the training tokens, as asked; of phases, over the whole run where its length is known, else of the first."""
+    files: dict[str, str]
+    """File -> xxh3-128 of its content, once all of the source was read."""
+    licence: str | None
+    """As the recipe tells it."""
+    is_estimate: bool
+    """Whether the numbers follow from the windows read so far, because not all of the source was."""
+
+
+def report_on(rows: WindowedRows) -> SourceReport:
+    """What is known of a source so far; its share is known when all sources are."""
+    (known, windows), source = rows.known_so_far(), rows.tokenized.work.source
+    plan, total = rows.tokenized.plan, rows.total
+    scale = 1.0 if total is not None else sum(plan.num_bytes) / max(1, plan.bytes_upto[windows])
+
+    def scaled(counts: Mapping[Key, int]) -> dict[Key, int]:
+        return {name: round(scale * count) for name, count in counts.items()}
+
+    description = rows.tokenized.description
+    return SourceReport(
+        name=reported_name(source),
+        documents=round(scale * known.documents),
+        held_out=round(scale * known.held_out),
+        dropped=scaled(known.left_out),
+        bad_rows=scaled(known.bad_rows),
+        lengths=dict(sorted(scaled(known.lengths).items())),
+        tokens=round(scale * known.tokens),
+        rows=round(scale * known.rows),
+        padding=1 - known.tokens_in_rows / max(1, known.positions),
+        share=0.0,
+        files=description.files if description else {},
+        licence=source.licence if isinstance(source, Source) else None,
+        is_estimate=total is None,
+    )
+
+
+def tell(report: SourceReport, rows: WindowedRows) -> None:
+    """Say what became of a source, and warn of an absurd document."""
+    known, windows = rows.known_so_far()
+    where, longest = known.longest
+    # Of an example a row holds no more than its beginning.
+    is_whole = rows.layout.form == "document" and not report.is_estimate
+    if is_whole and (giant := absurd_share(report.name, where, longest, report.tokens, report.documents)):
+        log.warning(giant)
+    about = (
+        f"about, by the first {windows} of {len(rows.tokenized.plan.windows)} windows, " if report.is_estimate else ""
+    )
+    dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in report.dropped.items())
+    counts = (
+        f"{report.documents:,} documents, {report.tokens:,} tokens in {report.rows:,} rows ({report.padding:.2%}"
+        " padding)"
+    )
+    bad = "".join(f", {count:,} bad ({reason})" for reason, count in report.bad_rows.items())
+    log.info(f"{report.name}: {about}{counts}, {report.held_out:,} held out{dropped}{bad}")
+
+
+# --- repeats ---
+
+
+def rows_of_run(budget: Budget, rows_of_epoch: int, sequence_length: int) -> int:
+    """Rows of the whole run. Without `global_batch_tokens` the run may be up to one step longer: only the launch
+    decides how long a step is.
+
+    Args:
+        rows_of_epoch: rows of all sources. An epoch counts rows, padding included: counted in tokens it would end
+            before the last rows.
+    """
+    rows = (budget.epochs or 0) * rows_of_epoch if budget.tokens is None else budget.tokens / sequence_length
+    step = max(1, (budget.global_batch_tokens or 0) // sequence_length)
+    return max(1, math.ceil(rows / step)) * step
+
+
+def allowed_epochs(data: Data, source: Source) -> float | None:
+    """How often a run may go through a source; None for any number of times."""
+    limits = [
+        limit for limit in (source.max_epochs, 1.0 if data.when_exhausted == "stop" else None) if limit is not None
+    ]
+    return min(limits, default=None)
+
+
+def refused(data: Data, name: str, epochs: float, tokens: int) -> str | None:
+    """Why a run that goes through the source of this name so often may not start."""
+    source = next(source for source in data.sources if reported_name(source) == name)
+    allowed = allowed_epochs(data, source)
+    if allowed is None or epochs <= allowed:
+        return None
+    key = "data.when_exhausted" if allowed == 1 and data.when_exhausted == "stop" else f"max_epochs` of `{name}"
+    return f"`{key}`: `{name}` has {tokens:,} tokens, the run needs {epochs:.2f} times as many"
+
+
+def tell_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceReport], rows: int) -> None:
+    """Warn of the sources that a run of so many rows goes through more than once; refuse it where it may not.
+
+    Raises:
+        RecipeError: a source would have to be repeated and may not.
+    """
+    epochs = [count / report.rows for report, count in zip(reports, mixture.turns.counts(rows), strict=True)]
+    told = list(zip(reports, epochs, strict=True))
+    if lacking := [why for report, times in told if (why := refused(data, report.name, times, report.tokens))]:
+        raise RecipeError(
+            f"{'; '.join(lacking)}. Lower its weight or the budget, add documents, or allow more:"
+            " `data.when_exhausted`, `max_epochs`."
+        )
+    repeated = [f"{report.name} {times:.2f} times ({report.tokens:,} tokens)" for report, times in told if times > 1]
+    if repeated and is_main_process():
+        log.warning(
+            f"The run reads more than there is: {', '.join(repeated)}, each time in another order. "
+            "`data.when_exhausted: stop` would refuse it."
+        )
+
+
+# --- prepared ---
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """All that a run reads."""
-
     rows: MixtureRows
     windowed: list[WindowedRows]
     """The same rows by source."""
@@ -29,7 +166,7 @@ class PreparedData:
     disk_bytes: int | None
     """That large sources may take on this machine's disk."""
     form: str = "document"
-    """What the rows are: see `cpt.data.forms`."""
+    """What the rows are: see `cpt.data.readers.forms`."""
     held_out_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Of each held-out set with files of its own: file -> xxh3-128 of its content."""
     judges: list[TokenizedSource] = field(default_factory=list)
@@ -37,13 +174,9 @@ class PreparedData:
 
     @property
     def num_rows(self) -> int:
-        """Of all sources once; an estimate where one is."""
+        """Rows of one epoch. With `budget.epochs` this is exact and the same after a resume, because the whole of each
+        source is read first; otherwise it may be an estimate."""
         return sum(report.rows for report in self.sources)
-
-    @property
-    def tokens_of_epoch(self) -> int:
-        """What a budget of one epoch is in tokens, as rows count them."""
-        return tokens_of_epoch(self.sources, self.windowed[0].layout)
 
     @property
     def num_tokens(self) -> int:
@@ -63,7 +196,6 @@ class PreparedData:
         }
 
     def shares(self, rows: int, first: int = 0) -> dict[str, float]:
-        """Each source's share of these tokens."""
         tokens = self.tokens(rows, first)
         return {name: number / sum(tokens.values()) for name, number in tokens.items()}
 
@@ -87,10 +219,8 @@ class PreparedData:
         shares = self.rows.turns.shares(first_row)
         if not ahead:
             return None
-        limit = cache_limit()
-        room = Room(self.windowed[0].cache_dir, limit) if limit is not None else None
         chosen = [self.windowed[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead]
-        return ReadAhead(*chosen, self.disk_bytes, room)
+        return ReadAhead(*chosen, self.disk_bytes)
 
     def state(self, first_row: int) -> dict[str, Any]:
         """What a checkpoint keeps, to go on at `first_row` also where the store is empty."""

@@ -1,8 +1,11 @@
 """`cpt data preview`: which documents a run keeps and drops, and how they are packed."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -11,14 +14,148 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from cpt.console import open_console
-from cpt.data.checking.preview import RowPart, Seen, packed_rows, see_source
-from cpt.data.encoders import encoder_of
 from cpt.data.examples.encoder import ExampleEncoder
-from cpt.data.tokenization import DocumentEncoder
-from cpt.data_commands.show_examples import show_examples
-from cpt.data_commands.showing import OneSource, Overrides, RecipePath, chosen_sources
+from cpt.data.examples.encoders import encoder_of
+from cpt.data.examples.segments import CONTEXT, LEARNED, ROW, UNWANTED
+from cpt.data.filters.filters import apply_transforms, build_filters, build_transforms, reason_to_drop
+from cpt.data.open_sources import filters_of, transforms_of
+from cpt.data.readers.documents import BadRow, DocumentView
+from cpt.data.readers.sources import pieces_of, read_piece
+from cpt.data.rows.packing import pack
+from cpt.data.store.tokenization import DocumentEncoder, Ids
+from cpt.data_commands.check import OneSource, Overrides, RecipePath, chosen_sources
 from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Data, DocumentSource
+from cpt.recipe.sense_data import reported_name
 from cpt.tokenizer.load import load_tokenizer
+
+
+@dataclass(frozen=True)
+class Example:
+    """A document or row, with its place."""
+
+    where: str
+    text: str
+
+
+@dataclass
+class Seen:
+    """What became of the first documents of a source."""
+
+    name: str
+    kept: list[Example] = field(default_factory=list)
+    lost: Counter[str] = field(default_factory=Counter)
+    """Why it is not kept -> documents and rows; bad rows as `bad row: null`."""
+    examples: dict[str, Example] = field(default_factory=dict)
+    """Why it is not kept -> the first one."""
+
+    def lose(self, reason: str, where: str, text: str) -> None:
+        """Count one that is not kept."""
+        self.lost[reason] += 1
+        self.examples.setdefault(reason, Example(where, text))
+
+
+@dataclass(frozen=True)
+class RowPart:
+    """What stands in a row, from one boundary to the next."""
+
+    where: str
+    ids: Ids
+
+
+def see_source(
+    data: Data, source: DocumentSource, key: str, num_documents: int, encoder: DocumentEncoder | None = None
+) -> Seen:
+    """Read the first documents and sort them; a bad row ends nothing here.
+
+    Args:
+        encoder: the source's; what it cannot encode is dropped too.
+    """
+    seen, encodable = Seen(reported_name(source)), {key: encoder.filters() if encoder else []}
+    transforms, filters = (
+        build_transforms(transforms_of(data, source, key)),
+        build_filters({**filters_of(data, source, key), **encodable}),
+    )
+    items = (item for piece in pieces_of(source, key) for item in read_piece(source, piece, key))
+    for _, item in zip(range(min(num_documents, source.max_documents or num_documents)), items, strict=False):
+        if isinstance(item, BadRow):
+            seen.lose(f"bad row: {item.reason}", item.where, item.detail)
+            continue
+        view: DocumentView = {"text": item.text, "source": seen.name, "where": item.where}
+        emptied: Counter[str] = Counter()
+        for made in apply_transforms(view, transforms, emptied):
+            reason = reason_to_drop(made, filters)
+            if reason is None:
+                seen.kept.append(Example(item.where, made["text"]))
+            else:
+                seen.lose(reason, item.where, made["text"])
+        for reason in emptied:
+            seen.lose(reason, item.where, item.text)
+    return seen
+
+
+def packed_rows(
+    kept: Sequence[Example], encoder: DocumentEncoder, data: Data, seed: int, num_rows: int
+) -> Iterator[tuple[int, list[RowPart]]]:
+    """Some of the rows that these documents are packed into, by number; the run's own rows hold documents of the whole
+    source.
+
+    The first rows are the pieces of long documents, the last ones what was left over: the chosen ones are spread
+    evenly.
+    """
+    if not kept or not num_rows:
+        return
+    ids, lengths = encoder.encode([example.text for example in kept])
+    begins = lengths.cumsum() - lengths
+    packing = pack(begins, lengths, data.sequence_length, data.packing, seed, data.stride)
+    for row in np.unique(np.linspace(0, packing.num_rows - 1, num_rows).round().astype(int)).tolist():
+        starts, sizes = packing.pieces(row, epoch=0)
+        documents = np.searchsorted(begins, starts, "right") - 1
+        pieces = zip(documents.tolist(), starts.tolist(), sizes.tolist(), strict=True)
+        yield row, [RowPart(kept[number].where, ids[start : start + size]) for number, start, size in pieces]
+
+
+# --- show examples ---
+
+
+STYLES = {
+    CONTEXT: ("dim", "dim underline"),
+    LEARNED: ("black on bright_green", "black on green"),
+    UNWANTED: ("black on bright_red", "black on red"),
+}
+"""Of a token and its neighbour, so that one can be told from the other."""
+MEANINGS = {LEARNED: "learned", UNWANTED: "rejected or unwanted"}
+MARKS = {CONTEXT: ("", ""), LEARNED: ("[", "]"), UNWANTED: ("{", "}")}
+"""Around each token where there are no colours."""
+
+
+def show_examples(
+    console: Console, kept: Sequence[Example], encoder: ExampleEncoder, tokenizer: PreTrainedTokenizerBase, number: int
+) -> None:
+    """The first examples: each token by itself, in the colour of what becomes of it; in a pipe `[learned]` and
+    `{rejected}`."""
+    for example in kept[:number]:
+        ids, _, segments = encoder.encode_segments([example.text])
+        counts = {what: int((segments == segment).sum()) for segment, what in MEANINGS.items()}
+        told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+        console.print(
+            f"{example.where}: {int((segments != ROW).sum()):,} tokens{f', {told}' if told else ''}", markup=False
+        )
+        line = Text("  ")
+        for place, (token, segment) in enumerate(zip(ids.tolist(), segments.tolist(), strict=True)):
+            if segment == ROW:
+                break
+            before, after = ("", "") if console.is_terminal else MARKS[segment]
+            line.append(f"{before}{shown(str(tokenizer.decode([token])))}{after}", style=STYLES[segment][place % 2])
+        console.print(line)
+
+
+def shown(token: str) -> str:
+    return token.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+
+
+# --- preview ---
+
 
 EXCERPT = 60  # characters of a document
 COLOURS = ("black on bright_cyan", "black on bright_yellow", "black on bright_green", "black on bright_magenta")
@@ -96,6 +233,5 @@ def show_row(
 
 
 def excerpt(text: str) -> str:
-    """The beginning and the end of a text on one line."""
     flat = " ".join(text.split())
     return flat if len(flat) <= EXCERPT else f"{flat[: EXCERPT * 2 // 3]} ... {flat[-EXCERPT // 3 :]}"

@@ -118,12 +118,10 @@ def source_of(path: str, keys: list[str]) -> DocumentSource:
 
 
 def tell(done: Rewritten) -> None:
-    """How far it is."""
     typer.echo(f"{done.documents:,} documents, {done.texts:,} texts made, {done.dropped.total():,} dropped")
 
 
 def show_rewritten(done: Rewritten, output: Path) -> None:
-    """What was made, and what was dropped and why."""
     console = open_console()
     table = Table(Column("texts", justify="right"), "became")
     table.add_row(f"{done.texts:,}", "kept")

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from cpt.demo.answer import Answer
+from cpt.runs.folder import METRICS, VERDICT, VERDICT_PAGE
 from cpt.runs.record import Run
 
 DOMAIN_FALL_PERCENT = 15.0  # at least
 GENERAL_RISE_PERCENT = 3.0  # at most
-PAGE, CONTENT = "verdict.md", "verdict.json"  # of cpt.evaluation.verdict_page, which imports torch
 GENERAL_KEY = "eval_general_bits_per_byte"  # of the base's run
 
 
@@ -86,13 +86,13 @@ class Summary:
 
 def summarize(base: Run, runs: Sequence[Run], answer: Answer | None) -> Summary:
     """Read the figures of finished runs from their folders."""
-    headline, page = read_verdict(runs[0])["headline"], str(runs[0].folder / PAGE)
+    headline, page = read_verdict(runs[0])["headline"], str(runs[0].folder / VERDICT_PAGE)
     return Summary(read_base(base), [read_row(run) for run in runs], headline, page, answer)
 
 
 def read_base(run: Run) -> Base:
     """First and last evaluation of the run that made the base."""
-    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run.folder / METRICS).read_text().splitlines()]
     evaluations = [line for line in lines if GENERAL_KEY in line]
     first, last = evaluations[0], evaluations[-1]
     return Base(first[GENERAL_KEY], last[GENERAL_KEY], last["tokens"], median_speed(lines), run.status()["seconds"])
@@ -100,7 +100,7 @@ def read_base(run: Run) -> Base:
 
 def read_row(run: Run) -> Row:
     """What the verdict of a run says, and its median speed."""
-    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run.folder / METRICS).read_text().splitlines()]
     verdict = read_verdict(run)
     domain, general = (
         next(one for one in verdict["sets"] if one["is_general"] == is_general) for is_general in (False, True)
@@ -120,12 +120,12 @@ def read_row(run: Run) -> Row:
 
 def is_judged(run: Run) -> bool:
     """Whether a run came to its end, and everything that its verdict rests on was measured."""
-    return run.is_finished and (run.folder / CONTENT).exists() and bool(read_verdict(run).get("is_complete", True))
+    return run.is_finished and (run.folder / VERDICT).exists() and bool(read_verdict(run).get("is_complete", True))
 
 
 def read_verdict(run: Run) -> dict[str, Any]:
     """verdict.json."""
-    content: dict[str, Any] = json.loads((run.folder / CONTENT).read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads((run.folder / VERDICT).read_text(encoding="utf-8"))
     return content
 
 

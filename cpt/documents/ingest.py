@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cpt.data.parallel import map_in_order, num_workers
 from cpt.data.readers.opening import format_of
+from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.documents.convert import FileConverter
 from cpt.documents.kinds import SUFFIXES, find_documents
 from cpt.documents.output import DUPLICATE, Entry, OutputFolder, open_output

@@ -65,10 +65,9 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
             if format_of(file.name) in SUFFIXES or is_marked(file):
                 files.append(file)
             else:
-                others[
-                    "".join(file.suffixes[-2:] if format_of(file.name) != file.suffix.lower() else file.suffix).lower()
-                    or "no suffix"
-                ] += 1
+                is_compressed = format_of(file.name) != file.suffix.lower()
+                suffix = "".join(file.suffixes[-2:]) if is_compressed else file.suffix
+                others[suffix.lower() or "no suffix"] += 1
     return list(dict.fromkeys(files)), others
 
 
@@ -125,7 +124,7 @@ def decode(raw: bytes, *, is_html: bool = False) -> str:
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         return raw.decode("utf-16", errors="replace")
     declared = CHARSET.search(raw[:4096]) if is_html else None
-    for encoding in [declared[1].decode()] * bool(declared) + ["utf-8-sig"] if declared else ["utf-8-sig"]:
+    for encoding in (*([declared[1].decode()] if declared else []), "utf-8-sig"):
         try:
             return raw.decode(encoding).removeprefix("\ufeff")
         except (UnicodeDecodeError, LookupError):

@@ -16,39 +16,11 @@ from xml.parsers.expat import ExpatError
 from cpt.documents.kinds import CJK, Converted, NotConverted, decode
 
 MAX_UNPACKED_BYTES = 512 * 2**20
-PLAIN = (
-    "a",
-    "abbr",
-    "b",
-    "cite",
-    "code",
-    "del",
-    "em",
-    "i",
-    "ins",
-    "kbd",
-    "mark",
-    "q",
-    "s",
-    "samp",
-    "strong",
-    "tt",
-    "u",
-    "var",
-)
+PLAIN = ["a", "abbr", "b", "cite", "code", "del", "em", "i", "ins", "kbd", "mark", "q", "s"]
+PLAIN += ["samp", "strong", "tt", "u", "var"]
 NO_TEXT = ("button", "iframe", "noscript", "rp", "rt", "select", "svg", "template", "textarea", ".headerlink")
-MENUS = (
-    "nav",
-    "footer",
-    "[role=navigation]",
-    "[role=search]",
-    ".navbar",
-    ".navheader",
-    ".navfooter",
-    ".sphinxsidebar",
-    ".related",
-    ".footer",
-)
+MENUS: tuple[str, ...] = ("nav", "footer", "[role=navigation]", "[role=search]", ".navbar", ".navheader", ".navfooter")
+MENUS += (".sphinxsidebar", ".related", ".footer")
 RAISED, LOWERED = "\ue001", "\ue002"  # around superscripts and subscripts until they become 2^10 and H_2O
 SCRIPT = re.compile(f"([{RAISED}{LOWERED}])([^{RAISED}{LOWERED}]*)\\1")
 PREFORMATTED = re.compile(r"(<pre\b.*?</pre\s*>)", re.DOTALL | re.IGNORECASE)
@@ -88,7 +60,7 @@ def markdown_of(page: str, skip: tuple[str, ...] = MENUS) -> str:
         autolinks=False,
         skip_images=True,
         extract_metadata=False,
-        strip_tags=list(PLAIN),
+        strip_tags=PLAIN,
         exclude_selectors=[*NO_TEXT, *skip],
         preprocessing=html_to_markdown.PreprocessingOptions(enabled=False),  # it drops forms, which hold whole pages
     )

@@ -1,13 +1,9 @@
-"""The folder that documents are converted into: shards that a recipe's source reads, and in `.ingest` a journal of
-what was done.
+"""The folder that documents are converted into: shards that a recipe's source reads, and a journal in `.ingest`.
 
-`documents-00000.jsonl` and so on are complete once they exist. Until a shard is full, its documents and what became of
-each file are in a log; a process that is killed loses nothing but the last line of it, and the next one writes the
-same bytes as without the interruption.
+A document is appended to its shard first, then its file to the journal. A process that is killed between the two loses
+that one document, and the next one writes the same bytes as without the interruption.
 """
 
-import fcntl
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +13,7 @@ from typing import Any
 import orjson
 
 from cpt.errors import LaunchError, ResourceError
+from cpt.files import locked, read_json_lines, write_atomic
 
 DUPLICATE = "duplicate"
 
@@ -36,108 +33,83 @@ class Entry:
 
 
 class OutputFolder:
-    """The shards and the journal of one output folder, while they are written."""
+    """The shards and the journal, while they are written."""
 
     def __init__(self, folder: Path, max_shard_bytes: int) -> None:
-        self.folder, self._own, self._max_shard_bytes = folder, folder / ".ingest", max_shard_bytes
-        self._journal, self.failed_file = self._own / "journal.jsonl", self._own / "failed.jsonl"
+        own = folder / ".ingest"
+        self.folder, self.max_shard_bytes = folder, max_shard_bytes
+        self.journal, self.failed_file, self.unfinished = (
+            own / "journal.jsonl",
+            own / "failed.jsonl",
+            own / "unfinished",
+        )
         self.entries: dict[str, Entry] = {}
-        self._stale, self._num_bytes, self._number = set[int](), 0, 0
-        for line in whole_lines(self._journal):
-            entry = Entry(**{key: value for key, value in line.items() if key in Entry.__dataclass_fields__})
-            self._number = max(self._number, -1 if entry.shard is None else entry.shard + 1)
-            if entry.shard is None or self._shard(entry.shard).exists():  # else its file is converted again
-                self._take(entry)
-        self._number = max((int(log.stem[4:]) for log in self._own.glob("log-*.jsonl")), default=self._number)
-        for line in whole_lines(self._log_file):
-            self._take(Entry(**line["entry"]), line["row"])
-        self._log = self._log_file.open("ab")
-        self._seal_if_full()  # where the earlier run died just before
+        self.stale: set[int] = set()  # shards that hold documents of files that have changed since
+        for entry in (Entry(**line) for line in read_json_lines(self.journal)):
+            if entry.shard is None or self.shard(entry.shard).exists():  # else the file is converted again
+                self.take(entry)
+        last = max((int(file.stem[-5:]) for file in self.shard_files()), default=-1)
+        self.number = last if last >= 0 and self.unfinished.exists() else last + 1
+        if self.shard(self.number).exists():
+            self.rewrite(self.number)
+        self.unfinished.touch()
+        write_lines(self.journal, (asdict(entry) for entry in self.entries.values()))
 
     def record(self, entry: Entry, row: dict[str, Any] | None = None) -> None:
         """Write what became of a file, with its document."""
-        entry = entry if row is None else replace(entry, shard=self._number)
-        self._log.write(orjson.dumps({"entry": asdict(entry), "row": row}) + b"\n")
-        self._log.flush()
-        self._take(entry, row)
-        self._seal_if_full()
+        if row is not None:
+            shard = self.shard(self.number)
+            if shard.exists() and shard.stat().st_size >= self.max_shard_bytes:
+                self.number += 1
+            entry = replace(entry, shard=self.number)
+            with self.shard(self.number).open("ab") as stream:
+                stream.write(orjson.dumps(row) + b"\n")
+        with self.journal.open("ab") as stream:
+            stream.write(orjson.dumps(asdict(entry)) + b"\n")
+        self.take(entry)
 
     def finish(self) -> None:
-        """Complete the last shard, take out documents of files that have changed since, and list what failed."""
-        self._seal()
-        self._log.close()
-        self._log_file.unlink()
-        for number in sorted(self._stale):
-            with self._shard(number).open("rb") as stream:
-                lines = [(line, self.entries[(row := orjson.loads(line))["path"]], row["sha256"]) for line in stream]
-            if kept := [line for line, entry, sha256 in lines if (entry.shard, entry.sha256) == (number, sha256)]:
-                write_whole(self._shard(number), kept)
-            else:  # sources take an empty file for a mistake
-                self._shard(number).unlink()
+        """Remove documents of files that have changed since, and list what failed."""
+        for number in sorted(self.stale):
+            self.rewrite(number)
         failed = [entry for entry in self.entries.values() if entry.reason is not None]
-        listed = [
-            {"path": one.path, "sha256": one.sha256, "format": one.kind, "reason": one.reason, "detail": one.detail}
-            for one in failed
-        ]
-        write_whole(self.failed_file, (orjson.dumps(line) + b"\n" for line in listed))
-        write_whole(self._journal, (orjson.dumps(asdict(entry)) + b"\n" for entry in self.entries.values()))
+        keys = {"path": "path", "sha256": "sha256", "format": "kind", "reason": "reason", "detail": "detail"}
+        write_lines(self.failed_file, ({key: vars(entry)[name] for key, name in keys.items()} for entry in failed))
+        write_lines(self.journal, (asdict(entry) for entry in self.entries.values()))
+        self.unfinished.unlink()
 
     def shard_files(self) -> list[Path]:
-        """The complete shards."""
+        """All shards, in order."""
         return sorted(self.folder.glob("documents-*.jsonl"))
 
-    def _shard(self, number: int) -> Path:
+    def shard(self, number: int) -> Path:
+        """The file of a shard."""
         return self.folder / f"documents-{number:05}.jsonl"
 
-    @property
-    def _log_file(self) -> Path:
-        return self._own / f"log-{self._number:05}.jsonl"
-
-    def _take(self, entry: Entry, row: dict[str, Any] | None = None) -> None:
+    def take(self, entry: Entry) -> None:
+        """Remember an entry; the document of an earlier one is stale."""
         before = self.entries.get(entry.path)
         if before and before.shard is not None and (before.shard, before.sha256) != (entry.shard, entry.sha256):
-            self._stale.add(before.shard)
+            self.stale.add(before.shard)
         self.entries[entry.path] = entry
-        self._num_bytes += 0 if row is None else len(orjson.dumps(row)) + 1
 
-    def _seal_if_full(self) -> None:
-        if self._num_bytes >= self._max_shard_bytes:
-            self._seal()
-            self._log.close()
-            self._log_file.unlink()
-            self._number, self._num_bytes = self._number + 1, 0
-            self._log = self._log_file.open("ab")
+    def rewrite(self, number: int) -> None:
+        """Keep the documents of a shard that the journal knows; a shard without any is removed."""
 
-    def _seal(self) -> None:
-        """Write the log's documents as a shard, then its entries to the journal. Doing it twice does no harm."""
-        if self._num_bytes:
-            rows = (line["row"] for line in whole_lines(self._log_file))
-            write_whole(self._shard(self._number), (orjson.dumps(row) + b"\n" for row in rows if row is not None))
-        with self._journal.open("ab") as journal:
-            journal.writelines(orjson.dumps(line["entry"]) + b"\n" for line in whole_lines(self._log_file))
-            os.fsync(journal.fileno())
+        def is_current(row: dict[str, Any]) -> bool:
+            entry = self.entries.get(row["path"])
+            return entry is not None and (entry.shard, entry.sha256) == (number, row["sha256"])
+
+        rows = [row for row in read_json_lines(self.shard(number)) if is_current(row)]
+        if rows:
+            write_lines(self.shard(number), rows)
+        else:  # sources refuse an empty file
+            self.shard(number).unlink()
 
 
-def whole_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file that may be missing; a last line that was not written to its end is cut off."""
-    if not file.exists():
-        return
-    with file.open("rb+") as stream:
-        for line in stream:
-            if not line.endswith(b"\n"):
-                stream.truncate(stream.tell() - len(line))
-                return
-            yield orjson.loads(line)
-
-
-def write_whole(file: Path, lines: Iterable[bytes]) -> None:
-    """Replace a file at one moment."""
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    with unfinished.open("wb") as stream:
-        stream.writelines(lines)
-        stream.flush()
-        os.fsync(stream.fileno())
-    unfinished.replace(file)
+def write_lines(file: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Replace a file of JSON lines."""
+    write_atomic(file, b"".join(orjson.dumps(line) + b"\n" for line in lines), durable=True)
 
 
 @contextmanager
@@ -149,16 +121,13 @@ def open_output(folder: Path, max_shard_bytes: int) -> Iterator[OutputFolder]:
         ResourceError: the disk is full or not writable.
     """
     try:
-        (folder / ".ingest").mkdir(parents=True, exist_ok=True)
-        with (folder / ".ingest/lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when this process dies
-            except BlockingIOError as problem:
+        with locked(folder / ".ingest/lock", wait=False) as is_ours:
+            if not is_ours:
                 raise LaunchError(
                     f"{folder}: another `cpt data ingest` writes there. Wait for it, or give another --output."
-                ) from problem
+                )
             yield OutputFolder(folder, max_shard_bytes)
     except OSError as problem:
         raise ResourceError(
-            f"{folder}: cannot be written ({problem.strerror or problem}). Free space, or give another --output."
+            f"{folder}: {problem.strerror or problem}. Free space, or give another --output."
         ) from problem

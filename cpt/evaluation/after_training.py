@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from cpt.data.checking.contamination import Contamination, find_contamination
-from cpt.data.checking.decontamination import Judged
-from cpt.data.checking.files import unchecked_sources
-from cpt.data.form_of_stage import form_of_stage, sections_of
-from cpt.data.forms import ONE_A_ROW
-from cpt.data.sources import files_with_sizes
+from cpt.data.contamination import Contamination, find_contamination
+from cpt.data.filters.decontamination import Judged
+from cpt.data.open_sources import unchecked_sources
+from cpt.data.readers.forms import ONE_A_ROW, form_of_stage, sections_of
+from cpt.data.readers.sources import files_with_sizes
 from cpt.errors import CptError, DataError
 from cpt.evaluation.domain_test import Question, domain_test
 from cpt.evaluation.evaluate import Asked, measure, model_at
@@ -22,22 +21,21 @@ from cpt.evaluation.findings import Findings, ScoreFinding, findings
 from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
 from cpt.evaluation.tasks import domain_questions, task_texts, tasks_of_recipe
 from cpt.evaluation.verdict import NotRun, Verdict
-from cpt.evaluation.verdict_page import CONTENT, write_verdict
+from cpt.evaluation.verdict_page import write_verdict
+from cpt.files import LinesFile
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.runs.read_back import read_object, read_objects
-from cpt.runs.record import RECIPE, Run
-from cpt.runs.small_files import LinesFile
+from cpt.runs.folder import METRICS, RECIPE, VERDICT, read_object, read_objects
+from cpt.runs.record import Run
 from cpt.tokenizer.load import load_tokenizer
 
 log = logging.getLogger("cpt")
-METRICS = "metrics.jsonl"
 MOST_BYTES_SEARCHED = 500 * 2**20  # of sources; one core searches 15 to 35 MB a second
 
 
 def needs_judging(run: Run) -> bool:
     """Whether a finished run's verdict rests on its losses alone so far."""
-    page = run.folder / CONTENT
+    page = run.folder / VERDICT
     return run.is_finished and page.is_file() and not read_object(page, []).get("is_complete", True)
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.data.forms import ONE_A_ROW
+from cpt.data.readers.forms import ONE_A_ROW
 from cpt.errors import CheckpointError, DataError, RecipeError
 from cpt.evaluation.document_losses import document_losses
 from cpt.evaluation.domain_test import MOST_QUESTIONS, Question, domain_test
@@ -25,7 +25,7 @@ from cpt.models.config import load_config
 from cpt.models.inventory import isolates_documents
 from cpt.ranks import world_size
 from cpt.recipe.schema import Model, Tokenizer
-from cpt.runs.record import EXPORT
+from cpt.runs.folder import EXPORT, RECIPE
 from cpt.tokenizer.load import load_tokenizer
 
 log = logging.getLogger("cpt")
@@ -169,7 +169,7 @@ def folder_of_model(path: str) -> str:
     folder = Path(path).expanduser()
     if (folder / EXPORT / "config.json").exists():
         return str(folder / EXPORT)
-    if (folder / "recipe.yaml").exists():
+    if (folder / RECIPE).exists():
         raise CheckpointError(
             f"the run {path} has no finished model ({folder / EXPORT}). Let it finish: cpt train"
             f" {folder / 'recipe.yaml'}"

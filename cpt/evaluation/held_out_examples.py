@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cpt.evaluation.paired import LEVEL, NEGLIGIBLE, TOO_FEW, accuracy_interval
-from cpt.runs.read_back import read_objects
+from cpt.runs.folder import read_objects
 
 PREFIX, COUNT = "eval_", "_examples"
 ACCURACIES, MARGINS = ("rewards/accuracies", "accuracy"), ("rewards/margins", "margin")

@@ -11,20 +11,17 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 from xxhash import xxh3_64_intdigest
 
+from cpt.cache import default_cache_dir
 from cpt.data.build import build_data
-from cpt.data.checking.bad_rows import apply_policy
-from cpt.data.form_of_stage import form_of_stage
-from cpt.data.forms import form_of_source, with_form
 from cpt.data.held_out import HeldOutSet, held_out_set
-from cpt.data.layout import Layout
 from cpt.data.open_sources import open_source
-from cpt.data.rows import PackedRows
-from cpt.data.sources import read_piece
-from cpt.data.store.fill import make_shards
-from cpt.data.store.folder import default_cache_dir
+from cpt.data.readers.documents import apply_policy
+from cpt.data.readers.forms import form_of_source, form_of_stage, with_form
+from cpt.data.readers.sources import read_piece
+from cpt.data.rows.rows import Layout, PackedRows
 from cpt.data.store.shards import keep
-from cpt.data.store.tokenized import TokenizedSource
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.data.store.tokenized import TokenizedSource, make_shards
 from cpt.errors import DataError
 from cpt.optim.schedules import phases_in_tokens
 from cpt.ranks import main_process_first

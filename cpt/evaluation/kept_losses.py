@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from cpt.errors import CheckpointError
 from cpt.files import write_atomic
 from cpt.runs.events import record_event
-
-FOLDER = "held_out"  # of a run's folder
+from cpt.runs.folder import HELD_OUT
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def keep_losses(run_folder: Path, step: int, losses: Mapping[str, DocumentLosses
     """Keep those of this step, and of those before only the first; a disk that takes no more costs the intervals, not
     the run."""
     try:
-        save_losses(run_folder / FOLDER / f"step-{step}.npz", losses)
+        save_losses(run_folder / HELD_OUT / f"step-{step}.npz", losses)
     except OSError as problem:
         text = (
             f"The losses of each document at step {step} are not kept: {problem.strerror}. The evaluation's figures"
@@ -91,7 +90,7 @@ def keep_losses(run_folder: Path, step: int, losses: Mapping[str, DocumentLosses
 
 def kept_losses(run_folder: Path) -> dict[int, Path]:
     """Step -> file of `measure_and_keep`, in order."""
-    paths = {path.stem.removeprefix("step-"): path for path in (run_folder / FOLDER).glob("step-*.npz")}
+    paths = {path.stem.removeprefix("step-"): path for path in (run_folder / HELD_OUT).glob("step-*.npz")}
     return dict(sorted((int(step), path) for step, path in paths.items() if step.isdecimal()))
 
 

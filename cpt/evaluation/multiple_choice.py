@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedTokenizerBase
 
-from cpt.data.tokenization import adds_bos
+from cpt.data.store.tokenization import adds_bos
 from cpt.evaluation.domain_test import Question
 from cpt.evaluation.perplexity import batches, evaluation_mode, score_tokens, sum_over_processes
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.data.tokenization import adds_bos
+from cpt.data.store.tokenization import adds_bos
 from cpt.errors import RecipeError
 from cpt.evaluation.evaluate import known_positions, load
 from cpt.evaluation.perplexity import evaluation_mode

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cpt.data.held_out import HeldOutSet
-from cpt.data.rows import stack_rows
+from cpt.data.rows.rows import stack_rows
 from cpt.errors import DataError
 from cpt.evaluation.kept_losses import perplexity_of
 from cpt.models.fused_loss import FusedLoss, fused_scores

@@ -9,12 +9,11 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.ranks import is_main_process
-from cpt.runs.read_back import read_lines, read_objects
+from cpt.runs.folder import METRICS, read_lines, read_objects
 from cpt.runs.record import Run
 
 log = logging.getLogger("cpt")
 FIGURE, SUFFIX = "eval_", "_bits_per_byte"
-METRICS = "metrics.jsonl"  # of a run's folder
 
 
 @dataclass(frozen=True)

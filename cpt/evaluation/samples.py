@@ -19,12 +19,13 @@ from transformers import (
     TrainingArguments,
 )
 
-from cpt.data.tokenization import adds_bos
+from cpt.data.store.tokenization import adds_bos
 from cpt.errors import Interrupted
 from cpt.evaluation.perplexity import evaluation_mode
+from cpt.files import LinesFile
 from cpt.ranks import is_main_process
 from cpt.runs.events import record_event
-from cpt.runs.small_files import LinesFile, keep_lines_until
+from cpt.runs.folder import keep_lines_until
 
 
 class PromptSamples(TrainerCallback):

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cpt.data.checking.decontamination import REASON
-from cpt.runs.read_back import read_object
-from cpt.runs.record import INPUTS
+from cpt.data.filters.decontamination import REASON
+from cpt.runs.folder import INPUTS, read_object
 
 
 @dataclass(frozen=True)

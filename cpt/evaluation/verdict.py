@@ -6,20 +6,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cpt.data.checking.contamination import Contamination
+from cpt.data.contamination import Contamination
 from cpt.errors import CheckpointError
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.held_out_examples import ExampleSet, read_example_sets
 from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses
 from cpt.evaluation.paired import FEW, TOO_FEW, Difference, Outcome, bits_per_byte_difference
-from cpt.evaluation.retention import METRICS, Point, last_tokens, read_course
+from cpt.evaluation.retention import Point, last_tokens, read_course
 from cpt.evaluation.source_facts import SourceFacts, sources_of
 from cpt.files import DAMAGED
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
-from cpt.runs.read_back import read_lines
-from cpt.runs.record import RECIPE, Run
+from cpt.runs.folder import METRICS, RECIPE, SAMPLES, read_lines
+from cpt.runs.record import Run
 
 MUCH_SKIPPED = 0.1  # of the steps; the headline then says so
 GENERAL_SET = "HuggingFaceFW/fineweb-edu (subset sample-10BT) or Salesforce/wikitext (subset wikitext-103-raw-v1)"
@@ -362,9 +362,7 @@ def judged_sets(
 
 def samples_of(folder: Path) -> list[Sample]:
     """What was written before the first and after the last step, prompt by prompt."""
-    lines = [
-        line for line in read_lines(folder / "samples.jsonl") if {"step", "prompt", "continuation"} <= line.keys()
-    ]
+    lines = [line for line in read_lines(folder / SAMPLES) if {"step", "prompt", "continuation"} <= line.keys()]
     last = max((line["step"] for line in lines), default=0)
     before = {line["prompt"]: line["continuation"] for line in lines if line["step"] == 0}
     return [

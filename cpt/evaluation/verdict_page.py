@@ -5,17 +5,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cpt.data.checking.contamination import Contamination
+from cpt.data.contamination import Contamination
 from cpt.errors import ResourceError
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.frontier import plot_frontier
 from cpt.evaluation.held_out_examples import ExampleSet
 from cpt.evaluation.paired import Difference, Outcome
 from cpt.evaluation.verdict import NotRun, SetVerdict, Verdict, dominated, outcome_of_set, percent, verdict_of_run
+from cpt.files import write_atomic
 from cpt.runs.events import record_event
-from cpt.runs.small_files import write_whole
+from cpt.runs.folder import VERDICT, VERDICT_PAGE
 
-PAGE, CONTENT, FRONTIER = "verdict.md", "verdict.json", "frontier.png"
+FRONTIER = "frontier.png"
 HITS_SHOWN, POINTS_SHOWN, SAMPLES_SHOWN = 5, 7, 3
 
 
@@ -54,8 +55,10 @@ def write_verdict(
                 verdict, not_run=[*verdict.not_run, NotRun("the frontier's picture", str(problem).rstrip("."))]
             )
     try:
-        write_whole(folder / PAGE, verdict_page(verdict))
-        write_whole(folder / CONTENT, json.dumps(verdict.to_json(), indent=2, ensure_ascii=False) + "\n")
+        write_atomic(folder / VERDICT_PAGE, verdict_page(verdict), reuse_space=True)
+        write_atomic(
+            folder / VERDICT, json.dumps(verdict.to_json(), indent=2, ensure_ascii=False) + "\n", reuse_space=True
+        )
     except OSError as problem:
         record_event(
             folder, "not_written", f"The verdict is not written: {problem.strerror}. Again: cpt verdict {folder}"

@@ -1,10 +1,8 @@
 """`cpt export`: the ways out of a run, and the options that choose among them."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from transformers.utils.logging import disable_progress_bar
 
@@ -13,54 +11,13 @@ from cpt.checkpoints.proven_export import DTYPES, DtypeName, Wish, export_adapte
 from cpt.checkpoints.trained import find_trained
 from cpt.command_line import refuse_ignored
 from cpt.errors import RecipeError
-from cpt.exporting.gguf_export import export_gguf
-from cpt.exporting.gguf_types import GgufType, check_gguf
 from cpt.exporting.hub import check_push, push
-from cpt.exporting.quantised import Method, check_quantising
-from cpt.exporting.quantised_export import export_quantised
+from cpt.exporting.quantised import Method, check_quantising, export_quantised
 from cpt.exporting.sealed import refuse_unsealed, seal_export
 
+DTYPE: DtypeName = "bfloat16"
 LARGEST_FILE = "5GB"
 SERVE = "Serve it: cpt serve"
-
-
-@dataclass(frozen=True)
-class Way:
-    """Which way out was chosen."""
-
-    quantize: Method | None
-    gguf: GgufType | None
-    adapter_only: bool
-    pth: Path | None
-    max_rise: float | None
-
-    def check(self, dtype: torch.dtype) -> None:
-        """What can be said before anything is read.
-
-        Raises:
-            RecipeError: options that exclude each other.
-            ResourceError: a package or a GPU is missing.
-        """
-        chosen = {"--quantize": self.quantize, "--gguf": self.gguf, "--adapter-only": self.adapter_only or None}
-        given = [name for name, value in chosen.items() if value is not None]
-        if len(given) > 1:
-            raise RecipeError(
-                f"{' and '.join(given)} are different ways out. Choose one; each takes its own --output."
-            )
-        if self.pth is not None and given:
-            raise RecipeError(f"--pth holds a whole model, {given[0]} writes none. Leave one of them out.")
-        if self.max_rise is not None and self.quantize is None and self.gguf is None:
-            raise RecipeError("--max-rise belongs to --quantize and --gguf: the others lose nothing.")
-        if self.quantize is not None:
-            check_quantising(self.quantize, dtype)
-        if self.gguf is not None:
-            check_gguf()
-
-    def dtype(self, stated: DtypeName | None) -> torch.dtype:
-        """What the weights are rounded to: for GGUF in 32 or 16 bits straight from fp32."""
-        if stated is not None:
-            return DTYPES[stated]
-        return torch.float32 if self.gguf in ("f32", "f16") else torch.bfloat16
 
 
 def command(
@@ -70,20 +27,14 @@ def command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The new folder. Without it only --push-to-hub.")
     ] = None,
-    dtype: Annotated[
-        DtypeName | None,
-        typer.Option(help="What the weights are written in.", show_default="bfloat16; float32 for --gguf f32 and f16"),
-    ] = None,
+    dtype: Annotated[DtypeName, typer.Option(help="What the weights are written in.")] = DTYPE,
     max_shard_size: Annotated[str, typer.Option(help="Largest file: 5GB, 500MB.")] = LARGEST_FILE,
     quantize: Annotated[
         Method | None, typer.Option(help="Linear layers in 8 or 4 bits: torchao; nf4: bitsandbytes.")
     ] = None,
-    gguf: Annotated[GgufType | None, typer.Option(help="One file for llama.cpp and Ollama, of this type.")] = None,
     max_rise: Annotated[
         float | None,
-        typer.Option(
-            help="Of --quantize and --gguf: bits per byte may rise by this share.", show_default="by size and gain"
-        ),
+        typer.Option(help="Of --quantize: bits per byte may rise by this share.", show_default="by size and gain"),
     ] = None,
     pth: Annotated[Path | None, typer.Option(help="Write all weights to this .pth file too.")] = None,
     adapter_only: Annotated[
@@ -104,67 +55,66 @@ def command(
         str | None, typer.Option("--import", help="Your own package.module that registers the model's family.")
     ] = None,
 ) -> None:
-    """Write a model that transformers, vLLM and llama.cpp read, and prove that it is the one that was trained.
+    """Write a model that other programs load, and prove that it is the one that was trained.
 
     Example: cpt export runs/my-run --output model
     """
     disable_progress_bar()
     if (private or yes) and push_to_hub is None:
         raise RecipeError("--private and --yes belong to --push-to-hub OWNER/NAME.")
-    of_adapters = {"--text": text is not None, "--import": module is not None}
+    if max_rise is not None and quantize is None:
+        raise RecipeError("--max-rise belongs to --quantize.")
+    if output is None and push_to_hub is None:
+        raise RecipeError("--output is missing: cpt export RUN --output FOLDER")
     of_models = {
-        "--dtype": dtype is not None,
+        "--dtype": dtype != DTYPE,
         "--tolerance": tolerance is not None,
         "--max-shard-size": max_shard_size != LARGEST_FILE,
+        "--quantize": quantize is not None,
+        "--pth": pth is not None,
     }
-    of_ways = {
-        "--quantize": quantize,
-        "--gguf": gguf,
-        "--max-rise": max_rise,
-        "--pth": pth,
-        "--adapter-only": adapter_only or None,
-    }
-    if output is None and push_to_hub is not None:
-        refuse_ignored(
-            of_adapters | of_models | {name: value is not None for name, value in of_ways.items()}, "without --output"
-        )
     refuse_ignored(of_models if adapter_only else {}, "with --adapter-only")
-    refuse_ignored(
-        {"--max-shard-size": of_models["--max-shard-size"] and gguf is not None}, "with --gguf, which writes one file"
-    )
+    refuse_ignored({"--pth": pth is not None and quantize is not None}, "with --quantize, which writes no whole model")
+    of_export = {"--text": text is not None, "--import": module is not None, "--adapter-only": adapter_only}
+    refuse_ignored(of_models | of_export if output is None else {}, "without --output")
     if push_to_hub is not None:
         check_push(push_to_hub, private=private, sure=yes)
     if output is not None:
-        way = Way(quantize, gguf, adapter_only, pth, max_rise)
-        numbers = way.dtype(dtype)
+        wish = Wish(DTYPES[dtype], max_shard_size, pth, text, tolerance)
         refuse_odd_wishes(output, max_shard_size, pth, adapter_only)
-        way.check(numbers)
+        if quantize is not None:
+            check_quantising(quantize, wish.dtype)
         import_own_code(path, module)
-        write(path, output, way, Wish(numbers, max_shard_size, pth, text, tolerance), module)
-    elif push_to_hub is None:
-        raise RecipeError("--output is missing: cpt export RUN --output FOLDER")
+        write(path, output, wish, quantize=quantize, max_rise=max_rise, adapter_only=adapter_only, module=module)
     if push_to_hub is not None:
         folder = refuse_unsealed(path if output is None else output)
         for line in push(folder, push_to_hub, private=private, sure=yes):
             typer.echo(line)
 
 
-def write(path: Path, output: Path, way: Way, wish: Wish, module: str | None = None) -> None:
-    """One way out, told as it goes, and sealed in the end; `module` registers the model's family."""
+def write(
+    path: Path,
+    output: Path,
+    wish: Wish,
+    *,
+    quantize: Method | None = None,
+    max_rise: float | None = None,
+    adapter_only: bool = False,
+    module: str | None = None,
+) -> None:
+    """Write, prove and seal one export, and print its report as it comes."""
     trained = find_trained(path)
     refuse_unknown_code(trained.folder)
-    typer.echo(f"Taking {trained.folder} ({'adapter' if trained.is_adapter else 'model'}).")
-    if way.adapter_only:
+    typer.echo(f"Reading {trained.folder} ({'adapter' if trained.is_adapter else 'model'}).")
+    if adapter_only:
         lines = export_adapter(trained, output, wish.text)
-    elif way.quantize is not None:
-        lines = export_quantised(trained, output, wish, way.quantize, way.max_rise)
-    elif way.gguf is not None:
-        lines = export_gguf(trained, output, wish, way.gguf, way.max_rise)
+    elif quantize is not None:
+        lines = export_quantised(trained, output, wish, quantize, max_rise)
     else:
         lines = export_whole(trained, output, wish)
     own = module or (None if trained.recipe is None else trained.recipe.model.import_)
-    told = []
+    report = []
     for line in lines:
         typer.echo(f"{line} --import {own}" if own is not None and line.startswith(SERVE) else line)
-        told.append(line)
-    seal_export(output, told)
+        report.append(line)
+    seal_export(output, report)

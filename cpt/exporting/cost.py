@@ -1,41 +1,156 @@
-"""What quantising costs: bits per byte, the shift of the probabilities, the first choices; and how much of it is
-allowed.
+"""What does quantising cost? Bits per byte and divergence on the run's held-out text, and how much is allowed.
 
-Two bounds, and the smaller holds. **A smaller model**: quantising saves memory, and so would fewer parameters. By the
-fit of Besiroglu et al. 2024 (arxiv.org/abs/2404.10102, to the runs of Hoffmann et al. 2022) the part of the loss that
-hangs on the number of parameters N is
-482.01 N^-0.3478 nats a token; an unquantised model of the size that the quantised one has would lose the difference. A
-quantised model that loses more is not worth its memory. **The run**: what quantising loses may be no more than half of
-what the run gained on its own held-out text; otherwise most of the training would be thrown away on the way out.
+The allowed rise is the smaller of two bounds. **A smaller model**: quantising saves memory, and so would fewer
+parameters. By the fit of Besiroglu et al. 2024 (arxiv.org/abs/2404.10102, to the runs of Hoffmann et al. 2022) the
+part of the loss that depends on the number of parameters N is 482.01 N^-0.3478 nats a token. A quantised model that
+loses more than an unquantised model of its size is not worth its memory. **The run**: quantising may lose at most half
+of what the run gained on its own held-out text.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from cpt.checkpoints.model_card import Judgement
-from cpt.exporting.judged_text import JudgedText
+from cpt.checkpoints.model_card import read_judgements
+from cpt.checkpoints.proof import TEXT
+from cpt.checkpoints.trained import Trained
+from cpt.errors import CptError, DataError
+from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
+from cpt.models.config import value_of
+from cpt.recipe.schema import Recipe
+from cpt.runs.folder import METRICS
 
 SIZE_FACTOR, SIZE_POWER = 482.01, 0.3478
 SHARE_OF_GAIN = 0.5
+BYTES_UNQUANTISED = 2  # a parameter, as models are published
+WINDOW = 256  # tokens that are read together
+MOST_TOKENS = 8192
+MOST_LOGITS = 2**28  # 1 GiB of them in fp32
+BEGINNING = 4000  # characters read of a document, so that one long document does not decide
 
-Logits = Callable[[list[int]], torch.Tensor]
-"""Tokens -> [T, V] in fp32."""
+
+@dataclass(frozen=True)
+class JudgedText:
+    """Pieces of text as tokens.
+
+    Attributes:
+        where: what the text is, for the report.
+        num_bytes: UTF-8 bytes of the text of the predicted tokens.
+    """
+
+    where: str
+    windows: list[list[int]]
+    num_bytes: int
+
+    @property
+    def num_predicted(self) -> int:
+        """Tokens with a token before them."""
+        return sum(len(window) - 1 for window in self.windows)
+
+
+def judged_text(
+    trained: Trained, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, file: Path | None
+) -> JudgedText:
+    """The user's file (`--text`), else the documents that the run held out, else our own passage.
+
+    Raises:
+        DataError: the file cannot be read, or is too short.
+    """
+    if file is not None:
+        try:
+            return in_windows(f"the text of {file}", [file.read_text(encoding="utf-8")], tokenizer, config)
+        except (OSError, UnicodeDecodeError) as problem:
+            raise DataError(f"--text {file} cannot be read: {problem}") from problem
+    if trained.run is not None and trained.recipe is not None:
+        with suppress(CptError):  # the data may not be on this machine; the report names the text that was used
+            documents = held_out_documents(trained.recipe, tokenizer)
+            return in_windows(f"documents that the run `{trained.recipe.name}` held out", documents, tokenizer, config)
+    return in_windows(
+        "our own passage, which is short: --text FILE gives a page of your domain", [TEXT], tokenizer, config
+    )
+
+
+def held_out_documents(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """One of every set in turn, so that each set counts."""
+    texts = [judged.texts() for judged in open_judged_sets(judges_of_recipe(recipe), tokenizer).values()]
+    while texts:
+        for one in list(texts):
+            if (document := next(one, None)) is None:
+                texts.remove(one)
+            else:
+                yield document.text
+
+
+def in_windows(
+    where: str, documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
+) -> JudgedText:
+    """Beginnings of documents in windows of tokens, until there are enough.
+
+    Raises:
+        DataError: the text is too short.
+    """
+    length = min(WINDOW, value_of(config, "max_position_embeddings") or WINDOW)
+    left = min(MOST_TOKENS, MOST_LOGITS // value_of(config, "vocab_size"))
+    windows: list[list[int]] = []
+    num_bytes = 0
+    for document in documents:
+        ids = tokenizer(document[:BEGINNING], add_special_tokens=False)["input_ids"][:left]
+        for start in range(0, len(ids), length):
+            window = ids[start : start + length]
+            if len(window) > 1:
+                windows.append(window)
+                num_bytes += len(str(tokenizer.decode(window[1:])).encode())
+                left -= len(window)
+        if left < 2:
+            break
+    if not windows:
+        raise DataError(f"{where}: fewer than two tokens. Give a page of text: --text FILE")
+    return JudgedText(where, windows, max(1, num_bytes))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How much may be lost.
+
+    Attributes:
+        parameters: of the model.
+        num_bytes: of the quantised weights.
+        gain: bits per byte that the run gained on its held-out text; None if unknown.
+        stated: the user's own limit, a share of the unquantised model's bits per byte; it replaces the others.
+    """
+
+    parameters: int
+    num_bytes: int
+    gain: float | None = None
+    stated: float | None = None
+
+    def in_bits_per_byte(self, before: float, tokens_per_byte: float) -> tuple[float, str]:
+        """The bound and its reason."""
+        if self.stated is not None:
+            return self.stated * before, "--max-rise"
+        share = self.num_bytes / (self.parameters * BYTES_UNQUANTISED)
+        nats = SIZE_FACTOR * self.parameters**-SIZE_POWER * (share**-SIZE_POWER - 1)
+        smaller = max(0.0, nats) / math.log(2) * tokens_per_byte
+        if self.gain is not None and self.gain * SHARE_OF_GAIN < smaller:
+            return self.gain * SHARE_OF_GAIN, f"half of what the run gained, {self.gain:.4f}"
+        return smaller, f"what a model of {share:.0%} of the parameters would lose"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a quantised model against the model that it was made of, on the same text.
+    """A quantised model compared with the unquantised one, on the same text.
 
     Attributes:
         before, after: bits per byte.
-        divergence: mean Kullback-Leibler divergence of the quantised model's probabilities from the other's, in nats a
-            token.
-        agreement: share of the tokens whose most probable successor is the same.
+        divergence: mean Kullback-Leibler divergence of the quantised model's probabilities, in nats a token.
+        agreement: share of the tokens with the same most probable successor.
         allowed: rise in bits per byte.
         reason: where that bound comes from.
     """
@@ -66,19 +181,18 @@ class Cost:
         )
 
 
-def cost(before: Sequence[torch.Tensor], after: Logits, text: JudgedText, bound: "Bound") -> Cost:
+def cost(before: Sequence[torch.Tensor], after: nn.Module, text: JudgedText, bound: Bound) -> Cost:
     """Compare two models window by window.
 
     Args:
         before: the unquantised model's logits, [T, V] a window.
-        after: gives the quantised model's.
+        after: the quantised model.
     """
     nats = torch.zeros(2, dtype=torch.float64)
     divergence, same = 0.0, 0
     for window, logits in zip(text.windows, before, strict=True):
         targets = torch.tensor(window[1:])
-        other = after(window)[:-1, : logits.shape[-1]]
-        old, new = logits[:-1, : other.shape[-1]].log_softmax(-1), other.log_softmax(-1)
+        old, new = logits[:-1].log_softmax(-1), logits_of_ids(after, window)[:-1].log_softmax(-1)
         nats += torch.tensor(
             [F.nll_loss(one, targets, reduction="sum").item() for one in (old, new)], dtype=torch.float64
         )
@@ -90,11 +204,6 @@ def cost(before: Sequence[torch.Tensor], after: Logits, text: JudgedText, bound:
     return Cost(old_bits, new_bits, divergence / tokens, same / tokens, allowed, reason)
 
 
-def logits_of_windows(model: nn.Module, text: JudgedText) -> list[torch.Tensor]:
-    """[T, V] in fp32 for each window."""
-    return [logits_of_ids(model, window) for window in text.windows]
-
-
 def logits_of_ids(model: nn.Module, ids: list[int]) -> torch.Tensor:
     """[T, V] in fp32, on the CPU."""
     device = next(model.parameters()).device
@@ -103,34 +212,11 @@ def logits_of_ids(model: nn.Module, ids: list[int]) -> torch.Tensor:
     return logits.float().cpu()
 
 
-@dataclass(frozen=True)
-class Bound:
-    """How much may be lost.
-
-    Attributes:
-        parameters: of the model.
-        share: bytes after over bytes before, 16 bits a parameter.
-        gain: bits per byte that the run gained on its held-out text; None where nobody knows.
-        stated: the user's own limit, a share of the unquantised model's bits per byte; it holds alone.
-    """
-
-    parameters: int
-    share: float
-    gain: float | None = None
-    stated: float | None = None
-
-    def in_bits_per_byte(self, before: float, tokens_per_byte: float) -> tuple[float, str]:
-        """The bound and its reason."""
-        if self.stated is not None:
-            return self.stated * before, "--max-rise"
-        nats = SIZE_FACTOR * self.parameters**-SIZE_POWER * (self.share**-SIZE_POWER - 1)
-        smaller = max(0.0, nats) / math.log(2) * tokens_per_byte
-        if self.gain is not None and self.gain * SHARE_OF_GAIN < smaller:
-            return self.gain * SHARE_OF_GAIN, f"half of what the run gained, {self.gain:.4f}"
-        return smaller, f"what a model of {self.share:.0%} of the parameters would lose"
-
-
-def gain_of(judgements: Sequence[Judgement]) -> float | None:
-    """The largest gain of a run on one of its held-out sets; None where it has none that counts."""
+def gain_of_run(trained: Trained) -> float | None:
+    """The run's largest gain on one of its held-out sets in bits per byte, by its own record; None if there is
+    none."""
+    if trained.run is None:
+        return None
+    judgements = read_judgements(trained.run / METRICS, trained.step)
     gains = [one.before - one.after for one in judgements if one.before is not None]
     return max(gains) if gains and max(gains) > 0 else None

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from cpt.checkpoints.model_card import HUB_ID, LICENCE_NOT_KNOWN
-from cpt.data.readers.hub_errors import broken
+from cpt.data.readers.hub import broken
 from cpt.errors import CheckpointError, RecipeError, ResourceError
-from cpt.exporting.card import CARD
-from cpt.exporting.sealed import sha256
+from cpt.exporting.sealed import CARD, sha256
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -1,30 +1,93 @@
-"""A quantised model: its linear layers in 8 or 4 bits, by torchao or bitsandbytes through transformers, proven and
-judged."""
+"""`cpt export --quantize`: linear layers in 8 or 4 bits by torchao or bitsandbytes, with its proof and its cost."""
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel, TorchAoConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    TorchAoConfig,
+)
 
 from cpt.checkpoints.model_folder import weight_files
-from cpt.checkpoints.proof import ProofText, difference, logits_in_another_process, logits_of
+from cpt.checkpoints.proof import ProofText, difference, logits_in_another_process, logits_of, proof_text
+from cpt.checkpoints.proven_export import Wish, export_whole, name_of, written_whole_or_not
+from cpt.checkpoints.trained import Trained
 from cpt.errors import CheckpointError, ResourceError
-from cpt.exporting.cost import Cost
-from cpt.exporting.judging import Judge
+from cpt.exporting.cost import Bound, Cost, JudgedText, cost, gain_of_run, judged_text, logits_of_ids
+from cpt.exporting.sealed import CARD
+from cpt.files import write_atomic
 
 Method = Literal["int8", "int4", "nf4"]
 NF4_BLOCK = 64  # weights that share a scale in bitsandbytes
 GROUPS = (128, 64, 32)  # weights that share a scale: the fewer, the closer
 NEEDS = {"int8": "torchao", "int4": "torchao", "nf4": "bitsandbytes"}
-INSTEAD = "On a machine without one: --quantize nf4 (bitsandbytes), or --gguf q4_0."
+OF_THE_WHOLE = ("Wrote", "Serve")  # lines about the scratch folder of the unquantised export
+
+
+def export_quantised(
+    trained: Trained, output: Path, wish: Wish, method: Method, max_rise: float | None
+) -> Iterator[str]:
+    """Export the whole model into a scratch folder, quantise it from there; yields lines of the report.
+
+    Raises:
+        CheckpointError: the proof failed, or it costs too much; then no folder is left behind.
+    """
+    scratch = output.with_name(f".{output.name}.whole")
+    whole = scratch / output.name  # the model card's title is the folder's name
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        for line in export_whole(trained, whole, wish):
+            if not line.startswith(OF_THE_WHOLE):
+                yield line
+        tokenizer, config = AutoTokenizer.from_pretrained(whole), AutoConfig.from_pretrained(whole)
+        text = judged_text(trained, tokenizer, config, wish.text)
+        with written_whole_or_not(output) as unfinished:
+            copy_beside(whole, unfinished)
+            report = []
+            proof = proof_text(tokenizer, config, wish.text)
+            for line in write_quantised(
+                whole, unfinished, method, wish, text, proof, gain=gain_of_run(trained), max_rise=max_rise
+            ):
+                yield line
+                report.append(line)
+            sizes = (
+                f"{bytes_of(whole) / 1e6:,.1f} MB of {name_of(wish.dtype)} -> {bytes_of(unfinished) / 1e6:,.1f} MB "
+                f"({bytes_of(unfinished) / bytes_of(whole):.0%})"
+            )
+            add_to_card(unfinished / CARD, [*report, f"Size: {sizes}."])
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    yield f"Wrote {output}: {method}, {sizes}, with {CARD}."
+    yield f"Serve it: cpt serve {output}"
+
+
+def copy_beside(whole: Path, folder: Path) -> None:
+    """Copy everything but the weights: tokenizer, configs (saving the quantised model completes them), model card."""
+    folder.mkdir(parents=True)
+    weights = {file.name for file in weight_files(whole)}
+    for file in whole.iterdir():
+        if file.name not in weights and not file.name.endswith(".index.json"):
+            shutil.copy(file, folder / file.name)
+
+
+def add_to_card(card: Path, lines: Sequence[str]) -> None:
+    """Add the section "Quantised" before the limits."""
+    section = "## Quantised\n\n" + "\n".join(f"- {line}" for line in lines) + "\n\n"
+    before, limits, after = card.read_text(encoding="utf-8").partition("## Limits\n")
+    write_atomic(card, f"{before}{section}{limits}{after}")
 
 
 def check_quantising(method: Method, dtype: torch.dtype) -> None:
-    """What can be said before anything is read.
+    """Check what can be checked before anything is read.
 
     Raises:
         ResourceError: a package or a GPU is missing.
@@ -39,43 +102,54 @@ def check_quantising(method: Method, dtype: torch.dtype) -> None:
         return
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
         raise ResourceError(
-            "--quantize int4 packs weights for the tensor cores of a GPU (Ampere or newer), and there is none."
-            f" {INSTEAD}"
+            "--quantize int4 packs weights for the tensor cores of a GPU (Ampere or newer), and there is none. On a"
+            " machine without one: --quantize nf4."
         )
     if dtype != torch.bfloat16:
         raise ResourceError(
-            f"the kernels of --quantize int4 compute in bfloat16 alone. Leave --dtype out, or: {INSTEAD}"
+            "the kernels of --quantize int4 compute in bfloat16 only. Leave --dtype out, or use --quantize nf4."
         )
 
 
 def write_quantised(
-    whole: Path, folder: Path, method: Method, judge: Judge, text: ProofText, max_shard_size: str
+    whole: Path,
+    folder: Path,
+    method: Method,
+    wish: Wish,
+    text: JudgedText,
+    proof: ProofText,
+    *,
+    gain: float | None = None,
+    max_rise: float | None = None,
 ) -> Iterator[str]:
-    """Quantise a whole export into another folder, prove what was stored, and judge what it cost.
+    """Quantise a whole export into another folder, prove what was stored, and measure what it costs.
 
     Raises:
-        CheckpointError: nothing can be quantised, it says something else when loaded back, or it costs too much.
+        CheckpointError: there is nothing to quantise, the stored model differs, or it costs too much.
     """
-    dtype, device = judge.dtype, "cuda" if method == "int4" else None
-    plain = AutoModelForCausalLM.from_pretrained(whole, dtype=dtype, device_map=device)
-    before = judge.logits(plain)
-    config = quantisation(method, plain, dtype)
-    judge.parameters = sum(parameter.numel() for parameter in plain.parameters())
+    device = "cuda" if method == "int4" else None
+    plain = AutoModelForCausalLM.from_pretrained(whole, dtype=wish.dtype, device_map=device)
+    before = [logits_of_ids(plain, window) for window in text.windows]
+    config = quantisation(method, plain, wish.dtype)
+    parameters = sum(parameter.numel() for parameter in plain.parameters())
     del plain
-    model = AutoModelForCausalLM.from_pretrained(whole, dtype=dtype, quantization_config=config, device_map=device)
+    model = AutoModelForCausalLM.from_pretrained(
+        whole, dtype=wish.dtype, quantization_config=config, device_map=device
+    )
     yield describe_layers(model, method)
-    expected = logits_of(model, text)
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
-    found = difference(expected, logits_in_another_process(folder, text, dtype, device=device), dtype)
+    expected = logits_of(model, proof)
+    model.save_pretrained(folder, max_shard_size=wish.max_shard_size)
+    found = difference(expected, logits_in_another_process(folder, proof, wish.dtype, device=device), wish.dtype)
     if not found.is_allowed:
         raise CheckpointError(
-            f"the quantised model loaded back says something else: largest difference of logits {found}."
+            f"the quantised model has other logits when it is loaded again: largest difference {found}."
         )
     yield (
         "The quantised model loaded back by plain transformers, in a process without cpt: largest difference of"
         f" logits {found}."
     )
-    yield refuse_costly(judge.cost(before, model, bytes_of(folder)), method)
+    yield refuse_costly(cost(before, model, text, Bound(parameters, bytes_of(folder), gain, max_rise)), method)
+    yield f"Measured on {text.num_predicted:,} tokens of {text.where}."
 
 
 def quantisation(method: Method, model: PreTrainedModel, dtype: torch.dtype) -> TorchAoConfig | BitsAndBytesConfig:
@@ -102,7 +176,7 @@ def refuse_narrow(model: PreTrainedModel) -> None:
     if odd := [width for width in widths_of(model) if width % NF4_BLOCK]:
         raise CheckpointError(
             f"nf4 takes weights in blocks of {NF4_BLOCK}, and layers are {', '.join(map(str, sorted(odd)))} wide:"
-            " bitsandbytes would give back other numbers on a CPU. Use --quantize int8, or --gguf q4_0."
+            " bitsandbytes would give back other numbers on a CPU. Use --quantize int8."
         )
 
 
@@ -136,8 +210,8 @@ def describe_layers(model: PreTrainedModel, method: Method) -> str:
     quantised = {name for name, layer in model.named_modules() if is_quantised(layer)}
     if not quantised:
         raise CheckpointError(
-            f"{type(model).__name__} has no layer that --quantize {method} knows: it takes torch's linear layers. Use"
-            " --gguf q8_0."
+            f"{type(model).__name__} has no layer that --quantize {method} knows: it takes torch's linear layers."
+            " Export the whole model, and quantise it with llama.cpp (docs/export.md)."
         )
     left = {part_of(name) for name, _ in model.named_parameters() if name.rpartition(".")[0] not in quantised}
     return f"Quantised to {method}: {len(quantised)} linear layers. Left as they were: {', '.join(sorted(left))}."
@@ -160,15 +234,15 @@ def bytes_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in weight_files(folder))
 
 
-def refuse_costly(cost: Cost, method: str) -> str:
-    """What it cost, in words.
+def refuse_costly(found: Cost, method: str) -> str:
+    """The report's line.
 
     Raises:
-        CheckpointError: more than is allowed.
+        CheckpointError: it costs more than is allowed.
     """
-    if not cost.is_allowed:
+    if not found.is_allowed:
         raise CheckpointError(
-            f"{method} costs too much: {cost}. Take more bits (int8, q8_0), judge on text of your domain (--text"
-            " FILE), or state what you accept: --max-rise 0.1 allows 10 % more bits per byte."
+            f"{method} costs too much: {found}. Use --quantize int8, measure on text of your domain (--text FILE), or"
+            " set your own limit: --max-rise 0.1 allows 10 % more bits per byte."
         )
-    return f"What {method} costs: {cost}."
+    return f"What {method} costs: {found}."

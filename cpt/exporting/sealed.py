@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cpt.errors import CheckpointError
-from cpt.runs.small_files import write_whole
+from cpt.files import write_atomic
 
-SEAL = "export.json"
+SEAL, CARD = "export.json", "README.md"
 
 
 def seal_export(folder: Path, told: Sequence[str]) -> None:
     """Write down every file's sha256, and what was said while it was proven."""
     files = {str(file.relative_to(folder)): sha256(file) for file in sorted(folder.rglob("*")) if file.is_file()}
-    proof = [line for line in told if not line.startswith(("Taking", "Wrote", "Serve"))]
-    write_whole(folder / SEAL, json.dumps({"files": files, "proof": proof}, indent=2) + "\n")
+    proof = [line for line in told if not line.startswith(("Reading", "Wrote", "Serve"))]
+    write_atomic(folder / SEAL, json.dumps({"files": files, "proof": proof}, indent=2) + "\n")
 
 
 def refuse_unsealed(folder: Path) -> Path:
@@ -35,9 +35,7 @@ def refuse_unsealed(folder: Path) -> Path:
     changed = [
         name for name, digest in files.items() if not (folder / name).is_file() or sha256(folder / name) != digest
     ]
-    written = {
-        name for name in changed if name == "README.md" and (folder / name).is_file()
-    }  # a card is there to be edited
+    written = {name for name in changed if name == CARD and (folder / name).is_file()}  # a card is there to be edited
     if set(changed) - written:
         raise CheckpointError(
             f"{folder} was changed since it was proven: {', '.join(sorted(set(changed) - written))}. Export it again."

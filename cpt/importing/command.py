@@ -1,5 +1,4 @@
-"""`cpt import CONFIG`: a recipe from a config of axolotl or LLaMA-Factory, and the list of what it could not carry
-over."""
+"""`cpt import CONFIG`: translate a config of axolotl or LLaMA-Factory into a recipe."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -10,15 +9,12 @@ import typer
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.extend import did_you_mean
-from cpt.importing import axolotl_keys, llamafactory_keys
-from cpt.importing.axolotl import import_axolotl
-from cpt.importing.config import kind_of, read_config
-from cpt.importing.ledger import Ledger
-from cpt.importing.llamafactory import import_llamafactory, trainer_keys
-from cpt.importing.table import table_of
-from cpt.importing.writing import recipe_text
+from cpt.importing import axolotl, llamafactory
+from cpt.importing.translation import Translation
 from cpt.ranks import tell
 from cpt.recipe.load import load_recipe
+from cpt.recipe.tree import Mistakes, plain
+from cpt.recipe.yaml_lines import UnreadableError, read_yaml
 
 
 class Tool(StrEnum):
@@ -28,14 +24,17 @@ class Tool(StrEnum):
     LLAMAFACTORY = "llamafactory"
 
 
-IMPORTS: dict[Tool, Callable[[Ledger], None]] = {Tool.AXOLOTL: import_axolotl, Tool.LLAMAFACTORY: import_llamafactory}
-NEEDED: dict[str, str] = {Tool.AXOLOTL: "base_model", Tool.LLAMAFACTORY: "model_name_or_path"}
+TRANSLATORS: dict[Tool, tuple[str, Callable[[Translation], None]]] = {
+    Tool.AXOLOTL: (axolotl.NEEDS, axolotl.translate),
+    Tool.LLAMAFACTORY: (llamafactory.NEEDS, llamafactory.translate),
+}
+"""Tool -> the key that names its model, by which its configs are known; and the function that fills in the recipe."""
 
 
 def command(
     config: Annotated[Path, typer.Argument(help="The YAML file of a run of axolotl or LLaMA-Factory.")],
     tool: Annotated[
-        Tool | None, typer.Option("--from", help="Whose config it is; by default told by its keys.")
+        Tool | None, typer.Option("--from", help="Whose config it is; by default found by its keys.")
     ] = None,
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
     gpus: Annotated[
@@ -43,43 +42,65 @@ def command(
     ] = 1,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
-    """Write a recipe that does the same, and list every key of the config: carried over, otherwise, or not.
-
-    Every key of the config is listed: carried over, otherwise, or not.
+    """Translate a config of axolotl or LLaMA-Factory into a recipe, and list the keys that were not translated.
 
     Example: cpt import axolotl.yml --gpus 4 --output recipe.yaml
     """
-    ledger = imported(config, tool, gpus)
+    found = translated(config, tool, gpus)
     if output.exists() and not force:
         raise RecipeError(f"{output} exists. Choose another name with --output, or write over it with --force.")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(recipe_text(ledger), encoding="utf-8")
+        output.write_text(found.text(), encoding="utf-8")
     except OSError as problem:
-        raise ResourceError(
-            f"{output}: cannot be written: {problem.strerror}. Name another place: --output FILE.yaml"
-        ) from problem
-    tell(table_of(ledger))
-    load_recipe(output)  # shape and sense; what it refers to is looked at by `cpt check`
-    tell(f"\n{output} is written, from {len(ledger.config.values)} keys of {config}. Next: cpt check {output}")
+        raise ResourceError(f"{output}: {problem.strerror}. Choose another place with --output.") from problem
+    missing = found.not_translated()
+    if missing:
+        tell("\n  ".join([f"Not translated ({len(missing)}):", *missing]))
+    load_recipe(output)
+    tell(f"Wrote {output}. Next: cpt check {output}")
 
 
-def imported(path: Path, tool: Tool | None = None, gpus: int = 1) -> Ledger:
-    """The recipe that a config means, and what became of each of its keys.
+def translated(path: Path, tool: Tool | None = None, gpus: int = 1) -> Translation:
+    """Translate a config without writing anything.
+
+    Args:
+        gpus: of the run there, for what it counts in steps.
 
     Raises:
-        RecipeError: it is no config of either tool, or names no model or no dataset.
+        RecipeError: it is not a config of either tool, or names no model or no dataset.
     """
-    config = read_config(path)
-    known: dict[str, set[str]] = {
-        Tool.AXOLOTL: {*axolotl_keys.KNOWN},
-        Tool.LLAMAFACTORY: {*llamafactory_keys.KNOWN, *trainer_keys()},
-    }
-    told = tool or Tool(kind_of(config, known, NEEDED))
-    needed = NEEDED[told]
-    if not isinstance(config.values.get(needed), str):
-        hint = did_you_mean(needed, [key for key in config.values if key not in known[told]])
-        raise RecipeError(f"{path}: `{needed}` is missing, which {told} needs: the model to start from.{hint}")
-    ledger = Ledger(config, str(told), gpus)
-    IMPORTS[told](ledger)
-    return ledger
+    mistakes = Mistakes()
+    try:
+        root = read_yaml(path, mistakes)
+    except UnreadableError:
+        mistakes.raise_if_any()
+        raise
+    mistakes.raise_if_any()
+    if {"model", "data", "budget"} <= root.value.keys():
+        raise RecipeError(f"{path} is a recipe already. Check it: cpt check {path}")
+    tool = tool or tool_of(path, root.value)
+    needed, translate = TRANSLATORS[tool]
+    lines = {key: node.place.line for key, node in root.value.items()}
+    found = Translation(path, str(tool), plain(root), lines, gpus)
+    if not isinstance(found.values.get(needed), str):
+        raise RecipeError(f"{path}: `{needed}` is missing: the model to start from.{did_you_mean(needed, lines)}")
+    try:
+        translate(found)
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as problem:  # a list for a number, and so on: the tool refuses it too
+        raise RecipeError(f"{path}: a value is not of the kind that {tool} takes: {problem}") from problem
+    return found
+
+
+def tool_of(path: Path, keys: dict[str, object]) -> Tool:
+    """The tool whose name for the model is among the keys."""
+    found = [tool for tool, (needed, _) in TRANSLATORS.items() if needed in keys]
+    if len(found) != 1:
+        names = " and ".join(f"`{needed}` ({tool})" for tool, (needed, _) in TRANSLATORS.items())
+        problem = "both" if found else "neither"
+        raise RecipeError(f"{path}: {problem} of {names} found. Say whose config it is: --from TOOL")
+    return found[0]

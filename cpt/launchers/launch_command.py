@@ -1,9 +1,10 @@
-"""`cpt launch`: write the files that start a recipe on one or many nodes, and say the one command to type."""
+"""`cpt launch`: write the files that start a recipe on one or many nodes, and print the one command to type."""
 
 import os
 import re
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,56 +13,70 @@ import typer
 from cpt.command_line import refuse_ignored
 from cpt.errors import LaunchError
 from cpt.extend import did_you_mean
-from cpt.launchers.hostfile import named_hosts, read_hostfile, refuse_unreachable
-from cpt.launchers.launch import Launch
-from cpt.launchers.launch_checks import refuse_contradictions
-from cpt.launchers.with_accelerate import accelerate_files
-from cpt.launchers.with_deepspeed import deepspeed_files
-from cpt.launchers.with_slurm import slurm_files
-from cpt.launchers.with_torchrun import torchrun_files
+from cpt.parallelism import groups_of_rows
 from cpt.ranks import tell
+from cpt.recipe.automatic import AUTO, MICRO_BATCH
 from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Recipe
+from cpt.stages.deepspeed_profile import DEFAULT_MICRO_BATCH
 
-ENGINES: dict[str, Callable[[Launch], dict[str, str]]] = {
-    "accelerate": accelerate_files,
-    "torchrun": torchrun_files,
-    "deepspeed": deepspeed_files,
-    "slurm": slurm_files,
-}
-COMMANDS = {
-    "job.sbatch": "sbatch {folder}/job.sbatch",
-    "start.sh": "bash {folder}/start.sh",
-    "node.sh": "bash {folder}/node.sh",
-}
-PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 PORT = 29500
-FIRST_PORT, LAST_PORT = 1024, 65535
+TEMPLATES = Path(__file__).parent / "templates"
+NAME = re.compile(r"@([A-Z_]+)@")
+PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
+HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:-]*[A-Za-z0-9_])?")
+SLOTS = re.compile(rf"({HOST.pattern})\s+slots=(\d+)")
+
+# Ranks follow the order of the hosts, so that a node has the same part of the work in every start.
+TOGETHER = "--nnodes $NODES --node-rank $NODE_RANK --nproc-per-node $GPUS_PER_NODE --master-addr $MASTER_ADDR"
+LAUNCHERS = {  # name -> the command on one node, and on each of several
+    "accelerate": (
+        "accelerate launch --config_file $FOLDER/accelerate.yaml --main_process_port $MASTER_PORT",
+        "accelerate launch --config_file $FOLDER/accelerate.yaml --num_machines $NODES --machine_rank $NODE_RANK"
+        " --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT",
+    ),
+    "torchrun": (
+        "torchrun --standalone --nproc-per-node $GPUS_PER_NODE",
+        f"torchrun {TOGETHER} --master-port $MASTER_PORT",
+    ),
+    # Without --no_ssh it would start the other hosts by pdsh, and kill the run there 30 s after SIGTERM.
+    "deepspeed": (
+        "deepspeed --num_gpus $GPUS_PER_NODE --master_port $MASTER_PORT",
+        "deepspeed --hostfile $FOLDER/hostfile --no_ssh --num_nodes $NODES --node_rank $NODE_RANK"
+        " --num_gpus $GPUS_PER_NODE --master_addr $MASTER_ADDR --master_port $MASTER_PORT",
+    ),
+    "slurm": (f"torchrun {TOGETHER} --master-port $MASTER_PORT",) * 2,
+}
+ALONE = """NODE_RANK=0
+MASTER_PORT=${MASTER_PORT:-@PORT@} # two runs on one machine need different ones"""
+ONE_OF_SEVERAL = """NODE_RANK=${1:?which node of the hostfile is this? 0 for the first one}
+mapfile -t -n "$NODES" HOSTS < <(awk 'NF && $1 !~ /^#/ { print $1 }' "$FOLDER/hostfile")
+MASTER_ADDR=${HOSTS[0]} MASTER_PORT=${MASTER_PORT:-@PORT@} # two runs with the same first host need different ports"""
+IN_SLURM = """NODE_RANK=${SLURM_NODEID:?srun starts this script, from @FOLDER@/job.sbatch}
+mapfile -t HOSTS < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+MASTER_ADDR=${HOSTS[0]} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) # another one for each job"""
 
 
 def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
-    nodes: Annotated[int, typer.Option(help="How many machines.")] = 1,
-    gpus_per_node: Annotated[int, typer.Option(help="Processes on each of them, one per GPU.")] = 1,
-    engine: Annotated[
-        str, typer.Option("--launcher", help=f"What starts the processes: {', '.join(ENGINES)}.")
-    ] = "torchrun",
+    nodes: Annotated[int, typer.Option(min=1, help="How many machines.")] = 1,
+    gpus_per_node: Annotated[
+        int, typer.Option(min=1, help="Processes on each of them, one per GPU; without GPUs, processes.")
+    ] = 1,
+    launcher: Annotated[str, typer.Option(help=f"What starts the processes: {', '.join(LAUNCHERS)}.")] = "torchrun",
     hostfile: Annotated[Path | None, typer.Option(help="A line for each node: NAME slots=GPUS.")] = None,
     hosts: Annotated[str | None, typer.Option(help="Or their names: node-a,node-b.")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for the files; by default launch/NAME-ENGINE-NODESxGPUS.")
+        Path | None, typer.Option(help="Folder for the files; by default launch/NAME-LAUNCHER-NODESxGPUS.")
     ] = None,
-    port: Annotated[int, typer.Option(help="Where the processes meet, on the first node.")] = PORT,
-    interface: Annotated[
-        str | None, typer.Option(help="Network interface between the nodes; by default each finds its own.")
-    ] = None,
+    port: Annotated[
+        int, typer.Option(min=1024, max=65535, help="Where the processes meet, on the first node.")
+    ] = PORT,
     venv: Annotated[
         Path | None, typer.Option(help="The virtual environment on the nodes; by default this one.")
     ] = None,
-    no_ssh: Annotated[
-        bool, typer.Option("--no-ssh", help="Do not ask the hosts now whether they can be reached.")
-    ] = False,
     partition: Annotated[str | None, typer.Option(help="SLURM: the partition to queue in.")] = None,
     account: Annotated[str | None, typer.Option(help="SLURM: the account that pays.")] = None,
     time: Annotated[
@@ -70,7 +85,7 @@ def command(
     sbatch: Annotated[
         list[str] | None, typer.Option(help="SLURM: another option of sbatch: --sbatch=--qos=high. Repeat it.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over existing files.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
     """Write the files that start a recipe, on one or many nodes.
 
@@ -78,145 +93,187 @@ def command(
 
     Example: cpt launch recipe.yaml --nodes 2 --gpus-per-node 8 --launcher slurm --partition gpu
     """
-    refuse_bad_words(engine, nodes, gpus_per_node, port)
+    if launcher not in LAUNCHERS:
+        raise LaunchError(
+            f"--launcher {launcher}: no such launcher.{did_you_mean(launcher, LAUNCHERS)} There are:"
+            f" {', '.join(LAUNCHERS)}."
+        )
+    in_slurm = launcher == "slurm"
     of_slurm = {"--partition": partition, "--account": account, "--time": time}
-    options = (*(f"{name}={value}" for name, value in of_slurm.items() if value), *(sbatch or ()))
-    refuse_options_of_others(engine, options, hostfile, hosts)
-    refuse_ignored({"--no-ssh": no_ssh and not hosts and not hostfile}, "without --hosts or --hostfile")
-    if nodes == 1 and engine != "slurm":
-        refuse_ignored(
-            {"--interface": interface is not None, "--port": port != PORT and engine == "torchrun"}, "on one node"
-        )
+    options = [*(f"{name}={value}" for name, value in of_slurm.items() if value), *(sbatch or ())]
+    check_options(options, in_slurm, hostfile, hosts)
+    takes_any_port = in_slurm or (nodes == 1 and launcher == "torchrun")
+    refuse_ignored({"--port": port != PORT and takes_any_port}, "on one node with torchrun, nor with SLURM")
     loaded = load_recipe(recipe, overrides or (), lora=lora)
-    work = Path.cwd()
-    folder = output or Path("launch") / f"{loaded.name}-{engine}-{nodes}x{gpus_per_node}"
-    launch = Launch(
-        recipe=loaded,
-        file=recipe,
-        overrides=tuple(overrides or ()),
-        lora=lora,
-        engine=engine,
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        hosts=chosen_hosts(engine, hostfile, hosts, nodes, gpus_per_node),
-        port=port,
-        hostfile=hostfile.read_text(encoding="utf-8") if hostfile else "",
-        folder=folder_below(work, folder),
-        venv=work / (venv or Path(sys.prefix)),
-        work=work,
-        interface=interface,
-        sbatch=options,
-    )
-    refuse_contradictions(launch)
-    if launch.hosts and not no_ssh:
-        refuse_unreachable(launch.hosts)
-    write_files(launch, force=force)
+    check_processes(loaded, launcher, nodes, gpus_per_node)
+    work, alone = Path.cwd(), nodes == 1 and not in_slurm
+    folder = folder_below(work, output or Path("launch") / f"{loaded.name}-{launcher}-{nodes}x{gpus_per_node}")
+    if in_slurm and not loaded.training.get("use_cpu"):
+        options.insert(0, f"--gpus-per-node={gpus_per_node}")
+    values = {
+        "name": loaded.name,
+        "folder": str(folder),
+        "back": os.path.relpath(".", folder),
+        "recipe": shlex.join([shown(recipe, work), *(overrides or ()), *(["--lora"] if lora else [])]),
+        "launcher": LAUNCHERS[launcher][0 if alone else 1],
+        "nodes": nodes,
+        "gpus": gpus_per_node,
+        "processes": nodes * gpus_per_node,
+        "distributed_type": "MULTI_GPU" if nodes * gpus_per_node > 1 else "'NO'",
+        "venv": shlex.quote(shown(venv or Path(sys.prefix), work)),
+        "port": port,
+        "start": f"{'srun ' * in_slurm}bash {folder}/node.sh{'' if alone or in_slurm else ' NODE_RANK'}",
+        "sbatch": "\n".join(f"#SBATCH {option}" for option in options),
+    }
+    values["node"] = filled(IN_SLURM if in_slurm else ALONE if alone else ONE_OF_SEVERAL, values)
+    files = {name: template(name, values) for name in ("node.sh", "environment.sh")}
+    if launcher == "accelerate":
+        files["accelerate.yaml"] = template("accelerate.yaml", values)
+    if in_slurm:
+        files["job.sbatch"] = template("job.sbatch", values)
+    elif not alone:
+        files["hostfile"] = text_of_hostfile(hostfile, hosts, nodes, gpus_per_node)
+        files["start.sh"] = template("start.sh", values)
+    elif hosts or hostfile:
+        raise LaunchError("--hosts and --hostfile are for several nodes: add --nodes N.")
+    write_files(folder, files, force=force)
+    start = f"sbatch {folder}/job.sbatch" if in_slurm else f"bash {folder}/{'node' if alone else 'start'}.sh"
+    tell(f"{nodes * gpus_per_node} process(es) on {nodes} node(s), with {launcher}. Written to {folder}:")
+    tell(f"{', '.join(files)}. Read and edit them. Then, in this folder:\n\n    {start}")
 
 
-def refuse_bad_words(engine: str, nodes: int, gpus_per_node: int, port: int) -> None:
-    """What can be judged without the recipe."""
-    if engine not in ENGINES:
-        raise LaunchError(
-            f"--launcher {engine}: there is no such launcher.{did_you_mean(engine, ENGINES)} There are:"
-            f" {', '.join(ENGINES)}."
-        )
-    for option, number in {"--nodes": nodes, "--gpus-per-node": gpus_per_node}.items():
-        if number < 1:
-            raise LaunchError(
-                f"{option} {number}: a run has at least one. On a machine without GPUs, --gpus-per-node counts"
-                " processes."
-            )
-    if not FIRST_PORT <= port <= LAST_PORT:
-        raise LaunchError(
-            f"--port {port}: take one from {FIRST_PORT} to {LAST_PORT} that nothing on the first node uses."
-        )
+# --- checks -------------------------------------------------------------------------------------------------------
 
 
-def refuse_options_of_others(engine: str, sbatch: tuple[str, ...], hostfile: Path | None, hosts: str | None) -> None:
-    """An option that this engine would not read is a misunderstanding."""
-    if sbatch and engine != "slurm":
-        raise LaunchError(
-            f"{sbatch[0]} is an option of SLURM, but this is --launcher {engine}. Leave it out, or start it --launcher"
-            " slurm."
-        )
+def check_options(sbatch: Sequence[str], in_slurm: bool, hostfile: Path | None, hosts: str | None) -> None:
+    """Refuse options that the launcher would not read."""
+    if sbatch and not in_slurm:
+        raise LaunchError(f"{sbatch[0]} is an option of SLURM: add --launcher slurm, or leave it out.")
     for option in sbatch:
         if not option.startswith("-") or "\n" in option:
             raise LaunchError(f"--sbatch {option}: expected an option of sbatch, such as --sbatch=--qos=high")
-    if engine == "slurm" and (hostfile or hosts):
+    if in_slurm and (hostfile or hosts):
         raise LaunchError(
-            "SLURM chooses the nodes by itself. Leave --hosts and --hostfile out; for particular ones:"
+            "SLURM chooses the nodes: leave --hosts and --hostfile out. For particular ones:"
             " --sbatch=--nodelist=node-a,node-b"
         )
     if hostfile and hosts:
-        raise LaunchError("--hostfile and --hosts both name the nodes. Keep one.")
+        raise LaunchError("--hostfile and --hosts both name the nodes. Use one of them.")
+
+
+def check_processes(recipe: Recipe, launcher: str, nodes: int, gpus_per_node: int) -> None:
+    """Refuse a launcher or a number of processes that does not fit the recipe, before the job waits in a queue.
+
+    Raises:
+        LaunchError: DeepSpeed's launcher without a DeepSpeed profile; a global batch that does not divide.
+        RecipeError: groups of processes that share rows do not divide the processes.
+    """
+    if launcher == "deepspeed" and (recipe.training.get("fsdp") or not recipe.training.get("deepspeed")):
+        raise LaunchError(
+            "--launcher deepspeed, but the recipe has no DeepSpeed profile. Add"
+            " `training.deepspeed=deepspeed_configs/ds_config_production.json`, or use --launcher torchrun."
+        )
+    groups = groups_of_rows(recipe.training, nodes * gpus_per_node)
+    tokens, micro_batch = recipe.budget.global_batch_tokens, recipe.training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH)
+    if tokens is None or micro_batch == AUTO:
+        return
+    at_once = groups * int(micro_batch) * recipe.data.sequence_length
+    if tokens % at_once:
+        fitting = [n for n in range(1, 2 * nodes + 1) if tokens * nodes % (n * at_once) == 0]
+        raise LaunchError(
+            f"`budget.global_batch_tokens` is {tokens:,}, which does not divide into {nodes} node(s) x {gpus_per_node}"
+            f" processes x {MICRO_BATCH} {micro_batch} x sequence_length {recipe.data.sequence_length:,}: {at_once:,}"
+            " tokens. Make it a multiple of that"
+            + (f", or use one of these numbers of nodes: {', '.join(map(str, fitting))}." if fitting else ".")
+        )
 
 
 def folder_below(work: Path, folder: Path) -> Path:
-    """Where the files go.
+    """The folder for the files, relative to the one that the recipe's paths are relative to.
 
     Raises:
-        LaunchError: not below the folder that the recipe's paths are relative to, or with characters that scripts
-        would have to quote.
+        LaunchError: it is not below that one, or its name would need quotes in scripts.
     """
     whole = Path(os.path.normpath(work / folder))
     if not whole.is_relative_to(work) or whole == work:
-        raise LaunchError(
-            f"--output {folder}: the files belong into a folder below this one ({work}), which is where every node"
-            " starts. Name one: --output launch/NAME"
-        )
+        raise LaunchError(f"--output {folder}: expected a folder below this one ({work}), such as launch/NAME")
     if not PLAIN.fullmatch(str(whole.relative_to(work))):
-        raise LaunchError(
-            f"--output {folder}: take a name of letters, digits, `.`, `_`, `-` and `/`; it stands in shell scripts."
-        )
-    return whole
+        raise LaunchError(f"--output {folder}: use letters, digits, `.`, `_`, `-` and `/` only.")
+    return whole.relative_to(work)
 
 
-def chosen_hosts(
-    engine: str, hostfile: Path | None, hosts: str | None, nodes: int, gpus_per_node: int
-) -> tuple[str, ...]:
-    """The nodes' names; none where there is one node, since it is the one that the command is typed on."""
-    if engine == "slurm" or (nodes == 1 and not hostfile and not hosts):
-        return ()
-    if nodes == 1:
-        raise LaunchError(
-            "one node needs no --hosts and no --hostfile: type the command on that node. For several: --nodes N."
-        )
-    if hostfile:
-        return read_hostfile(hostfile, nodes=nodes, gpus_per_node=gpus_per_node)
-    if hosts:
-        return named_hosts(hosts, nodes=nodes)
-    raise LaunchError(
-        f"--nodes {nodes}: name them, --hosts node-a,node-b or --hostfile FILE. Where SLURM chooses them: --launcher"
-        " slurm"
-    )
-
-
-def write_files(launch: Launch, *, force: bool) -> None:
-    """Write them, and say the command.
+def text_of_hostfile(hostfile: Path | None, hosts: str | None, nodes: int, slots: int) -> str:
+    """The content of `hostfile`: the user's own, or one line for each of `--hosts`.
 
     Raises:
-        LaunchError: they are there already, or cannot be written.
+        LaunchError: hosts are missing, named twice or not names, or have other slots than asked for.
     """
-    files = ENGINES[launch.engine](launch)
-    there = [launch.shown(launch.folder / name) for name in files if (launch.folder / name).exists()]
-    if there and not force:
+    if hostfile is not None:
+        try:
+            text = hostfile.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as problem:
+            raise LaunchError(f"--hostfile {hostfile} cannot be read: {problem}.") from problem
+        where = str(hostfile)
+    elif hosts is not None:
+        text = "".join(f"{host.strip()} slots={slots}\n" for host in hosts.split(","))
+        where = "--hosts"
+    else:
         raise LaunchError(
-            f"{', '.join(there)} exist(s) already, and may have been edited. Write over with --force, or elsewhere:"
-            " --output FOLDER"
+            f"--nodes {nodes}: name them, --hosts node-a,node-b or --hostfile FILE. Where SLURM chooses them:"
+            " --launcher slurm"
+        )
+    found: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split("#", 1)[0].strip()
+        if not words:
+            continue
+        match = SLOTS.fullmatch(words)
+        if match is None or match[1] in found:
+            wrong = "is named twice" if match else f"expected `NAME slots={slots}`"
+            raise LaunchError(f"{where}:{number}: {words.split()[0] if match or hosts else words}: {wrong}.")
+        found[match[1]] = int(match[2])
+    if len(found) < nodes or (hosts is not None and len(found) > nodes):
+        raise LaunchError(f"{where} has {len(found)} host(s), but --nodes is {nodes}.")
+    for host, count in list(found.items())[:nodes]:
+        if count != slots:
+            raise LaunchError(f"{where}: {host} has {count} slots, but --gpus-per-node is {slots}.")
+    return text
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def shown(path: Path, work: Path) -> str:
+    """A path relative to the work folder where it is below it."""
+    whole = work / path
+    return str(whole.relative_to(work) if whole.is_relative_to(work) else whole)
+
+
+def template(name: str, values: dict[str, object]) -> str:
+    """The content of one file."""
+    return filled((TEMPLATES / name).read_text(encoding="utf-8"), values)
+
+
+def filled(text: str, values: dict[str, object]) -> str:
+    """The text with each @NAME@ replaced; braces and dollars belong to bash."""
+    return NAME.sub(lambda found: str(values[found[1].lower()]), text)
+
+
+def write_files(folder: Path, files: dict[str, str], *, force: bool) -> None:
+    """Write the files.
+
+    Raises:
+        LaunchError: they exist, or cannot be written.
+    """
+    existing = [str(folder / name) for name in files if (folder / name).exists()]
+    if existing and not force:
+        raise LaunchError(
+            f"{', '.join(existing)}: exists, and may have been edited. Overwrite with --force, or choose another"
+            " --output FOLDER."
         )
     try:
-        launch.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            (launch.folder / name).write_text(content, encoding="utf-8")
+            (folder / name).write_text(content, encoding="utf-8")
     except OSError as problem:
-        raise LaunchError(
-            f"--output {launch.folder}: {problem.strerror}. Name a folder that you can write: --output FOLDER"
-        ) from problem
-    folder = launch.shown(launch.folder)
-    started = next(name for name in COMMANDS if name in files)
-    tell(
-        f"{launch.processes} process(es) on {launch.nodes} node(s), with {launch.engine}. Written to {folder}:"
-        f" {', '.join(files)}."
-    )
-    tell("They say what they do; read and change them. Then, in this folder:\n")
-    tell(f"    {COMMANDS[started].format(folder=folder)}")
+        raise LaunchError(f"--output {folder}: {problem.strerror}. Choose a folder that you can write.") from problem

@@ -1,14 +1,13 @@
 """Join the run's processes: what the launcher did not set up is set up here, before the model is built."""
 
 import atexit
-import json
 import logging
 import os
 import shutil
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,13 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate.utils import DeepSpeedPlugin
 
 from cpt.errors import LaunchError, ResourceError
 from cpt.hardware import Gpu, announce_compiling, find_gpus, require_programs, scripts_folder
-from cpt.launchers.agree_on_fsdp import agree_on_fsdp
-from cpt.launchers.agree_on_parallelism import agree_on_parallelism
-from cpt.launchers.lost_processes import refuse_lost_processes
+from cpt.launchers.agreement import agree_with_launcher
 from cpt.ranks import is_main_process, leave, name_of_launcher, rank, world_size
 
 log = logging.getLogger(__name__)
@@ -63,26 +59,18 @@ class LaunchedAs:
     """How long a process waits for the others."""
 
 
-def join_processes(training: Mapping[str, Any], compare_nodes: Callable[[bool], None] | None = None) -> LaunchedAs:
+def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
     """Make this process part of the run; call it before anything of the model or the data, and `start_deepspeed` after
     the checks.
 
     Args:
         training: the recipe's `training:` section.
-        compare_nodes: looks whether the nodes fit together, before any of them takes its GPUs; it is told whether the
-            run is on the CPU.
 
     Raises:
-        LaunchError: the launcher started less than it was told to, or contradicts the recipe; the nodes do not fit
-        together.
+        LaunchError: the launcher started fewer processes than it was asked for, or contradicts the recipe.
         ResourceError: DeepSpeed, or the compilers that it needs here, are missing.
     """
-    refuse_lost_processes()
-    refuse_half_an_environment()
-    refuse_another_precision(training)
-    deepspeed_config = agree_on_deepspeed(training)
-    agree_on_fsdp(training)
-    agree_on_parallelism(training)
+    deepspeed_config = agree_with_launcher(training)
     on_cpu = (
         bool(training.get("use_cpu"))
         or os.environ.get("ACCELERATE_USE_CPU") == "True"
@@ -91,8 +79,6 @@ def join_processes(training: Mapping[str, Any], compare_nodes: Callable[[bool], 
     timeout = timedelta(seconds=training.get("ddp_timeout", DEFAULT_TIMEOUT_SECONDS))
     launched = LaunchedAs(name_of_launcher(), rank(), world_size(), on_cpu, deepspeed_config, timeout)
     quiet_known_noise()
-    if compare_nodes is not None:
-        compare_nodes(on_cpu)
     if on_cpu:
         os.environ.setdefault(
             "DS_ACCELERATOR", "cpu"
@@ -107,66 +93,6 @@ def join_processes(training: Mapping[str, Any], compare_nodes: Callable[[bool], 
     if deepspeed_config is not None or training.get("fsdp") or launched.world_size > 1:
         start_process_group(on_cpu, timeout)
     return launched
-
-
-def refuse_half_an_environment() -> None:
-    """WORLD_SIZE without RANK would make every process the main one."""
-    if world_size() > 1 and "RANK" not in os.environ:
-        raise LaunchError(
-            f"WORLD_SIZE is {world_size()}, but RANK is not set. Use a launcher (torchrun, accelerate, deepspeed), or"
-            " set both."
-        )
-
-
-def refuse_another_precision(training: Mapping[str, Any]) -> None:
-    """transformers takes accelerate's precision where the recipe names none: then the launch would change the run."""
-    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if precision == "fp8":
-        raise LaunchError(
-            "accelerate was started with mixed_precision fp8, in which nothing was trained here yet: whether its"
-            " losses are those of bf16 is not known, and GPUs before Ada and Hopper have none. Start with"
-            " `--mixed_precision bf16`, and write `training: {bf16: true}`."
-        )
-    if precision != "no" and not training.get(precision):
-        raise LaunchError(
-            f"accelerate was started with mixed_precision {precision}, which the recipe does not ask for. Write"
-            f" `training: {{{precision}: true}}` into the recipe, or `mixed_precision: 'no'` into accelerate's config."
-        )
-
-
-def agree_on_deepspeed(training: Mapping[str, Any]) -> str | dict[str, Any] | None:
-    """The DeepSpeed config of the recipe or of accelerate; both may name one only when they are equal."""
-    from_recipe: str | dict[str, Any] | None = training.get("deepspeed")
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
-        return from_recipe
-    file = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
-    from_accelerate = file or config_of_accelerate()
-    if from_recipe is not None and contents(from_recipe) != contents(from_accelerate):
-        named = file or "the values in its own config"
-        raise LaunchError(
-            f"the recipe's `training.deepspeed` is {from_recipe}, but accelerate was started with {named}, which"
-            " differs. Keep one: take `deepspeed` out of the recipe, or `deepspeed_config` out of accelerate's"
-            " config."
-        )
-    return from_accelerate if from_recipe is None else from_recipe
-
-
-def config_of_accelerate() -> dict[str, Any]:
-    """The config that accelerate makes of `zero_stage` and the like; what it leaves out follows the recipe."""
-    config: dict[str, Any] = DeepSpeedPlugin().deepspeed_config
-    del config["steps_per_print"]  # infinite, which the Trainer sets again by itself
-    return {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "zero_force_ds_cpu_optimizer": False, **config}
-
-
-def contents(config: str | dict[str, Any]) -> dict[str, Any]:
-    """What the config says, wherever it is written."""
-    if isinstance(config, dict):
-        return config
-    try:
-        read: dict[str, Any] = json.loads(Path(config).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as problem:
-        raise LaunchError(f"DeepSpeed config {config}: {problem}") from problem
-    return read
 
 
 def quiet_known_noise() -> None:

@@ -1,177 +1,63 @@
-"""Start a run, watch it, and start it again where it ended before its time or stands still, within a budget."""
+"""Start a run, watch it, and restart it where it died or hangs, within a budget."""
 
 import os
 import signal
-import subprocess
-import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Literal
 
-from cpt.errors import Interrupted, LaunchError, RestartNeeded, TrainingError
+from cpt.errors import CptError, Interrupted, LaunchError, RestartNeeded, TrainingError
 from cpt.launchers.attempts import (
-    FORWARDED,
     MOST_RESTARTS,
-    SUPERVISED,
     command_of_attempt,
-    die_with_parent,
-    kill_family,
     names_several_hosts,
     refuse_more_than_the_machine_holds,
-    send,
 )
-from cpt.launchers.restart_policy import Decision, Ended, next_move
 from cpt.launchers.watch import Watch, patience
+from cpt.process import Child, ReceivedSignals, send
 from cpt.recipe.schema import Recipe
-from cpt.runs.events import FILE_NAME as EVENTS
 from cpt.runs.events import read_events, record_event, write_waiting_events
+from cpt.runs.folder import EVENTS
 from cpt.runs.record import Run, start_run
 from cpt.runs.signs import Sign, forget_signs, is_of_this_host, name_processes, pids_here, read_signs
 from cpt.safety.heartbeat import SIGNAL_FOR_STACKS, STACKS
 
-SECONDS_BETWEEN_LOOKS = 0.5
-FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a start
+SECONDS_BETWEEN_LOOKS = 0.5  # at the heartbeats
 SECONDS_FOR_STACKS = 2.0
 SECONDS_FOR_OTHER_SUPERVISORS = 60.0  # each looks at the run's folder before it starts its processes
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a restart
+SAME_STEP_LIMIT = 3  # failures at the same step
+SECONDS_OF_BUDGET = 3600.0
 
 
-def seconds_before_next(endings: Sequence[Ended]) -> float:
-    """Longer after each failure; what the run learned to need less memory is tried at once."""
-    failures = sum(ending.error != RestartNeeded.__name__ for ending in endings)
-    return 0.0 if endings[-1].error == RestartNeeded.__name__ else min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
+@dataclass(frozen=True)
+class Ended:
+    """How one attempt ended."""
+
+    code: int
+    """Of the process that was started; launchers change it."""
+    state: str
+    """Of status.json; `running` where the run died before it could write another."""
+    error: str | None
+    own_code: int | None
+    """The exit code that the run itself wrote to status.json."""
+    message: str
+    step: int
+    """The last one of any process."""
+    hung: bool
+    at: float
+    """Seconds of a monotonic clock."""
 
 
-@dataclass
-class Supervisor:
-    """Runs the attempts.
+@dataclass(frozen=True)
+class Decision:
+    """What to do after an attempt."""
 
-    Args:
-        run: the run's folder.
-        words: the command of an attempt.
-        restarts: allowed in one hour; None: start it once, and again only where the run asks for it (RestartNeeded).
-        resumes: start again after an error, too.
-    """
-
-    run: Run
-    words: Sequence[str]
-    restarts: int | None = MOST_RESTARTS
-    resumes: bool = True
-    asked_to_stop: int = 0
-    interrupts: int = 0
-    wake: threading.Event = field(default_factory=threading.Event)
-
-    def supervise(self) -> Decision:
-        """Start the run until it is done, given up or told to stop."""
-        before = {number: signal.signal(number, self.at_signal) for number in FORWARDED}
-        endings: list[Ended] = []
-        try:
-            while True:
-                endings.append(self.attempt(len(endings)))
-                decision = next_move(endings, restarts=self.restarts, resumes=self.resumes)
-                if self.asked_to_stop and (
-                    decision.what == "again" or self.restarts is None and endings[-1].own_code is None
-                ):
-                    decision = Decision(
-                        "stop", f"{signal.Signals(self.asked_to_stop).name}: {decision.why}", Interrupted.exit_code
-                    )
-                if decision.what != "again":
-                    if decision.what == "give up" and self.restarts is not None:
-                        self.tell("gave_up", f"{decision.why}. Not started again.", endings[-1])
-                    return decision
-                self.tell("restart", f"{decision.why}. Starting again (restart {len(endings)}).", endings[-1])
-                self.wake.wait(seconds_before_next(endings))
-        finally:
-            write_waiting_events(self.run.folder)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def attempt(self, number: int) -> Ended:
-        """One start to its end.
-
-        Args:
-            number: of attempts before it; what was asked for the first start only, such as `--resume PATH`, does not
-                count after it.
-        """
-        forget_signs(self.run.folder)
-        known, before = self.run.status().get("updated"), len(read_events(self.run.folder))
-        marks = {SUPERVISED: str(os.getpid()), "CPT_RESTART_COUNT": str(number)}
-        try:
-            child = subprocess.Popen(
-                self.words, env={**os.environ, **marks}, start_new_session=True, preexec_fn=die_with_parent
-            )
-        except OSError as problem:
-            raise LaunchError(f"--launcher: {self.words[0]} cannot be started: {problem.strerror}.") from problem
-        watch, hung, forwarded = Watch(self.run.folder), None, 0
-        while child.poll() is None:
-            self.wake.wait(SECONDS_BETWEEN_LOOKS)
-            self.wake.clear()
-            if self.interrupts > 1:
-                kill_family(child.pid)
-            elif self.asked_to_stop and self.asked_to_stop != forwarded:
-                forwarded = self.asked_to_stop
-                self.forward(forwarded, child.pid)
-            hung = watch.hung(time.monotonic())
-            if hung is not None:
-                self.end_hung(hung, watch.gone(time.monotonic()), child.pid)
-                break
-        gone = [sign for sign in watch.gone(time.monotonic()) if not is_of_this_host(sign)]
-        code = child.wait()
-        kill_family(child.pid)  # what a launcher that was killed left behind
-        ended = self.ending(code, hung is not None, known)
-        if gone and not ended.message:  # a library ended the others: NCCL's watchdog
-            ended = replace(ended, message=self.without_life(gone))
-        # A rank that ran out of memory may be the only one that could say so: the others wait for it on their GPUs.
-        learned = [
-            event
-            for event in read_events(self.run.folder)[before:]
-            if event["kind"] == "out_of_memory" and event.get("restart")
-        ]
-        return replace(ended, error=RestartNeeded.__name__, message=learned[-1]["message"]) if learned else ended
-
-    def forward(self, number: int, launcher: int) -> None:
-        """Tell the run's own processes: launchers pass signals on in ways of their own."""
-        for pid in pids_here(self.run.folder) or [launcher]:
-            send(pid, number)
-
-    def without_life(self, gone: Sequence[Sign]) -> str:
-        """Which processes the others wait for."""
-        return f"{name_processes(gone, read_signs(self.run.folder))} gives no sign of life"
-
-    def end_hung(self, sign: Sign, gone: Sequence[Sign], launcher: int) -> None:
-        """Write down where every process stands, then end them all."""
-        cause = f" {self.without_life(gone)}." if gone else ""
-        self.tell(
-            "hang",
-            f"process {sign.rank} (pid {sign.pid} on {sign.host}) made no progress for {patience(sign):.0f} s after"
-            f" step {sign.step} ({sign.phase}).{cause} The stacks are in {self.run.folder / STACKS}; all processes of"
-            " this host are ended.",
-        )
-        for pid in pids_here(self.run.folder):
-            send(pid, SIGNAL_FOR_STACKS)
-        time.sleep(SECONDS_FOR_STACKS)
-        kill_family(launcher)
-
-    def ending(self, code: int, hung: bool, known: str | None) -> Ended:
-        """What the attempt left behind."""
-        status = self.run.status()
-        told = status.get("state", "running")
-        if known == status.get("updated") and told != "finished":
-            status, told = {}, "running"  # it died before it could say anything
-        step = max([sign.step for sign in read_signs(self.run.folder)] + [0])
-        message = str(status.get("message", "")) if told != "running" else ""
-        error = status.get("error") if told != "running" else None
-        own_code = status.get("exit_code") if told != "running" else None
-        return Ended(code, told, error, own_code, message, step, hung, time.monotonic())
-
-    def at_signal(self, number: int, _: object) -> None:
-        """Pass it on; a second SIGINT ends everything."""
-        self.asked_to_stop = self.asked_to_stop or number
-        self.interrupts += number == signal.SIGINT
-        self.wake.set()
-
-    def tell(self, kind: str, message: str, ending: Ended | None = None) -> None:
-        """One event."""
-        record_event(self.run.folder, kind, message, step=ending.step if ending else None)
+    what: Literal["done", "again", "give up", "stop"]
+    why: str = ""
+    code: int = 0
 
 
 def supervise_run(
@@ -183,19 +69,19 @@ def supervise_run(
     launcher: str | None = None,
     restarts: int | None = MOST_RESTARTS,
 ) -> None:
-    """Start a run's processes and wait for their end; with `--supervise`, restart them as often as it helps and is
-    allowed.
+    """Start a run and wait for its end; with `--supervise`, restart it where that helps.
 
     Args:
         arguments: of cpt/train.py, for every attempt.
         new: begin a run beside one of the same name.
-        restarts: allowed in one hour; None without `--supervise`: this process then ends with the run's own exit code.
+        restarts: allowed in one hour. None, without `--supervise`: restart only where the run itself asks for it, and
+            end with the run's own exit code.
 
     Raises:
-        Interrupted: it was told to stop, and has saved.
-        LaunchError: a launcher started this process; it has to be the other way round.
-        RecipeError: the run's folder belongs to another recipe, or cannot be written.
-        TrainingError: it was given up.
+        Interrupted: a signal ended the run, which has saved.
+        LaunchError: a launcher started this process; or `processes` are more than the machine can run.
+        RecipeError: the run's folder belongs to another recipe, or is not writable.
+        TrainingError: the run failed and is not restarted.
     """
     if "RANK" in os.environ:
         raise LaunchError(
@@ -220,7 +106,163 @@ def supervise_run(
     if decision.what == "stop":
         raise Interrupted(decision.why)
     if decision.what == "give up":
-        happened = f" What happened is in {run.folder / EVENTS}." if (run.folder / EVENTS).exists() else ""
-        problem = TrainingError(f"{decision.why.removesuffix('.')}.{happened}")
+        events = f" The events are in {run.folder / EVENTS}." if (run.folder / EVENTS).exists() else ""
+        problem = TrainingError(f"{decision.why.removesuffix('.')}.{events}")
         problem.exit_code = decision.code if restarts is None else TrainingError.exit_code
         raise problem
+
+
+@dataclass
+class Supervisor:
+    """Runs the attempts.
+
+    Args:
+        run: the run's folder.
+        words: the command of an attempt.
+        restarts: as in `supervise_run`.
+        resumes: restart after errors too.
+    """
+
+    run: Run
+    words: Sequence[str]
+    restarts: int | None = MOST_RESTARTS
+    resumes: bool = True
+    endings: list[Ended] = field(default_factory=list)
+
+    def supervise(self) -> Decision:
+        """Start the run until it is done, given up or stopped by a signal."""
+        between = ReceivedSignals()  # while a child runs, it has the signals
+        try:
+            with between.noted():
+                while True:
+                    ending, number = self.attempt()
+                    self.endings.append(ending)
+                    decision = next_move(self.endings, restarts=self.restarts, resumes=self.resumes)
+                    if decision.what == "again" and not number and not between.first:
+                        self.record("restart", f"{decision.why}. Restart {len(self.endings)}.", ending)
+                        between.wait(seconds_before_next(self.endings))
+                    number = number or between.first
+                    died_of_it = self.restarts is None and ending.own_code is None and decision.what == "give up"
+                    if number and (decision.what == "again" or died_of_it):
+                        reason = f"{signal.Signals(number).name}: {decision.why}"
+                        return Decision("stop", reason, Interrupted.exit_code)
+                    if decision.what == "give up" and self.restarts is not None:
+                        self.record("gave_up", f"{decision.why}. Not restarted.", ending)
+                    if decision.what != "again":
+                        return decision
+        finally:
+            write_waiting_events(self.run.folder)
+
+    def attempt(self) -> tuple[Ended, int]:
+        """Start the run once and wait for its end; how it ended, and the signal that was forwarded to it or 0."""
+        folder = self.run.folder
+        forget_signs(folder)
+        known, before = self.run.status().get("updated"), len(read_events(folder))
+        # SLURM sends SIGUSR1 to all processes of a step; torchrun would die of it and leave its workers behind.
+        child = Child(self.words, environment={"CPT_RESTART_COUNT": str(len(self.endings))}, ignores=signal.SIGUSR1)
+        watch, hung, looked_at = Watch(folder), None, 0.0
+
+        def look() -> bool:
+            nonlocal hung, looked_at
+            now = time.monotonic()
+            if now - looked_at >= SECONDS_BETWEEN_LOOKS:
+                looked_at, hung = now, watch.hung(now)
+                if hung is not None:
+                    self.record_hang(hung, watch.gone(now))
+            return hung is not None
+
+        code, number = child.wait_for_end(look, lambda number: self.forward(number, child.pid))
+        gone = [sign for sign in watch.gone(time.monotonic()) if not is_of_this_host(sign)]
+        state, error, own_code, message = self.last_words(known)
+        if gone and not message:  # a library ended the processes: NCCL's watchdog
+            message = without_heartbeat(gone, read_signs(folder))
+        # A rank that ran out of memory may be the only one that could record it: the others wait for it on their GPUs.
+        for event in read_events(folder)[before:]:
+            if event["kind"] == "out_of_memory" and event.get("restart"):
+                error, message = RestartNeeded.__name__, event["message"]
+        step = max((sign.step for sign in read_signs(folder)), default=0)
+        return Ended(code, state, error, own_code, message, step, hung is not None, time.monotonic()), number
+
+    def forward(self, number: int, launcher: int) -> None:
+        """Send a signal to the run's own processes, since launchers treat signals in their own ways; to the launcher
+        where none of them listens yet."""
+        pids = pids_here(self.run.folder)
+        for pid in pids:
+            send(pid, number)
+        if not pids:
+            send(launcher, signal.SIGTERM if number == signal.SIGUSR1 else number)
+
+    def record_hang(self, sign: Sign, gone: Sequence[Sign]) -> None:
+        """Record which process hangs, and have every process write where it is."""
+        cause = f" {without_heartbeat(gone, read_signs(self.run.folder))}." if gone else ""
+        self.record(
+            "hang",
+            f"process {sign.rank} (pid {sign.pid} on {sign.host}) made no progress for {patience(sign):.0f} s after"
+            f" step {sign.step} ({sign.phase}).{cause} The stacks are in {self.run.folder / STACKS}; all processes of"
+            " this host are ended.",
+        )
+        for pid in pids_here(self.run.folder):
+            send(pid, SIGNAL_FOR_STACKS)
+        time.sleep(SECONDS_FOR_STACKS)
+
+    def last_words(self, known: str | None) -> tuple[str, str | None, int | None, str]:
+        """State, error, exit code and message that the attempt wrote to status.json.
+
+        Args:
+            known: when the status was written that was there before.
+        """
+        status = self.run.status()
+        state = status.get("state", "running")
+        if state == "running" or (status.get("updated") == known and state != "finished"):
+            return "running", None, None, ""
+        return state, status.get("error"), status.get("exit_code"), str(status.get("message", ""))
+
+    def record(self, kind: str, message: str, ending: Ended | None = None) -> None:
+        """Record an event of the run."""
+        record_event(self.run.folder, kind, message, step=ending.step if ending else None)
+
+
+def next_move(endings: Sequence[Ended], *, restarts: int | None, resumes: bool = True) -> Decision:
+    """Whether to restart, from how all attempts ended.
+
+    Args:
+        restarts: allowed in one hour; None: only the run itself may ask for a restart.
+        resumes: False where the recipe has `safety.on_error: abort`.
+    """
+    last = endings[-1]
+    # On another host than the main process's, the file may show the end a little later.
+    if last.state == "finished" or (last.state == "running" and last.code == 0):
+        return Decision("done")
+    if last.error == RestartNeeded.__name__:
+        return Decision("again", last.message)
+    if last.state == "interrupted":
+        return Decision("stop", last.message, Interrupted.exit_code)
+    if last.own_code == CptError.exit_code and last.error != LaunchError.__name__:
+        return Decision("give up", last.message, CptError.exit_code)
+    how = "hung" if last.hung else f"ended with code {last.code}"
+    cause = ": ".join(filter(None, (last.error, last.message)))
+    why = f"the run {how} after step {last.step}" + (f" ({cause})" if cause else "")
+    failures = [ending for ending in endings if ending.error != RestartNeeded.__name__]
+    recent = sum(last.at - ending.at < SECONDS_OF_BUDGET for ending in failures)
+    if restarts is None:
+        why += ". `cpt train --supervise` restarts a run automatically from its newest checkpoint"
+    elif not resumes:
+        why += "; with `safety.on_error: abort` it is not restarted"
+    elif Counter(ending.step for ending in failures)[last.step] >= SAME_STEP_LIMIT:
+        why += f", like {SAME_STEP_LIMIT - 1} attempts before: a restart does not help"
+    elif recent > restarts:
+        why += f", and it was already restarted {restarts} times in an hour (--restarts)"
+    else:
+        return Decision("again", why)
+    return Decision("give up", why, last.own_code or 1)
+
+
+def seconds_before_next(endings: Sequence[Ended]) -> float:
+    """Longer after each failure; none where the run itself asked for the restart."""
+    failures = sum(ending.error != RestartNeeded.__name__ for ending in endings)
+    return 0.0 if endings[-1].error == RestartNeeded.__name__ else min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
+
+
+def without_heartbeat(gone: Sequence[Sign], everyone: Sequence[Sign]) -> str:
+    """Which processes the others wait for."""
+    return f"{name_processes(gone, everyone)} has no heartbeat any more"

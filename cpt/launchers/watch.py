@@ -1,7 +1,6 @@
-"""Whether a run that was started still makes progress, seen from outside by its signs of life.
+"""Whether a run still makes progress, as its heartbeat files show from outside.
 
-Each host's supervisor answers for the processes of its own host. One that starts processes on other hosts only, from a
-login node, answers for all.
+Each host's supervisor watches the processes of its own host; one on a login node, which has none, watches all.
 """
 
 import os
@@ -13,9 +12,9 @@ from cpt.runs.signs import Sign, is_of_this_host, read_signs
 
 LEAST_PATIENCE = 30.0  # seconds without progress in a step
 STEPS_OF_PATIENCE = 5  # median steps
-# Seconds without a sign: before the first and after the last step any work is one, in an evaluation each batch, in a
-# save nothing.
 SECONDS_TO_BE_GONE = 10.0  # five pulses
+# Before the first and after the last step any CPU work counts as progress, in an evaluation each batch, in a save
+# nothing.
 PATIENCE = {"starting": 3600.0, "first steps": 600.0, "between": 1800.0, "ending": 3600.0}
 
 
@@ -30,20 +29,20 @@ def patience(sign: Sign) -> float:
 
 @dataclass
 class Watch:
-    """Sees which process made no progress for too long, by this machine's clock."""
+    """Finds the process that made no progress for too long, by this machine's clock."""
 
     folder: Path
     beats: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
-    """(rank, pid) -> the last count, and when it was seen first."""
+    """(rank, pid) -> the last count of progress, and when it was seen first."""
     pulses: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
-    """The same of what shows only that the process is there."""
+    """The same for the count that goes up while the process exists."""
 
     def hung(self, now: float) -> Sign | None:
-        """The process that was silent for longest past its patience, if any.
+        """The process with the longest silence beyond its patience, if any.
 
-        Of processes that start or end one may work while the others wait for it, so there the last sign of any of them
-        counts. On a disk that is read-only nobody can give a sign, and after the run is finished nobody has to: then
-        its verdict is being made.
+        While processes start or end, one may work while the others wait for it, so there the last heartbeat of any
+        of them counts. On a read-only disk there are no heartbeats; after the run is finished, none are needed: its
+        verdict is being made.
         """
         if not os.access(self.folder, os.W_OK):
             self.beats.clear()
@@ -65,7 +64,7 @@ class Watch:
         )
 
     def gone(self, now: float) -> list[Sign]:
-        """The processes that gave no sign of life for a while, as far as they did not say that they end."""
+        """The processes whose heartbeat stopped without a record of their end."""
         signs = [
             sign for sign in read_signs(self.folder) if sign.ended is None and (sign.rank, sign.pid) in self.pulses
         ]
@@ -73,6 +72,6 @@ class Watch:
 
 
 def note(counts: dict[tuple[int, int], tuple[int, float]], sign: Sign, count: int, now: float) -> None:
-    """When a process's count was seen first."""
+    """Note when a process's count was seen first."""
     if counts.get((sign.rank, sign.pid), (-1, now))[0] != count:
         counts[sign.rank, sign.pid] = (count, now)

@@ -1,26 +1,184 @@
-"""`cpt mixture RECIPE`: what the run will really read of each source, before it starts."""
+"""`cpt mixture RECIPE`: what the run will read of each source, before it starts."""
 
 import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from cpt.command_line import refuse_ignored
 from cpt.console import open_console
 from cpt.data.build import build_data
-from cpt.data.form_of_stage import form_of_stage
-from cpt.errors import RecipeError
-from cpt.mixture.forecast import Forecast, forecast
-from cpt.mixture.plot import plot_forecast
-from cpt.mixture.table import print_forecast
+from cpt.data.readers.forms import form_of_stage
+from cpt.errors import ResourceError
+from cpt.mixture.forecast import Forecast, SourceForecast, forecast
 from cpt.optim.schedules import phases_in_tokens
-from cpt.probe.probe import Options, run_probe
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.tokenizer.load import load_tokenizer
+
+BARS = " ▁▂▃▄▅▆▇█"
+SHORTEST, LONGEST = 4, 20  # of the histogram: powers of two; what is shorter or longer stands at the ends
+
+
+def print_forecast(forecast: Forecast, console: Console) -> None:
+    console.print(sources_table(forecast))
+    console.print(documents_table(forecast))
+    if forecast.phases:
+        console.print(phases_table(forecast))
+    for remark in forecast.remarks:
+        console.print(escape(remark), highlight=False)
+    verdict = "The mixture is reached" if forecast.is_reached else "[red]The mixture is not reached[/red]"
+    console.print(f"{verdict}: {forecast.tokens:,} tokens in {forecast.rows:,} rows.", highlight=False)
+
+
+def sources_table(forecast: Forecast) -> Table:
+    """A row for each source."""
+    table = Table(title=f"What {escape(forecast.name)} will read")
+    table.add_column("source")
+    for heading in ("tokens", "documents", "held out", "asked", "seen", "epochs", "padding"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    licensed = any(source.licence for source in forecast.sources)
+    if licensed:
+        table.add_column("licence")
+    for source in forecast.sources:
+        about = "~" if source.is_estimate else ""
+        counts = [f"{about}{number:,}" for number in (source.tokens, source.documents, source.held_out)]
+        figures = f"{source.asked:.2%}", f"{source.seen:.2%}", f"{source.epochs:.2f}", f"{source.padding:.2%}"
+        table.add_row(escape(source.name), *counts, *figures, *([escape(source.licence or "")] if licensed else []))
+    return table
+
+
+def documents_table(forecast: Forecast) -> Table:
+    """How long each source's documents are, and what was left out of it."""
+    table = Table("source", title=f"Documents by length, from 2^{SHORTEST} to 2^{LONGEST} tokens")
+    table.add_column("length", no_wrap=True)
+    table.add_column("left out")
+    for source in forecast.sources:
+        table.add_row(escape(source.name), histogram(source), escape(left_out(source)) or "nothing")
+    return table
+
+
+def phases_table(forecast: Forecast) -> Table:
+    """A row for each phase, a column for each source."""
+    table = Table("from token", "to token", title="Shares in each phase")
+    for source in forecast.sources:
+        table.add_column(escape(source.name), justify="right")
+    for phase in forecast.phases:
+        rate = (
+            ""
+            if phase.until_learning_rate is None
+            else f" (learning rate at {phase.until_learning_rate:g} of its peak)"
+        )
+        table.add_row(
+            f"{phase.first_token:,}", f"{phase.end_token:,}{rate}", *(f"{share:.2%}" for share in phase.seen.values())
+        )
+    return table
+
+
+def histogram(source: SourceForecast) -> str:
+    """A bar for each power of two, as high as its share of the documents."""
+    heights = [0] * (LONGEST - SHORTEST + 1)
+    for length, count in source.lengths.items():
+        heights[min(max(length.bit_length() - 1, SHORTEST), LONGEST) - SHORTEST] += count
+    return "".join(BARS[-(-height * (len(BARS) - 1) // max(heights))] for height in heights)
+
+
+def left_out(source: SourceForecast) -> str:
+    """`12 shorter than 200 characters, 3 bad rows (invalid UTF-8)`."""
+    dropped = [f"{count:,} {reason}" for reason, count in source.dropped.items()]
+    return ", ".join(dropped + [f"{count:,} bad rows ({reason})" for reason, count in source.bad_rows.items()])
+
+
+# --- plot ---
+
+
+def plot_forecast(forecast: Forecast, path: Path) -> None:
+    """Write a picture; its format follows from the name.
+
+    Raises:
+        ResourceError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure  # without pyplot: no display, no state
+    except ImportError as problem:
+        raise ResourceError("`--plot` needs matplotlib. Install it: pip install 'cpt[plots]'") from problem
+    panels = 3 if forecast.phases else 2
+    figure = Figure(figsize=(6 * panels, 1.5 + max(3.5, 0.35 * len(forecast.sources))), layout="constrained")
+    axes: Any = figure.subplots(1, panels)
+    draw_shares(forecast, axes[0])
+    draw_lengths(forecast, axes[1])
+    if forecast.phases:
+        draw_phases(forecast, axes[2])
+    figure.suptitle(f"What {forecast.name} will read: {forecast.tokens:,} tokens")
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as problem:
+        raise ResourceError(
+            f"{path}: cannot write the picture ({problem}). Give `--plot` the name of a .png file."
+        ) from problem
+
+
+def draw_shares(forecast: Forecast, axes: Any) -> None:
+    """Two bars for each source, with its epochs."""
+    places = range(len(forecast.sources))
+    axes.barh(
+        [place - 0.2 for place in places],
+        [100 * source.asked for source in forecast.sources],
+        0.4,
+        label="asked",
+        color="0.75",
+    )
+    bars = axes.barh(
+        [place + 0.2 for place in places], [100 * source.seen for source in forecast.sources], 0.4, label="seen"
+    )
+    axes.bar_label(bars, [f"read {source.epochs:.2f} times" for source in forecast.sources], padding=3, fontsize=8)
+    axes.set_yticks(list(places), [source.name for source in forecast.sources])
+    axes.set_xlim(0, 125 * max(source.seen for source in forecast.sources))
+    axes.invert_yaxis()
+    axes.set_xlabel("share of the run's tokens (%)")
+    axes.legend(fontsize=8)
+
+
+def draw_lengths(forecast: Forecast, axes: Any) -> None:
+    """A line for each source."""
+    for source in forecast.sources:
+        shortest, longest = min(source.lengths).bit_length() - 1, max(source.lengths).bit_length()
+        lengths = [2**exponent for exponent in range(shortest, longest + 1)]
+        axes.step(
+            lengths,
+            [100 * source.lengths.get(length, 0) / source.documents for length in lengths],
+            where="post",
+            label=source.name,
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("tokens in a document")
+    axes.set_ylabel("share of the source's documents (%)")
+    axes.legend(fontsize=8)
+
+
+def draw_phases(forecast: Forecast, axes: Any) -> None:
+    """A band for each source over the run's tokens."""
+    edges = [part.first_token for part in forecast.course] + [forecast.course[-1].end_token]
+    shares = [[100 * part.seen[source.name] for part in forecast.course] for source in forecast.sources]
+    axes.stackplot(
+        edges,
+        [[*share, share[-1]] for share in shares],
+        step="post",
+        labels=[source.name for source in forecast.sources],
+    )
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_ylim(0, 100)
+    axes.set_xlabel("tokens of the run")
+    axes.set_ylabel("share of the tokens, as the run goes on (%)")
+    axes.legend(fontsize=8, loc="upper right")
+
+
+# --- command ---
 
 
 def command(
@@ -28,23 +186,6 @@ def command(
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a picture of the shares too: shares.png.")] = None,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Short runs over shares of replay and learning rates; forecast the whole.")
-    ] = False,
-    shares: Annotated[str | None, typer.Option(help="--probe: shares of replay, by default 0,0.1,0.3.")] = None,
-    rates: Annotated[
-        str | None, typer.Option(help="--probe: peak learning rates, by default the recipe's and a third of it.")
-    ] = None,
-    probe_tokens: Annotated[
-        int | None, typer.Option(help="--probe: tokens of a short run; by default all take 20 % of the budget.", min=1)
-    ] = None,
-    replay: Annotated[
-        list[str] | None, typer.Option(help="--probe: a source that is replay; by default named in evaluation.retain.")
-    ] = None,
-    launcher: Annotated[
-        str | None, typer.Option(help="--probe: what starts each run, such as 'accelerate launch'.")
-    ] = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="--probe: only list the runs and their cost.")] = False,
 ) -> None:
     """Count what a run will see of each source.
 
@@ -52,12 +193,6 @@ def command(
 
     Example: cpt mixture recipe.yaml --plot shares.png
     """
-    options = Options(shares, rates, probe_tokens, replay or (), launcher, dry)
-    refuse_ignored({"--plot": plot is not None and dry}, "with --dry-run, which measures nothing")
-    if probe:
-        raise typer.Exit(run_probe(load_recipe(recipe, overrides or ()), options, as_json=as_json, picture=plot))
-    if options.given():
-        raise RecipeError(f"{', '.join(options.given())} belong(s) to a probe. Add --probe.")
     told = forecast_recipe(load_recipe(recipe, overrides or ()))
     if as_json:
         sys.stdout.write(json.dumps(asdict(told), indent=2) + "\n")

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cpt.data.checking.report import SourceReport
-from cpt.data.mixture.phases import asked_shares, shares_over
-from cpt.data.mixture.repeats import refused, rows_of_run
-from cpt.data.prepared import PreparedData
+from cpt.data.mixture import asked_shares, shares_over
+from cpt.data.prepared import PreparedData, SourceReport, refused, rows_of_run
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.schema import Data, Recipe
 
@@ -17,8 +15,6 @@ WORTHWHILE_EPOCHS = 4  # up to so many repeats are about as good as new text (ar
 
 @dataclass(frozen=True)
 class SourceForecast(SourceReport):
-    """One source over the whole run."""
-
     asked: float
     """Share of the run's tokens."""
     seen: float
@@ -40,8 +36,6 @@ class PhaseForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run will see."""
-
     name: str
     tokens: int
     """Of the whole run, padding included."""
@@ -63,7 +57,7 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
         RecipeError: a phase ends at a learning rate that the schedule does not come to.
     """
     section = phases_in_tokens(recipe)
-    rows = rows_of_run(recipe.budget, data.tokens_of_epoch, recipe.data.sequence_length)
+    rows = rows_of_run(recipe.budget, data.num_rows, recipe.data.sequence_length)
     asked = shares_over(asked_shares(section, [report.tokens for report in data.sources]), rows).tolist()
     seen, epochs = data.shares(rows), data.epochs(rows)
     sources = [
@@ -153,7 +147,6 @@ def exhausted(recipe: Recipe, sources: list[SourceForecast]) -> list[str]:
 
 
 def repeated_often(sources: list[SourceForecast]) -> list[str]:
-    """The sources that are repeated more often than it pays."""
     often = [f"{source.name} ({source.epochs:.1f} times)" for source in sources if source.epochs > WORTHWHILE_EPOCHS]
     what = (
         f"Read more than {WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text (arXiv"

@@ -1,98 +1,125 @@
-"""What else the run does to its machine: memory of the host, processor, disks, network."""
+"""Add what the run does to its machine to each log: memory, CPU, disks, network, and the state of the GPU."""
 
+import importlib.util
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.hardware import GIB
-from cpt.monitoring.pace import Pace
+from cpt.runs.signs import read_signs
 
 MIB = 2**20
-IDLE = ("idle", "iowait", "steal")  # time in which no process of this machine computed
-COUNTED_TWICE = ("guest", "guest_nice")  # Linux adds it to user and nice as well
-
-
-@dataclass(frozen=True)
-class Counters:
-    """Of the whole machine, since it was switched on."""
-
-    at: float
-    processor_seconds: float
-    busy_seconds: float
-    bytes: dict[str, int]
-    """By figure; without disks where a container hides them."""
+SHARE = 0.001  # of the time may go into looking at the machine
+PEAK = "gpu_memory_peak_gib"
 
 
 class MachineUse(TrainerCallback):
-    """Adds `host_memory_gib`, `cpu_percent` and the rates of disks and network to logs of the training loss.
+    """Adds GPU memory to each log of the training loss, and the other figures as often as their cost allows.
 
-    Rates are means since the last look. The main process looks, at each log that is far enough from the last one (see
-    `Pace`).
+    `gpu_memory_allocated_gib` and `gpu_memory_reserved_gib` are the main process's at this moment; the peak is the
+    largest of all processes, from their heartbeats. Rates of CPU, disks and network are means since the last look, of
+    the whole machine. NVML gives the GPU's temperature, power and utilization.
+
+    Args:
+        run: the run's folder, with the heartbeats.
     """
 
-    def __init__(self) -> None:
-        self.pace = Pace()
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.next_look = 0.0
+        self.largest_peak = 0.0
+        self.has_nvml = importlib.util.find_spec("pynvml") is not None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """What was before is not the run's."""
-        self.before = read_counters()
+        """Start the rates."""
+        psutil.cpu_percent()
+        self.before = counters()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Look, and add what is seen."""
-        if "loss" in kwargs["logs"] and state.is_world_process_zero:
-            kwargs["logs"].update(self.pace.look(self.figures) or {})
+        """Only the main process looks."""
+        logs = kwargs["logs"]
+        if "loss" not in logs or not state.is_world_process_zero:
+            return
+        has_gpu = args.device.type == "cuda"
+        began = time.perf_counter()
+        if began >= self.next_look:
+            logs.update(self.machine())
+            if has_gpu:
+                logs.update(self.gpu_state())
+                self.largest_peak = max(self.largest_peak, peak_of_others(self.run, args.world_size))
+            ended = time.perf_counter()
+            self.next_look = ended + (ended - began) / SHARE
+        if has_gpu:
+            logs.update(gpu_memory())
+            logs[PEAK] = max(logs[PEAK], self.largest_peak)
 
-    def figures(self) -> dict[str, float]:
-        """Of this moment, and since the last."""
-        before, self.before = self.before, read_counters()
-        return {
-            "host_memory_gib": round(memory_of_processes(psutil.Process()) / GIB, 3),
-            **use_between(before, self.before),
+    def machine(self) -> dict[str, float]:
+        """Memory of this process and its children, CPU, and MiB per second of disks and network."""
+        before, self.before = self.before, counters()
+        seconds = self.before["seconds"] - before["seconds"]
+        rates = {
+            name: round((count - before.get(name, count)) / MIB / seconds, 3)
+            for name, count in self.before.items()
+            if name != "seconds" and seconds > 0
         }
+        memory = round(resident_bytes(psutil.Process()) / GIB, 3)
+        return {"host_memory_gib": memory, "cpu_percent": psutil.cpu_percent(), **rates}
+
+    def gpu_state(self) -> dict[str, float]:
+        """Empty if NVML does not answer, as in some containers and on parts of a GPU; then it is not asked again."""
+        if not self.has_nvml:
+            return {}
+        from pynvml import NVMLError
+
+        try:
+            return {
+                "gpu_temperature_celsius": torch.cuda.temperature(),
+                "gpu_power_watts": torch.cuda.power_draw() / 1000,
+                "gpu_utilization_percent": torch.cuda.utilization(),
+            }
+        except (NVMLError, RuntimeError):
+            self.has_nvml = False
+            return {}
 
 
-def use_between(before: Counters, after: Counters) -> dict[str, float]:
-    """Share of all cores that computed, and MiB a second."""
-    seconds, processor = after.at - before.at, after.processor_seconds - before.processor_seconds
-    figures = (
-        {"cpu_percent": round(100 * (after.busy_seconds - before.busy_seconds) / processor, 1)}
-        if processor > 0
-        else {}
-    )
-    rates = (
-        {name: (number - before.bytes.get(name, number)) / MIB / seconds for name, number in after.bytes.items()}
-        if seconds > 0
-        else {}
-    )
-    return figures | {name: round(rate, 3) for name, rate in rates.items()}
-
-
-def read_counters() -> Counters:
-    """The system's own."""
-    times = {name: seconds for name, seconds in psutil.cpu_times()._asdict().items() if name not in COUNTED_TWICE}
-    total = sum(times.values())
+def counters() -> dict[str, float]:
+    """Bytes of disks and network since the machine started; containers may hide disks."""
     disk, network = psutil.disk_io_counters(), psutil.net_io_counters()
-    counted: dict[str, int] = {}
+    found = {"seconds": time.monotonic()}
     if disk is not None:
-        counted |= {"disk_read_mib_per_second": disk.read_bytes, "disk_written_mib_per_second": disk.write_bytes}
+        found |= {"disk_read_mib_per_second": disk.read_bytes, "disk_written_mib_per_second": disk.write_bytes}
     if network is not None:
-        counted |= {
-            "network_received_mib_per_second": network.bytes_recv,
-            "network_sent_mib_per_second": network.bytes_sent,
-        }
-    return Counters(time.monotonic(), total, total - sum(times.get(name, 0.0) for name in IDLE), counted)
+        found["network_received_mib_per_second"] = network.bytes_recv
+        found["network_sent_mib_per_second"] = network.bytes_sent
+    return found
 
 
-def memory_of_processes(top: psutil.Process) -> int:
-    """Bytes that a process and those below it have in memory; pages that several share count for each."""
+def resident_bytes(top: psutil.Process) -> int:
+    """Memory of a process and its children; pages that several share count for each."""
     total: int = top.memory_info().rss
     for process in top.children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             total += process.memory_info().rss
     return total
+
+
+def gpu_memory() -> dict[str, float]:
+    """Memory of this process's GPU, without a synchronization."""
+    figures = torch.cuda.memory_stats()
+    return {
+        "gpu_memory_allocated_gib": round(figures.get("allocated_bytes.all.current", 0) / GIB, 3),
+        "gpu_memory_reserved_gib": round(figures.get("reserved_bytes.all.current", 0) / GIB, 3),
+        PEAK: round(figures.get("allocated_bytes.all.peak", 0) / GIB, 3),
+    }
+
+
+def peak_of_others(run: Path, processes: int) -> float:
+    """The largest peak in the heartbeats; those of higher ranks are of an earlier start."""
+    return max((sign.gpu_peak_gib or 0.0 for sign in read_signs(run) if sign.rank < processes), default=0.0)

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: a trace of a few steps by torch.profiler, and a table of the dearest operations."""
+"""Profile a few steps with torch.profiler: a trace, and a table of the most expensive operations."""
 
 from pathlib import Path
 from typing import Any
@@ -10,59 +10,45 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Profile
 from cpt.runs.events import record_event
+from cpt.runs.folder import PROFILE
 
-FOLDER = "profile"
 ROWS = 40
 
 
 class StepProfile(TrainerCallback):
-    """Profiles some steps of the main process, and writes `profile/steps-A-B.json.gz` and `steps-A-B.txt` into the
-    run's folder.
+    """Profiles steps of the main process and writes `profile/steps-A-B.json.gz` and `steps-A-B.txt`.
 
-    The step before them warms the profiler up. Steps that are not made to their end, since the run went back or
-    stopped, are told of.
+    The step before them warms the profiler up. An event reports steps that were not profiled.
 
     Args:
         run: the run's folder.
-        at_step: the first of them, counted from 1.
+        at_step: the first step, counted from 1.
         steps: how many.
-        memory: follow allocations too, which takes more time.
+        memory: record allocations too, which takes more time.
     """
 
     def __init__(self, run: Path, *, at_step: int, steps: int = 3, memory: bool = False) -> None:
-        self.folder, self.run = run / FOLDER, run
-        self.first, self.last, self.memory = at_step, at_step + steps - 1, memory
+        self.run, self.first, self.last, self.memory = run, at_step, at_step + steps - 1, memory
+        self.file = run / PROFILE / f"steps-{self.first}-{self.last}.txt"
         self.profiler: profile | None = None
-
-    @property
-    def name(self) -> str:
-        """Of its files."""
-        return f"steps-{self.first}-{self.last}"
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A run that goes on behind these steps does not come to them."""
-        if (
-            state.is_world_process_zero
-            and state.global_step >= self.first
-            and not (self.folder / f"{self.name}.txt").exists()
-        ):
-            self.tell(
-                "profile_left_out",
-                f"Steps {self.first} to {self.last} are not profiled: the run goes on from {state.global_step}.",
-            )
+        """A run that resumes after these steps does not profile them."""
+        if state.is_world_process_zero and state.global_step >= self.first and not self.file.exists():
+            self.report("profile_left_out", f"not profiled: the run resumes at step {state.global_step}")
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The Trainer's loop begins anew where the run went back, or where memory ended."""
-        self.give_up(state.global_step)
+        """The Trainer's loop starts again after a roll-back or an out-of-memory error."""
+        self.give_up("not profiled to their end, because the run went back or ran out of memory")
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Begin with the step before the first, which is not counted, or with the first of the run."""
+        """Begin with the step before the first one, or with the run's first."""
         if state.is_world_process_zero and self.profiler is None and state.global_step + 1 == max(1, self.first - 1):
             self.profiler = profile(
                 activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available(),
@@ -76,61 +62,42 @@ class StepProfile(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """After the last of them, write what was seen."""
+        """Write both files after the last step."""
         if self.profiler is None:
             return
         if state.global_step < self.last:
             self.profiler.step()
             return
-        self.profiler.stop()
-        self.write(self.profiler, args.device.type)
-        self.profiler = None
+        profiler, self.profiler = self.profiler, None
+        profiler.stop()
+        trace = self.file.with_suffix(".json.gz")
+        order = f"self_{args.device.type}_time_total"
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(trace))
+            table = profiler.key_averages().table(sort_by=order, row_limit=ROWS, max_name_column_width=80)
+            self.file.write_text(table)
+        except (OSError, RuntimeError) as problem:  # a full disk
+            self.report("profile_left_out", f"profiled, but the files cannot be written: {problem}")
+            return
+        self.report("profile", f"profiled: {trace} (open it in ui.perfetto.dev) and {self.file.name}")
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The run may end earlier."""
-        self.give_up(state.global_step)
+        """The run may end before the last of these steps."""
+        self.give_up("not profiled to their end, because the run ended")
 
-    def give_up(self, step: int) -> None:
-        """Drop what was seen so far."""
+    def give_up(self, why: str) -> None:
+        """Drop an unfinished profile."""
         if self.profiler is not None:
             self.profiler.stop()
             self.profiler = None
-            again = (
-                "they are when it comes there again"
-                if step < self.first - 1
-                else "the run does not come to them again"
-            )
-            self.tell(
-                "profile_left_out", f"Steps {self.first} to {self.last} were not profiled to their end: {again}."
-            )
+            self.report("profile_left_out", why)
 
-    def write(self, profiler: profile, device: str) -> None:
-        """Both files; a disk that is full costs the profile alone."""
-        table = profiler.key_averages().table(
-            sort_by=f"self_{device}_time_total", row_limit=ROWS, max_name_column_width=80
-        )
-        trace = self.folder / f"{self.name}.json.gz"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            profiler.export_chrome_trace(str(trace))
-            (self.folder / f"{self.name}.txt").write_text(table)
-        except (OSError, RuntimeError) as problem:
-            self.tell(
-                "profile_left_out",
-                f"The profile of steps {self.first} to {self.last} could not be written: {problem}.",
-            )
-            return
-        text = (
-            f"Steps {self.first} to {self.last} are profiled: {trace} (open it in ui.perfetto.dev), the dearest"
-            " operations in"
-        )
-        self.tell("profile", f"{text} {self.name}.txt beside it.")
-
-    def tell(self, kind: str, message: str) -> None:
-        """An event of the first of these steps."""
-        record_event(self.run, kind, message, step=self.first)
+    def report(self, kind: str, what: str) -> None:
+        """Record an event of the first of these steps."""
+        record_event(self.run, kind, f"Steps {self.first} to {self.last}: {what}.", step=self.first)
 
 
 def check_profiled_steps(profile: Profile | None, steps: int) -> None:
@@ -143,7 +110,4 @@ def check_profiled_steps(profile: Profile | None, steps: int) -> None:
         RecipeError: with the key.
     """
     if profile is not None and (last := profile.at_step + profile.steps - 1) > steps:
-        raise RecipeError(
-            f"`monitoring.profile.at_step`: the last step to profile is {last}, and the run has {steps}. Begin"
-            " earlier."
-        )
+        raise RecipeError(f"`monitoring.profile.at_step`: the last profiled step is {last}, but the run has {steps}.")

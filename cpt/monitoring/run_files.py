@@ -1,4 +1,4 @@
-"""What the run's folder tells while it runs: metrics.jsonl, a line for each log, and the step in status.json."""
+"""Write metrics.jsonl, a line for each log, and the step in status.json, while the run trains."""
 
 import json
 import logging
@@ -9,51 +9,51 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from cpt.files import LinesFile
 from cpt.runs.events import write_waiting_events
+from cpt.runs.folder import is_until, keep_lines_until
 from cpt.runs.record import Run
-from cpt.runs.small_files import LinesFile, is_until, keep_lines_until
 
 log = logging.getLogger("cpt")
-NOTHING_KEPT = -1
-SECONDS_BETWEEN_WRITES = 1.0  # of a status that only tells of another step
+NO_LINE = -1
+SECONDS_BETWEEN_WRITES = 1.0  # of a status that only has another step
 
 
 class MetricsFile(TrainerCallback):
-    """Appends to `path`, later where the disk is full.
+    """Appends each log to a file; if the disk is full, later.
 
-    On a resume the lines after the checkpoint's step are taken out first, so no step stands there twice.
+    A start first removes the lines after its checkpoint's step, so that no step is in the file twice.
     """
 
     def __init__(self, path: Path, tokens_per_step: int) -> None:
         self.path = path
         self.tokens_per_step = tokens_per_step
         self.lines = LinesFile(path)
-        self.to_cut_at: int | None = None
-        """The step behind which lines must go before others come, where the disk did not let them yet."""
+        self.cut_at: int | None = None
+        """The step after which lines must be removed before others are written, until the disk allows it."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Forget what the checkpoint does not know; a fresh start keeps no lines."""
+        """Remove lines that the checkpoint does not know; a fresh start keeps none."""
         if state.is_world_process_zero:
-            self.to_cut_at = state.global_step or NOTHING_KEPT
-            self.lines.waiting = [line for line in self.lines.waiting if is_until(line, self.to_cut_at)]
+            self.cut_at = state.global_step or NO_LINE
+            self.lines.waiting = [line for line in self.lines.waiting if is_until(line, self.cut_at)]
             self.cut()
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The same where the run went back to a checkpoint on its way: then the Trainer's loop begins anew."""
+        """The same if the run rolled back to a checkpoint: the Trainer's loop starts again."""
         if state.global_step:
             self.on_train_begin(args, state, control, **kwargs)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """One line for each log."""
+        """Append a line."""
         if state.is_world_process_zero:
-            line = json.dumps(
-                {"step": state.global_step, "tokens": state.global_step * self.tokens_per_step, **kwargs["logs"]}
-            )
-            if self.to_cut_at is None or self.cut():
+            tokens = state.global_step * self.tokens_per_step
+            line = json.dumps({"step": state.global_step, "tokens": tokens, **kwargs["logs"]})
+            if self.cut():
                 self.lines.add(line)
             else:
                 self.lines.waiting.append(f"{line}\n")
@@ -61,59 +61,50 @@ class MetricsFile(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """What had to wait is tried again."""
-        if self.to_cut_at is None or self.cut():
+        """Try again to write waiting lines."""
+        if self.cut():
             self.lines.write_waiting()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The last chance."""
+        """The last try."""
         self.on_step_end(args, state, control)
 
     def cut(self) -> bool:
-        """Take the lines out; whether that could be done."""
-        assert self.to_cut_at is not None
-        try:
-            keep_lines_until(self.path, self.to_cut_at)
-        except OSError as problem:
-            log.warning("%s cannot be changed: %s. Its lines wait for the next one.", self.path, problem.strerror)
-            return False
-        self.to_cut_at = None
+        """Remove the lines, if any must go; whether others can be written now."""
+        if self.cut_at is not None:
+            try:
+                keep_lines_until(self.path, self.cut_at)
+            except OSError as problem:
+                log.warning("%s cannot be changed: %s. New lines wait.", self.path, problem.strerror)
+                return False
+            self.cut_at = None
         return True
 
 
 class StatusFile(TrainerCallback):
-    """Writes the status at logs and at each save, and events of this process that had to wait for room."""
+    """Writes the status at logs and saves, and events of this process that a full disk did not take."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.written = -math.inf
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """At a log, once in a second at most."""
+        """At most once a second."""
         if time.monotonic() - self.written >= SECONDS_BETWEEN_WRITES:
             self.on_save(args, state, control)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Events are rare, and none waits as a rule."""
+        """Usually no event waits."""
         write_waiting_events(self.run.folder)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """At each save, which may have failed, or still be under way in the background."""
+        """The save may have failed, or still run in the background."""
         self.written = time.monotonic()
-        self.run.write_status(
-            "running", step=state.global_step, steps=state.max_steps, **newest_checkpoint(self.run.folder)
-        )
-
-
-def newest_checkpoint(folder: Path) -> dict[str, str]:
-    """The `checkpoint` of the status: the newest that is published."""
-    steps = [
-        int(path.name.rpartition("-")[2])
-        for path in folder.glob("checkpoint-*")
-        if path.name.rpartition("-")[2].isdigit()
-    ]
-    return {"checkpoint": f"checkpoint-{max(steps)}"} if steps else {}
+        steps = [path.name.removeprefix("checkpoint-") for path in self.run.folder.glob("checkpoint-*")]
+        newest = max((int(step) for step in steps if step.isdigit()), default=None)
+        checkpoint = {} if newest is None else {"checkpoint": f"checkpoint-{newest}"}
+        self.run.write_status("running", step=state.global_step, steps=state.max_steps, **checkpoint)

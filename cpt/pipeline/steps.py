@@ -13,7 +13,8 @@ from cpt.recipe.load import load_recipe, load_with_places
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Mistakes, Node, plain
 from cpt.recipe.yaml_lines import UnreadableError, read_yaml
-from cpt.runs.record import RECIPE, Run
+from cpt.runs.folder import RECIPE
+from cpt.runs.record import Run
 
 KEYS = ("name", "description", "steps")
 

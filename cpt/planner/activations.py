@@ -2,6 +2,7 @@
 second."""
 
 import logging
+import math
 from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -21,32 +22,93 @@ from cpt.models.adapters import add_lora
 from cpt.models.compiled import has_experts
 from cpt.models.families.register import register_families
 from cpt.models.inventory import RECURRENT, attention_heads
+from cpt.models.recomputing import Recomputing
 from cpt.models.zero3 import without_zero3
 from cpt.planner.compiled_layers import CompiledLayer, count_compiled
-from cpt.planner.counted import Activations, Counted
 from cpt.planner.planned_attention import attention_to_count
 from cpt.planner.setup import Setup
 from cpt.planner.storages import PeakOfStorages, let_go
 
 SHORT_ROW = 256
+SIZES = ("kept", "largest_layer", "layer_inputs", "backward", "again", "attention", "forward")
+LAYERS_ON_THEIR_WAY = 2
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of the rows that go through the model at once."""
+
+    kept: int
+    """By all layers, without checkpointing."""
+    largest_layer: int
+    """By the layer that keeps most."""
+    layer_inputs: int
+    """What is kept when each layer is computed again: its inputs, and what is outside of layers."""
+    backward: int
+    """Peak of that layer's backward pass beyond what the layer keeps."""
+    again: int
+    """The same with the layer's own forward pass, where it is computed again."""
+    is_counted: bool = True
+    """False if the model's own code cannot be run without values; then it is an estimate."""
+    attention: int = 0
+    """Outputs of attention in all layers, which selective checkpoints keep."""
+    layers: int = 1
+    forward: int = 0
+    """Peak of one layer's forward pass without gradients."""
+    layer_gradients: int = 0
+    """Of a compiled layer's parameters: its backward pass returns them all at once. Not in `backward`; 0 if layers are
+    not compiled."""
+
+    def of_rows(self, rows: int, two: "Activations") -> "Activations":
+        """From these, of one row, and those of two: copies of weights and of positions are there once."""
+        first, second = vars(self), vars(two)
+        sizes: dict[str, Any] = {name: first[name] + (rows - 1) * (second[name] - first[name]) for name in SIZES}
+        return replace(self, **sizes)
+
+    def times(self, factor: float) -> "Activations":
+        """Of rows so many times as long, if nothing grows with the square of their length."""
+        sizes: dict[str, Any] = {name: int(factor * vars(self)[name]) for name in SIZES}
+        return replace(self, **sizes)
+
+    def kept_with(self, *, checkpointing: bool, how: Recomputing) -> float:
+        """At the end of the forward pass, on the GPU or the host."""
+        if not checkpointing:
+            return self.kept
+        again = math.ceil(self.layers / how.every_n_layers) / self.layers
+        return again * (self.layer_inputs + (self.attention if how.selective else 0)) + (1 - again) * self.kept
+
+    def in_one_layer(self, *, checkpointing: bool) -> int:
+        return self.again if checkpointing else self.backward
+
+    def offloaded_with(self, *, checkpointing: bool, how: Recomputing) -> float:
+        """The part that waits on the host: all but two layers, which are on their way."""
+        if not how.offload:
+            return 0.0
+        return self.kept_with(checkpointing=checkpointing, how=how) * max(0.0, 1 - LAYERS_ON_THEIR_WAY / self.layers)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Activations of one row and of two, from which those of any number follow."""
+
+    one: Activations
+    two: Activations
+
+    def of_rows(self, rows: int) -> Activations:
+        return self.one.of_rows(rows, self.two)
+
+
 class SavedBytes:
-    """Adds up the storages that autograd keeps, each once, parameters and buffers left out."""
+    """Adds up the storages that autograd keeps, each once, without parameters and buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         storages = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
         self.known = {storage._cdata: storage for storage in storages}
         self.total = 0
 
-    @property
-    def newest(self) -> int:
-        """Storages so far."""
-        return len(self.known)
-
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Autograd's hook for what it keeps."""
+        """The hook of autograd for what it keeps."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self.known:
             self.known[storage._cdata] = storage  # held, so that no other storage gets its address
@@ -79,9 +141,8 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
     """Run rows through the model's layers, without its head, on fake tensors."""
     setup = setup.as_computed
     model = model_on_meta(config, setup)
-    if any(
-        RECURRENT.search(type(module).__name__) for module in model.modules()
-    ):  # their code may go through a row token by token
+    if any(RECURRENT.search(type(module).__name__) for module in model.modules()):
+        # their code may go through a row token by token
         short = min(setup.length, SHORT_ROW)
         tokens = setup.length / short
         setup = replace(setup, sequence_length=short, beside=replace(setup.beside, completion=0), compiles=False)
@@ -89,13 +150,10 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
         tokens = 1.0
     with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
         move_from_meta(model)
-        for one in (
-            setup,
-            replace(setup, packed=False),
-        ):  # where documents begin may decide shapes: then as if each row were one
-            with suppress(
-                DynamicOutputShapeException, DataDependentOutputException, RuntimeError
-            ):  # of routers and their kernels
+        # where documents begin may decide shapes: then each row is counted as one document
+        for one in (setup, replace(setup, packed=False)):
+            # routers and their kernels raise these
+            with suppress(DynamicOutputShapeException, DataDependentOutputException, RuntimeError):
                 return Counted(counted(model, one, 1).times(tokens), counted(model, one, 2).times(tokens))
         return Counted(estimated(model, setup, 1).times(tokens), estimated(model, setup, 2).times(tokens))
 
@@ -117,16 +175,13 @@ def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
 
 
 def move_from_meta(model: nn.Module) -> None:
-    """Inside a FakeTensorMode: fake tensors in the place of those on meta, which autocast would pass by; a tied weight
-    stays one."""
+    """Inside a FakeTensorMode, replace tensors on meta, which autocast would skip; a tied weight stays one."""
     moved: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 fake = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad)
-                setattr(
-                    module, name, moved.setdefault(id(parameter), fake)
-                )  # torch's LSTM keeps a list of its own, which hears of this
+                setattr(module, name, moved.setdefault(id(parameter), fake))  # torch's LSTM updates its own list
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = moved.setdefault(id(buffer), torch.empty_like(buffer, device="cpu"))
@@ -176,8 +231,7 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
 
 
 def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Setup) -> dict[str, Any] | None:
-    """Sizes that differ with compiled layers. None if torch cannot trace a layer, or compiles it in parts, as with
-    experts.
+    """Sizes that differ with compiled layers; None if torch cannot trace a layer, or compiles it in parts (experts).
 
     Args:
         kept: bytes that autograd saves outside of layers.
@@ -206,7 +260,7 @@ def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Se
 
 
 def forward_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], setup: Setup) -> int:
-    """Bytes of its forward pass where nothing is kept, at the most."""
+    """Peak bytes of its forward pass without gradients."""
     with PeakOfStorages() as storages, torch.no_grad():
         for tensor in (*layer.parameters(), *layer.buffers()):
             storages.ignore(tensor.untyped_storage())
@@ -216,8 +270,7 @@ def forward_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str
 
 
 def peaks_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], setup: Setup) -> tuple[int, int]:
-    """Bytes that its backward pass adds at most to what it keeps, and those of its forward and backward pass
-    together."""
+    """Peak bytes of its backward pass beyond what it keeps, and of both passes together."""
     inputs = [
         t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in given
     ]
@@ -239,8 +292,8 @@ def peaks_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, 
 
 
 def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
-    """The inputs of all linear layers, those of experts by the share of tokens that reach them, and two norms in fp32
-    a layer."""
+    """The inputs of all linear layers, of experts by the share of tokens that reach them, and two fp32 norms a
+    layer."""
     config = model.config.get_text_config()
     width, layers, each = int(config.hidden_size), int(config.num_hidden_layers), 2 if setup.half else 4
     values = config.to_dict()
@@ -268,7 +321,7 @@ def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
 
 
 def attention_outputs(model: PreTrainedModel, setup: Setup, rows: int) -> int:
-    """Bytes of what attention gives in all layers, and of the sum in fp32 that it keeps for each token and head."""
+    """Bytes of attention's outputs in all layers, and of the fp32 sum it keeps for each token and head."""
     if (heads := attention_heads(model.config)) == 0:
         return 0
     config = model.config.get_text_config()
@@ -278,14 +331,14 @@ def attention_outputs(model: PreTrainedModel, setup: Setup, rows: int) -> int:
 
 
 def fake_row(setup: Setup, rows: int = 1) -> dict[str, torch.Tensor]:
-    """What the model is given; positions only where documents share a row, since they bring a mask."""
+    """The model's inputs; positions only if documents share a row, since they need a mask."""
     ids = torch.zeros((rows, setup.length), dtype=torch.long)
     return {"input_ids": ids} | ({"position_ids": torch.zeros_like(ids)} if setup.packed else {})
 
 
 @contextmanager
 def computing_as(setup: Setup) -> Iterator[None]:
-    """Under autocast where fp32 weights, or fp32 adapters, meet a computation in half precision."""
+    """Under autocast if fp32 weights or adapters are computed in half precision."""
     mixed = setup.half and (setup.weights_bytes == 4 or setup.lora is not None) and setup.zero is None
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
         yield
@@ -293,7 +346,7 @@ def computing_as(setup: Setup) -> Iterator[None]:
 
 @contextmanager
 def quiet_fake_tensors() -> Iterator[None]:
-    """torch logs what fake tensors cannot do, besides raising it."""
+    """Silence torch, which logs what fake tensors cannot do and raises it too."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""What to change so that a run fits: of all ways that fit, the fastest that is nearest to the recipe."""
+"""What to change so that a run fits: of all changes that fit, the fastest that is nearest to the recipe."""
 
 import json
 import math
@@ -10,49 +10,44 @@ from typing import Any
 from cpt.planner.activations import Counted
 from cpt.planner.facts import ModelFacts
 from cpt.planner.memory import MemoryPlan, plan_memory
-from cpt.planner.optimizer_terms import IN_8_BIT, trains_half
 from cpt.planner.setup import Setup, Zero, zero_of
 from cpt.planner.speed import assumed_mfu, planned_speed
 from cpt.planner.stages import KINDS, WHOLE
 from cpt.planner.target import Target
-from cpt.planner.terms import GIB
+from cpt.planner.terms import GIB, IN_8_BIT, trains_half
 from cpt.recipe.references import REPOSITORY
 
 USABLE = 0.98  # of the memory on a GPU's data sheet: the rest is its own
 USABLE_OF_HOST = 0.92  # the system and other programs have the rest
-CHANGE = 1.03  # how much slower a plan may be for one change fewer
 CAREFUL = 0.95  # of what a run can have, for what is proposed
-UNKNOWN_HOST = 1.1  # so much slower may be what does not rest on a host that nobody has described
+CHANGE = 1.03  # how much slower a plan may be for one change fewer
+UNKNOWN_HOST = 1.1  # how much slower a plan may be that does not need host memory nobody has described
+HALVED = 1.05  # a micro-batch half as large keeps a GPU less busy; a guess
 ACCUMULATION, COMPILING = "training.gradient_accumulation_steps", "training.torch_compile"
-HALVED = 1.05  # fewer tokens at once keep a GPU less busy; a guess
-PROFILES = REPOSITORY / "deepspeed_configs"
 SYNCS = "training.accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
+PROFILES = REPOSITORY / "deepspeed_configs"
 FSDP2 = Zero(3, is_fsdp=True, reduces_each_micro_batch=True)
+Changes = dict[str, Any]
+"""Keys of the recipe, with dots, and their values."""
 Count = Callable[[Setup], tuple[ModelFacts, Counted]]
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A way that fits."""
+    """A setup that fits."""
 
     setup: Setup
     plan: MemoryPlan
-    changes: dict[str, Any] = field(default_factory=dict)
-    """Keys of the recipe, with dots, and what to write there."""
+    changes: Changes = field(default_factory=dict)
     slower: float = 1.0
     """How many times the recipe's own time, if that fitted."""
     others: tuple["Proposal", ...] = ()
-    """Other kinds of ways that fit, the next cheapest first."""
+    """Other kinds of changes that fit, the next cheapest first."""
 
 
 def fits(plan: MemoryPlan, target: Target, share: float = 1.0) -> bool:
-    """The GPU, and the host where anybody knows how much it has."""
+    """The GPU, and the host if its memory is known."""
     return gpu_room(plan, target, share) >= 0 and (not target.host_is_known or host_room(plan, target) >= 0)
-
-
-def host_that_is_needed(plan: MemoryPlan) -> float:
-    """GiB of a machine that has room for it beside the system."""
-    return plan.host.size / USABLE_OF_HOST / GIB
 
 
 def gpu_room(plan: MemoryPlan, target: Target, share: float = 1.0) -> float:
@@ -65,15 +60,18 @@ def host_room(plan: MemoryPlan, target: Target) -> float:
     return USABLE_OF_HOST * target.host_memory_gib * GIB - plan.host.size
 
 
+def host_that_is_needed(plan: MemoryPlan) -> float:
+    """GiB of a machine, with what the system needs."""
+    return plan.host.size / USABLE_OF_HOST / GIB
+
+
 def cheapest_that_fits(
     setup: Setup, target: Target, count: Count, *, mfu: float, share: float = 1.0
 ) -> Proposal | None:
-    """All parameters with the recipe's own optimizer, or else other ways; the least time, where a change counts for
-    three per cent of it.
+    """All parameters with the recipe's own optimizer, in the least time, where each change counts as 3 % of it.
 
-    Where the first fits in no way, or only in more host memory than is known of, adapters and weights in bfloat16 with
-    moments in 8 bit are
-    given too: the reader knows which will do.
+    If that does not fit, or only in more host memory than is known, adapters and bfloat16 weights with 8-bit states
+    are proposed too: the reader knows which will do.
     """
     known: dict[tuple[Any, ...], tuple[ModelFacts, Counted]] = {}
 
@@ -85,23 +83,17 @@ def cheapest_that_fits(
             known[what] = count(candidate)
         return known[what]
 
-    def judge(candidate: Setup, changes: dict[str, Any]) -> tuple[float, Proposal] | None:
+    def evaluated(candidate: Setup, changes: Changes) -> tuple[float, Proposal] | None:
         facts, activations = counted(candidate)
         plan = plan_memory(facts, candidate, activations)
-        room = share * (CAREFUL if changes else 1)
-        if not fits(plan, target, room):
+        if not fits(plan, target, share * (CAREFUL if changes else 1)):
             return None
         reached = mfu * assumed_mfu(candidate) / assumed_mfu(setup)
         seconds = setup.tokens_per_step / planned_speed(facts, candidate, target, reached).tokens_per_second
         halvings = math.log2(max(1, setup.micro_batch / candidate.micro_batch))
-        number = len(
-            changes.keys() - {ACCUMULATION, COMPILING, SYNCS}
-        )  # they follow from the micro-batch and the engine
-        unsure = (
-            UNKNOWN_HOST
-            if not target.host_is_known and candidate.zero is not None and candidate.zero.offload_optimizer
-            else 1
-        )
+        number = len(changes.keys() - {ACCUMULATION, COMPILING, SYNCS})  # these follow from the others
+        needs_host = candidate.zero is not None and candidate.zero.offload_optimizer
+        unsure = UNKNOWN_HOST if not target.host_is_known and needs_host else 1
         return seconds * CHANGE**number * HALVED**halvings * unsure, Proposal(candidate, plan, changes, seconds)
 
     own_facts, _ = counted(setup)
@@ -111,25 +103,19 @@ def cheapest_that_fits(
         (with_all_parameters(setup, target),),
         (with_small_states(setup, target), with_adapters(setup, target)),
     ):
-        ways: list[tuple[float, Proposal]] = []
+        best: list[tuple[float, Proposal]] = []
         for candidates in kinds:
-            judged = [way for candidate, changes in candidates if (way := judge(candidate, changes)) is not None]
-            ways += [min(judged, key=lambda pair: pair[0])] if judged else []
-        found += [replace(way, slower=way.slower / own_seconds) for _, way in sorted(ways, key=lambda pair: pair[0])]
-        if found and not rests_on_unknown_host(found[0], target):
+            fitting = [one for candidate, changes in candidates if (one := evaluated(candidate, changes)) is not None]
+            best += [min(fitting, key=lambda pair: pair[0])] if fitting else []
+        found += [replace(one, slower=one.slower / own_seconds) for _, one in sorted(best, key=lambda pair: pair[0])]
+        if found and (target.host_is_known or host_room(found[0].plan, target) >= 0):
             break
     return replace(found[0], others=tuple(found[1:])) if found else None
 
 
-def rests_on_unknown_host(proposal: Proposal, target: Target) -> bool:
-    """Whether it takes more host memory than anybody has promised."""
-    return not target.host_is_known and host_room(proposal.plan, target) < 0
-
-
-def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[str, Any]]]:
-    """Every combination of micro-batch, checkpointing, fused loss and engine; adapters stay where the recipe has
-    them."""
-    engines: list[tuple[dict[str, Any], Zero | None]] = [({}, setup.zero)]
+def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
+    """Every combination of micro-batch, checkpointing, fused loss and engine; adapters stay."""
+    engines: list[tuple[Changes, Zero | None]] = [({}, setup.zero)]
     if not target.on_cpu:
         engines += [
             ({"training.deepspeed": path}, zero)
@@ -145,7 +131,9 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, d
         breaks_graphs = zero is not None and zero.stage == 3 and (checkpointing or not zero.is_fsdp)
         compiles = setup.compiles and not breaks_graphs
         changed = replace(setup, checkpointing=checkpointing, fused_loss=fused_loss, zero=zero, compiles=compiles)
-        changes = changes_between(setup, changed) | engine | ({COMPILING: False} if compiles != setup.compiles else {})
+        changes: Changes = {"training.gradient_checkpointing": True} if checkpointing != setup.checkpointing else {}
+        changes |= {"model.fused_loss": fused_loss} if fused_loss != setup.fused_loss else {}
+        changes |= engine | ({COMPILING: False} if compiles != setup.compiles else {})
         if engine:
             is_cast = zero is FSDP2
             changed = replace(changed, half=True, weights_bytes=4 if is_cast else 2)
@@ -164,67 +152,51 @@ def takes_fsdp(setup: Setup, target: Target) -> bool:
     return can_be and not is_divided and setup.optimizer == "adamw" and setup.rounding is None and setup.lora is None
 
 
-def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[str, Any]]]:
-    """All parameters in bfloat16 without a copy in fp32, moments in 8 bit; on one GPU also with gradients that never
-    add up."""
+def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
+    """All parameters in bfloat16 without an fp32 copy, with 8-bit states; on one GPU also with released gradients."""
     if setup.lora is not None or target.on_cpu or setup.scales_loss or setup.optimizer not in ("adamw", *IN_8_BIT):
         return
     small = replace(setup, weights_bytes=2, zero=None, half=True)
     is_written = trains_half(setup) and setup.optimizer in IN_8_BIT  # with adamw, bfloat16 may be what `auto` means
-    first: dict[str, Any] = {} if is_written else {"model.dtype": "bfloat16"}
+    first: Changes = {} if is_written else {"model.dtype": "bfloat16"}
     last = without_engine(setup) | ({} if setup.half else {"training.bf16": True})
-    for optimizer, candidate in product(IN_8_BIT, with_all_parameters(small, target)):
-        changed, changes = replace(candidate[0], optimizer=optimizer), candidate[1]
+    for optimizer, (candidate, changes) in product(IN_8_BIT, with_all_parameters(small, target)):
+        changed = replace(candidate, optimizer=optimizer)
         if changed.zero is not None:
             continue
         name = {} if optimizer == setup.optimizer else {"optimizer.name": optimizer}
         yield changed, first | name | changes | last
         if setup.gpus == 1 and setup.beside.stage not in KINDS and not setup.releases:
-            yield (
-                released(changed),
-                first | name | {"optimizer.release_gradients": True} | one_portion(changed, changes) | last,
-            )
+            is_one_portion = changed.accumulation == 1 and ACCUMULATION not in changes
+            tokens = {"budget.global_batch_tokens": changed.micro_batch * changed.sequence_length}
+            step = {} if is_one_portion else tokens if changed.batch_is_given else {ACCUMULATION: 1}
+            released = {"optimizer.release_gradients": True} | changes | step | {"training.max_grad_norm": 0}
+            yield replace(changed, releases=True, accumulation=1), first | name | released | last
 
 
-def released(setup: Setup) -> Setup:
-    """A step of one micro-batch, each of whose gradients is dropped when it was used."""
-    return replace(setup, releases=True, accumulation=1)
-
-
-def one_portion(setup: Setup, changes: dict[str, Any]) -> dict[str, Any]:
-    """The changes with a step of one micro-batch, whose gradients are not clipped."""
-    step = (
-        {"budget.global_batch_tokens": setup.micro_batch * setup.sequence_length}
-        if setup.batch_is_given
-        else {ACCUMULATION: 1}
-    )
-    is_same = setup.accumulation == 1 and ACCUMULATION not in changes
-    return changes | ({} if is_same else step) | {"training.max_grad_norm": 0}
-
-
-def without_engine(setup: Setup) -> dict[str, Any]:
-    """What is taken out of a recipe that DeepSpeed or FSDP divides."""
+def without_engine(setup: Setup) -> Changes:
+    """What is removed from a recipe that DeepSpeed or FSDP divides."""
     if setup.zero is None:
         return {}
-    return (
-        {"training.fsdp": None, "training.fsdp_config": None} if setup.zero.is_fsdp else {"training.deepspeed": None}
-    )
+    if setup.zero.is_fsdp:
+        return {"training.fsdp": None, "training.fsdp_config": None}
+    return {"training.deepspeed": None}
 
 
-def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[str, Any]]]:
-    """The last way out: adapters on weights in half precision."""
+def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
+    """The last resort: adapters on weights in half precision."""
     if setup.lora is not None or setup.from_scratch:
         return
-    lora = replace(setup, lora={"r": 16}, zero=None, half=setup.half or not target.on_cpu)
-    lora = replace(lora, weights_bytes=2 if lora.half else 4)
+    half = setup.half or not target.on_cpu
+    lora = replace(setup, lora={"r": 16}, zero=None, half=half, weights_bytes=2 if half else 4)
     for candidate, changes in with_all_parameters(lora, target):
         if candidate.zero is None:
-            half = {"training.bf16": True} if lora.half and not setup.half else {}
-            yield candidate, {"model.lora": {"r": 16}} | without_engine(setup) | half | changes
+            bf16 = {"training.bf16": True} if half and not setup.half else {}
+            yield candidate, {"model.lora": {"r": 16}} | without_engine(setup) | bf16 | changes
 
 
 def shipped_profiles() -> list[tuple[str, Zero]]:
-    """Those that come with cpt, as a recipe names them."""
+    """The DeepSpeed profiles that come with cpt, as a recipe names them."""
     read = [
         (f"{PROFILES.name}/{file.name}", zero_of(json.loads(file.read_text())))
         for file in sorted(PROFILES.glob("*.json"))
@@ -240,17 +212,7 @@ def micro_batches(setup: Setup) -> list[int]:
     return sizes
 
 
-def changes_between(setup: Setup, changed: Setup) -> dict[str, Any]:
-    """In the recipe's words."""
-    changes: dict[str, Any] = {}
-    if changed.checkpointing != setup.checkpointing:
-        changes["training.gradient_checkpointing"] = changed.checkpointing
-    if changed.fused_loss != setup.fused_loss:
-        changes["model.fused_loss"] = changed.fused_loss
-    return changes
-
-
-def with_micro_batch(setup: Setup, micro_batch: int, changes: dict[str, Any]) -> tuple[Setup, dict[str, Any]]:
+def with_micro_batch(setup: Setup, micro_batch: int, changes: Changes) -> tuple[Setup, Changes]:
     """The same rows in a step, in smaller portions."""
     if micro_batch == setup.micro_batch:
         return setup, changes
@@ -258,7 +220,7 @@ def with_micro_batch(setup: Setup, micro_batch: int, changes: dict[str, Any]) ->
     portions = {"training.per_device_train_batch_size": micro_batch}
     portions |= {} if setup.batch_is_given else {ACCUMULATION: accumulation}
     beside, steps = setup.beside, setup.beside.steps_per_generation
-    if steps is not None:  # as many completions are sampled at once
+    if steps is not None:  # so that as many completions are sampled at once
         portions["training.steps_per_generation"] = steps * setup.micro_batch // micro_batch
         beside = replace(beside, steps_per_generation=portions["training.steps_per_generation"])
     return replace(setup, micro_batch=micro_batch, accumulation=accumulation, beside=beside), changes | portions

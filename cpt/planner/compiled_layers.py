@@ -28,7 +28,7 @@ class CompiledLayer:
     backward: int
     """Peak of the backward graph beyond what is saved, without the gradients of parameters."""
     again: int
-    """Peak of the backward graph of a checkpointed layer, which runs the forward pass again."""
+    """Peak of the backward graph of a checkpointed layer, which repeats the forward pass."""
     gradients: int
     """Of the layer's parameters, which the backward graph returns all at once."""
 
@@ -46,9 +46,7 @@ def count_compiled(
 
     leaves, layout = tree_flatten((given, options))
     positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    num_positional = len(
-        tree_flatten(given)[0]
-    )  # rotary embeddings and masks are keyword arguments, and need no gradients
+    num_positional = len(tree_flatten(given)[0])  # rotary embeddings and masks are keywords, and need no gradients
     state: dict[str, torch.Tensor] = dict((*module.named_parameters(), *module.named_buffers()))
     num_outputs = 0
 
@@ -70,9 +68,8 @@ def count_compiled(
     )
     placeholders = [storage_of(node) for node in joint.graph.find_nodes(op="placeholder")]
     of_state = set(placeholders[: len(state)])
-    of_inputs = dict(
-        zip(placeholders[len(state) :], positions, strict=False)
-    )  # after these come the gradients of the outputs
+    # after the inputs come the gradients of the outputs
+    of_inputs = dict(zip(placeholders[len(state) :], positions, strict=False))
     stays = of_state | of_inputs.keys()
     saved, backward = split(joint, num_outputs, len(state), recompute=False, selective=selective)
     few, again = split(joint, num_outputs, len(state), recompute=True, selective=selective)
@@ -95,14 +92,11 @@ def split(
     graph.output(graph.graph_copy(joint.graph, {}))
     module = fx.GraphModule(joint, graph)
     for node in module.graph.nodes if recompute else ():
-        if (
-            node.op == "call_function" and node.target is not getitem
-        ):  # the marks that dynamo puts on the body of a checkpoint
+        if node.op == "call_function" and node.target is not getitem:
+            # the marks that dynamo puts on the body of a checkpoint
             saves = selective and keep_planned_attention(None, node.target) is CheckpointPolicy.MUST_SAVE
-            node.meta |= {
-                "recompute": CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE,
-                "ac_graph_id": 0,
-            }
+            policy = CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
+            node.meta |= {"recompute": policy, "ac_graph_id": 0}
     forward, backward = min_cut_rematerialization_partition(
         module, None, num_fwd_outputs=num_outputs, static_lifetime_input_indices=list(range(num_state))
     )
@@ -117,7 +111,7 @@ def peak_of(graph: fx.Graph, num_state: int, saved: Storages, stays: Storages) -
 
     Args:
         num_state: outputs that are gradients of parameters. They come first and are not counted.
-        stays: storages that live on after the graph.
+        stays: storages that outlive the graph.
     """
     from torch._functorch.partitioners import get_default_op_list
 
@@ -134,9 +128,8 @@ def peak_of(graph: fx.Graph, num_state: int, saved: Storages, stays: Storages) -
     last_use: dict[torch.UntypedStorage | None, int] = {}
     for position, node in reversed(list(enumerate(nodes))):
         own = storage_of(node)
-        runs = (
-            position if own is None or own in written else last_use.get(own, position)
-        )  # a fused operation runs where it is used
+        # a fused operation runs where it is used
+        runs = position if own is None or own in written else last_use.get(own, position)
         for read in node.all_input_nodes:
             last_use[storage_of(read)] = max(last_use.get(storage_of(read), 0), runs)
     alive = {storage_of(node) for node in nodes if node.op == "placeholder"} - stays
@@ -145,16 +138,14 @@ def peak_of(graph: fx.Graph, num_state: int, saved: Storages, stays: Storages) -
         still_used = {found for found in alive if last_use.get(found, 0) > position}
         if node.op == "call_function":
             result = {storage_of(node)} & written
-            peak = max(
-                peak, bytes_of((still_used if is_fusible(node) else alive) | result)
-            )  # fused kernels reuse their inputs' buffers
+            # fused kernels reuse their inputs' buffers
+            peak = max(peak, bytes_of((still_used if is_fusible(node) else alive) | result))
             still_used |= result
         alive = still_used
     return peak - bytes_of(saved - stays)
 
 
 def outputs_of(graph: fx.Graph) -> list[fx.Node | None]:
-    """The values that a graph returns."""
     return list(graph.output_node().args[0])  # type: ignore[arg-type]
 
 
@@ -165,5 +156,4 @@ def storage_of(node: fx.Node | None) -> torch.UntypedStorage | None:
 
 
 def bytes_of(storages: Storages) -> int:
-    """Total size."""
     return sum(each.nbytes() for each in storages if each is not None)

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from cpt.data.form_of_stage import form_of_stage
+from cpt.data.readers.forms import form_of_stage
 from cpt.models.compiled import (
     UNDER_FSDP,
     UNDER_ZERO3,
@@ -28,8 +28,7 @@ def compiles(recipe: Recipe, *, zero3: bool, on_cpu: bool, model: PreTrainedMode
     """Whether the decoder layers are compiled, and the reason.
 
     Args:
-        zero3: the run has a DeepSpeed profile of ZeRO-3.
-        model: without weights; where it is not given, the answer is for a plain transformer.
+        model: without weights; by default a plain transformer.
     """
     training = recipe.training
     if wanted_compiling(training) is not None:
@@ -54,13 +53,13 @@ def compiles(recipe: Recipe, *, zero3: bool, on_cpu: bool, model: PreTrainedMode
 
 
 def has_even_batches(recipe: Recipe) -> bool:
-    """Whether all micro-batches have one shape: rows of `sequence_length` tokens, to which the model adds none."""
+    """Whether all micro-batches have one shape: rows of `sequence_length` tokens, and no completions."""
     writes = recipe.stage in KINDS and KINDS[recipe.stage].written is not None
     return recipe.data.packing != "token_budget" and form_of_stage(recipe.stage) not in MASKED_FORMS and not writes
 
 
 def reasons_of(model: PreTrainedModel, *, selective: bool) -> dict[str, bool]:
-    """What in a model speaks against it."""
+    """What in a model prevents compiling."""
     return {
         f"transformers marks no decoder layers in {type(model).__name__}": not decoder_layers(model),
         "the model has recurrent layers": runs_along_the_row(model),
@@ -69,6 +68,6 @@ def reasons_of(model: PreTrainedModel, *, selective: bool) -> dict[str, bool]:
 
 
 def is_short(recipe: Recipe) -> bool:
-    """Whether the recipe itself says that the run has few steps."""
+    """Whether the recipe gives the run fewer than 100 steps."""
     tokens, each_step = recipe.budget.tokens, recipe.budget.global_batch_tokens
     return tokens is not None and each_step is not None and tokens < FEWEST_STEPS * each_step

@@ -1,4 +1,4 @@
-"""The exact answer: a whole step on fake tensors, with every storage that is alive added up."""
+"""A whole step on fake tensors, with every storage that is alive added up: what `cpt plan --exact` compares with."""
 
 import warnings
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from cpt.planner.setup import Setup
 from cpt.planner.storages import PeakOfStorages, let_go
 from cpt.recipe.schema import Optimizer
 
-IN_4_BIT = ".base_layer.weight"  # peft's name of what an adapter lies beside
+IN_4_BIT = ".base_layer.weight"  # peft's name of an adapted layer
 
 
 @dataclass(frozen=True)
@@ -30,27 +30,26 @@ class DryRun:
     """Bytes of a step."""
 
     peak: int
-    """All of it at the moment that takes most: weights, gradients, optimizer, activations, logits."""
+    """Weights, gradients, optimizer, activations and logits at the moment that takes most."""
     weights: int
 
 
 def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
-    """Two steps of AdamW on fake tensors, of which the second counts: its states are there from the beginning.
+    """Two steps on fake tensors, of which the second counts: the optimizer's states are there from its beginning.
 
-    Under ZeRO gradients leave as they are made, and neither they nor the optimizer's states are counted: what the
-    engine keeps is not part of the model.
+    Under an engine, gradients leave as they are made, and neither they nor the optimizer's states are counted.
     """
     model = model_on_meta(config, setup)
     with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
         move_from_meta(model)
         if setup.checkpointing:
-            with warnings.catch_warnings(
-                action="ignore", category=FutureWarning
-            ):  # the newer name is not in transformers 5.17
+            keeps: dict[str, Any] = {"use_reentrant": False}
+            if setup.recomputing.selective:
+                keeps["context_fn"] = partial(create_selective_checkpoint_contexts, keep_planned_attention)
+            # the newer name is not in transformers 5.17
+            with warnings.catch_warnings(action="ignore", category=FutureWarning):
                 every = setup.recomputing.every_n_layers
-                model.gradient_checkpointing_enable(
-                    gradient_checkpointing_kwargs=checkpoint_options(setup), every_n_layers=every
-                )
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keeps, every_n_layers=every)
         if setup.fused_loss and why_not_fused(model) is None:
             FusedLoss(model)
         optimizer = optimizer_of(setup, model)
@@ -67,37 +66,26 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
                     optimizer.step()
                     optimizer.zero_grad()
                     leave_out_pages(storages, optimizer)
-        return DryRun(storages.peak, weight_bytes(model))
-
-
-def checkpoint_options(setup: Setup) -> dict[str, Any]:
-    """Options of torch's checkpoints."""
-    keeps = (
-        {"context_fn": partial(create_selective_checkpoint_contexts, keep_planned_attention)}
-        if setup.recomputing.selective
-        else {}
-    )
-    return {"use_reentrant": False, **keeps}
+        return DryRun(storages.peak, sum(each.numel() * each.element_size() for each in model.parameters()))
 
 
 def optimizer_of(setup: Setup, model: nn.Module) -> torch.optim.Optimizer | None:
-    """The recipe's where it is one that saves memory, else AdamW; none where an engine takes gradients away."""
+    """The recipe's if it saves memory, else AdamW; None if an engine takes the gradients."""
     if setup.zero is not None:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(let_go)
         return None
     options: dict[str, Any] = {} if setup.rounding is None else {"rounding": setup.rounding}
-    optimizer = build_optimizer(
-        Optimizer(name=setup.optimizer if setup.optimizer in RELEASING else "adamw", **options), model
-    )
+    name = setup.optimizer if setup.optimizer in RELEASING else "adamw"
+    optimizer = build_optimizer(Optimizer(name=name, **options), model)
     if setup.releases:
         ReleasedGradients(optimizer)
     return optimizer
 
 
 def watch_weights(storages: PeakOfStorages, model: nn.Module, setup: Setup) -> None:
-    """What is there before the first step; frozen layers that are to be in 4 bit count as if they were."""
+    """Count what is there before the first step; frozen layers of 4-bit models count as 4 bit."""
     how = quantization_of(setup.lora)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if how is not None and name.endswith(IN_4_BIT):
@@ -108,13 +96,8 @@ def watch_weights(storages: PeakOfStorages, model: nn.Module, setup: Setup) -> N
 
 
 def leave_out_pages(storages: PeakOfStorages, optimizer: torch.optim.Optimizer) -> None:
-    """States that are on the host: here everything is."""
+    """Paged states are on the host."""
     if isinstance(optimizer, OneKernelAdamW) and optimizer.arena is not None:
         storage = optimizer.arena.memory.untyped_storage()
         storages.now -= storages.alive[id(storage)][1]
         storages.ignore(storage)
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """Of all parameters, each once."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())

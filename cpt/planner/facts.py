@@ -1,4 +1,4 @@
-"""What the planner must know of a model: how many numbers it has, and where."""
+"""What the planner must know of a model: how many parameters it has, and where."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ class ModelFacts:
     """Sizes in numbers, not bytes."""
 
     name: str
-    """Its architecture."""
+    """The model type."""
     parameters: int
     active: int
     trained: int
     head: int
-    """Of the layer that gives the logits, tied or not."""
+    """Of the layer that computes the logits, tied or not."""
     vocabulary: int
     """Rows of that layer."""
     hidden: int
@@ -36,11 +36,11 @@ class ModelFacts:
     flops_per_token: float
     has_fused_loss: bool
     in_linear_layers: int = 0
-    """Without the head: what can be kept in 4 bit."""
+    """Without the head: what can be in 4 bit."""
     largest_in_layers: int = 0
-    """The largest matrix that is neither embedding nor head."""
+    """Of one matrix, without embedding and head."""
     cached: int = 0
-    """Of keys and values, for each token that a completion goes on from."""
+    """Of keys and values, for each token of a completion's context."""
 
 
 def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_length: int) -> ModelFacts:
@@ -53,10 +53,7 @@ def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_
     layers = [f"{name}." for name, module in model.named_modules() if isinstance(module, GradientCheckpointingLayer)]
     for name, parameter in model.named_parameters():
         by_layer[next((layer for layer in layers if name.startswith(layer)), name)] += parameter.numel()
-    trains_all = lora is None
-    in_layers = [
-        parameter.numel() for parameter in model.parameters() if parameter is not head and parameter is not embedding
-    ]
+    in_layers = [one.numel() for one in model.parameters() if one is not head and one is not embedding]
     return ModelFacts(
         name=str(config.model_type),
         parameters=count.total,
@@ -69,7 +66,7 @@ def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_
         largest_layer=max(by_layer.values()),
         embedding=embedding.numel(),
         is_tied=embedding is head,
-        flops_per_token=flops_per_token(model, sequence_length, trains_weights=trains_all),
+        flops_per_token=flops_per_token(model, sequence_length, trains_weights=lora is None),
         has_fused_loss=why_not_fused(model) is None,
         in_linear_layers=sum(layer.get_parameter("weight").numel() for _, layer in adaptable(model)),
         largest_in_layers=max(in_layers, default=0),
@@ -78,8 +75,7 @@ def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_
 
 
 def cached_numbers(model: PreTrainedModel) -> int:
-    """Keys and values of all layers for one token, as transformers caches them; those of latent attention are cached
-    in full."""
+    """Keys and values of all layers for one token, as transformers caches them: latent attention in full."""
     if (heads := attention_heads(model.config)) == 0:
         return 0
     config = model.config.get_text_config()

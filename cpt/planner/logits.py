@@ -1,4 +1,4 @@
-"""Bytes of logits and of what a loss makes of them, by the ways that stages have."""
+"""Bytes of logits and of what a loss makes of them, by how each stage computes its loss."""
 
 from cpt.models.fused_loss import SCORED_POSITIONS, chunk_of
 from cpt.planner.facts import ModelFacts
@@ -8,128 +8,96 @@ from cpt.planner.terms import Term
 
 LOGIT_BYTES = 12  # log-softmax, its gradient and the logits' own, all in fp32, at once
 TILE_TOKENS, TILE_WORDS = 4096, 32768  # of TRL's kernels, which never have more of the logits at once
-COPIES_ON_CPU = (
-    3,
-    7,
-)  # of a tile in fp32, which a GPU's kernel does not make: in the forward and in the backward pass
+# Copies of a tile in fp32 in the forward and in the backward pass, which a GPU's kernel does not make.
+COPIES_ON_CPU = (3, 7)
+# Of each logit at the loss, in fp32 and in half precision, both models' with a teacher; measured on a CPU.
 BYTES_OF_KIND = {PAIRS: (13.5, 15.5), TAUGHT: (11, 13), TAUGHT_WHOLE: (63, 65)}
-"""Of each logit at the loss, in fp32 and in half precision, and of both models' where there is a teacher; measured on
-a CPU."""
-CHUNK_TOKENS, CHUNK_BYTES = 1024, 20  # of `cpt.stages.divergence`: five copies in fp32 beside
-BEFORE = 0.7  # of these, before there is a gradient
-TILED = (TILES, TAUGHT_IN_TILES)
+CHUNK_TOKENS, CHUNK_BYTES = 1024, 20  # of `cpt.stages.divergence`: five copies in fp32 besides
+BEFORE = 0.7  # share of these before there is a gradient
 
 
 def logits_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """The head and its loss."""
-    if setup.beside.logits != WHOLE:
-        return of_stage(facts, setup)
-    tokens, cast = setup.tokens_at_once, half_head(facts, setup)
-    if not fuses(facts, setup):
-        return Term(
-            "logits", float(LOGIT_BYTES * tokens * facts.vocabulary), f"{facts.vocabulary:,} for each token, in fp32"
-        ), cast
-    chunk = fused_chunk(facts, setup)
-    computed = 2 if setup.half or setup.weights_bytes == 2 else 4
-    gradients = computed * tokens * facts.hidden + fused_head_gradient(facts, setup)
-    size = float(computed * chunk * facts.vocabulary + gradients)
-    return Term("logits", size, f"of {chunk:,} tokens at once, with the gradients of the head and its inputs"), cast
-
-
-def logits_before(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """In half precision, in fp32, and their log-softmax, before any gradient; the fused loss makes its gradients in
-    the forward pass."""
-    if setup.beside.logits != WHOLE:
-        return before_of_stage(facts, setup)
-    if fuses(facts, setup):
-        return logits_of(facts, setup)[:1]
-    return (
-        Term("logits", float((LOGIT_BYTES - 2) * setup.tokens_at_once * facts.vocabulary), "before their gradient"),
-    )
-
-
-def scored_logits(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """Of an evaluation, which takes some positions through the head at once where the model allows it; else all, and a
-    copy in fp32."""
-    computed = 2 if setup.half or setup.weights_bytes == 2 else 4
-    tokens = setup.tokens_at_once
-    if facts.has_fused_loss:
-        scored = computed * min(tokens, SCORED_POSITIONS) * facts.vocabulary + computed * tokens * facts.hidden
-        return Term("logits", float(scored), f"of {SCORED_POSITIONS:,} tokens at once"), half_head(facts, setup)
-    return Term(
-        "logits", float((computed + 4) * tokens * facts.vocabulary), f"{facts.vocabulary:,} for each token"
-    ), half_head(facts, setup)
-
-
-def half_head(facts: ModelFacts, setup: Setup) -> Term:
-    """What autocast makes of it."""
-    return Term("half-precision head", 2.0 * facts.head if setup.half and setup.weights_bytes == 4 else 0.0)
-
-
-def of_stage(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """Where the loss is not a language model's own."""
-    kind, tokens = setup.beside.logits, scored_tokens(setup)
+    """The head and its loss, with their gradients."""
+    kind, tokens, vocabulary = setup.beside.logits, scored_tokens(setup), facts.vocabulary
     if kind == SCORE:
         return ()
-    if kind in TILED:
+    if kind in (TILES, TAUGHT_IN_TILES):
         of_head = 0.0 if setup.lora is not None else (4.0 + (2 if setup.weights_bytes == 2 else 0)) * facts.head
         size = tile_bytes(facts, setup, COPIES_ON_CPU[1]) + 4.0 * tokens * facts.hidden + of_head
         return (Term("logits", size, f"in tiles of {min(tokens, TILE_TOKENS):,} tokens, with the head's gradient"),)
-    each = BYTES_OF_KIND[kind][setup.half] * tokens + (
-        CHUNK_BYTES * min(tokens, CHUNK_TOKENS) if kind == TAUGHT else 0
-    )
-    what = "with their log-probabilities" if kind == PAIRS else "of both models"
-    whole = Term(
-        "logits", each * facts.vocabulary + head_gradient(facts, setup), f"{facts.vocabulary:,} for each token, {what}"
-    )
-    return (whole, half_head(facts, setup))
+    if kind != WHOLE:
+        each = BYTES_OF_KIND[kind][setup.half] * tokens
+        each += CHUNK_BYTES * min(tokens, CHUNK_TOKENS) if kind == TAUGHT else 0
+        what = "with their log-probabilities" if kind == PAIRS else "of both models"
+        size = each * vocabulary + head_gradient(facts, setup)
+        return Term("logits", size, f"{vocabulary:,} for each token, {what}"), half_head(facts, setup)
+    if not fuses(facts, setup):
+        size = float(LOGIT_BYTES * tokens * vocabulary)
+        return Term("logits", size, f"{vocabulary:,} for each token, in fp32"), half_head(facts, setup)
+    chunk, computed = fused_chunk(facts, setup), computed_bytes(setup)
+    gradients = computed * tokens * facts.hidden + fused_head_gradient(facts, setup)
+    note = f"of {chunk:,} tokens at once, with the gradients of the head and its inputs"
+    return Term("logits", float(computed * chunk * vocabulary + gradients), note), half_head(facts, setup)
 
 
-def before_of_stage(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """Of them, what is there before any gradient."""
+def logits_before(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """Those that are there before any gradient; the fused loss makes its gradients in the forward pass."""
     kind, tokens = setup.beside.logits, scored_tokens(setup)
     if kind == SCORE:
         return ()
-    if kind in TILED:
-        return (
-            Term(
-                "logits",
-                tile_bytes(facts, setup, COPIES_ON_CPU[0]),
-                f"in tiles of {min(tokens, TILE_TOKENS):,} tokens",
-            ),
-        )
-    whole, _ = of_stage(facts, setup)
-    return (Term("logits", whole.size * BEFORE, "before their gradient"),)
+    if kind in (TILES, TAUGHT_IN_TILES):
+        size, note = tile_bytes(facts, setup, COPIES_ON_CPU[0]), f"in tiles of {min(tokens, TILE_TOKENS):,} tokens"
+        return (Term("logits", size, note),)
+    if kind != WHOLE:
+        return (Term("logits", logits_of(facts, setup)[0].size * BEFORE, "before their gradient"),)
+    if fuses(facts, setup):
+        return logits_of(facts, setup)[:1]
+    return (Term("logits", float((LOGIT_BYTES - 2) * tokens * facts.vocabulary), "before their gradient"),)
 
 
-def tile_bytes(facts: ModelFacts, setup: Setup, copies: int) -> float:
-    """Of one tile, of two where a teacher has its own."""
-    tokens = min(scored_tokens(setup), TILE_TOKENS)
-    taught = setup.beside.logits == TAUGHT_IN_TILES
-    buffer = (8 if taught else 2 if setup.half else 4) * tokens * TILE_WORDS
-    made = 4 * copies * (2 if taught else 1) * tokens * min(facts.vocabulary, TILE_WORDS) if setup.on_cpu else 0
-    return float(buffer + made)
-
-
-def scored_tokens(setup: Setup) -> int:
-    """Whose logits are made: all, or only those that the model wrote itself; TRL's log-probabilities on a CPU are of
-    all."""
-    kind, written = setup.beside.logits, setup.beside.completion
-    only_written = kind == TAUGHT_IN_TILES or kind == TILES and written and not setup.on_cpu
-    return setup.sequences * written if only_written else setup.tokens_at_once
+def scored_logits(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """Of an evaluation: of some positions at once if the model allows it, else all with a copy in fp32."""
+    computed, tokens = computed_bytes(setup), setup.tokens_at_once
+    size, note = (computed + 4) * tokens * facts.vocabulary, f"{facts.vocabulary:,} for each token"
+    if facts.has_fused_loss:
+        size = computed * min(tokens, SCORED_POSITIONS) * facts.vocabulary + computed * tokens * facts.hidden
+        note = f"of {SCORED_POSITIONS:,} tokens at once"
+    return Term("logits", float(size), note), half_head(facts, setup)
 
 
 def ready_gradient(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """The fused loss has made the head's gradient in the forward pass, and that of what went into it."""
+    """The fused loss has made the gradients of the head and of its inputs in the forward pass."""
     if setup.beside.logits != WHOLE or not fuses(facts, setup):
         return ()
-    rounded = (
-        head_gradient(facts, setup)
-        if fused_chunk(facts, setup) < setup.tokens_at_once and setup.weights_bytes == 2
-        else 0.0
-    )
+    is_rounded = fused_chunk(facts, setup) < setup.tokens_at_once and setup.weights_bytes == 2
+    rounded = head_gradient(facts, setup) if is_rounded else 0.0
     inputs = 2.0 * setup.tokens_at_once * facts.hidden
     return (Term("gradient of the head", fused_head_gradient(facts, setup) + rounded + inputs, "made ahead"),)
+
+
+def computed_bytes(setup: Setup) -> int:
+    return 2 if setup.half or setup.weights_bytes == 2 else 4
+
+
+def half_head(facts: ModelFacts, setup: Setup) -> Term:
+    """What autocast makes of the head."""
+    return Term("half-precision head", 2.0 * facts.head if setup.half and setup.weights_bytes == 4 else 0.0)
+
+
+def tile_bytes(facts: ModelFacts, setup: Setup, copies: int) -> float:
+    """Of one tile, or of two with a teacher."""
+    tokens = min(scored_tokens(setup), TILE_TOKENS)
+    is_taught = setup.beside.logits == TAUGHT_IN_TILES
+    buffer = (8 if is_taught else 2 if setup.half else 4) * tokens * TILE_WORDS
+    words = min(facts.vocabulary, TILE_WORDS)
+    return float(buffer + (4 * copies * (2 if is_taught else 1) * tokens * words if setup.on_cpu else 0))
+
+
+def scored_tokens(setup: Setup) -> int:
+    """Tokens whose logits are made: all, or only those the model wrote. TRL on a CPU makes all."""
+    kind, written = setup.beside.logits, setup.beside.completion
+    only_written = kind == TAUGHT_IN_TILES or kind == TILES and written and not setup.on_cpu
+    return setup.sequences * written if only_written else setup.tokens_at_once
 
 
 def fuses(facts: ModelFacts, setup: Setup) -> bool:
@@ -144,11 +112,11 @@ def fused_chunk(facts: ModelFacts, setup: Setup) -> int:
 
 
 def fused_head_gradient(facts: ModelFacts, setup: Setup) -> float:
-    """In fp32 where it is added up over chunks."""
+    """In fp32 if it is added up over chunks."""
     each = 4 if fused_chunk(facts, setup) < setup.tokens_at_once else setup.weights_bytes
     return float(each * facts.head) if setup.lora is None else 0.0
 
 
 def head_gradient(facts: ModelFacts, setup: Setup) -> float:
-    """The largest gradient of all comes first."""
+    """The largest of all gradients, and the first."""
     return float(setup.weights_bytes * facts.head) if setup.lora is None else 0.0

@@ -1,79 +1,91 @@
 """Memory of one GPU and of the host, term by term, at each moment of a step that can be its peak.
 
-Weights, gradients and states are counted from the numbers of parameters (ZeRO: arXiv 1910.02054, and DeepSpeed's
-source for its buffers), activations on the model itself (`cpt.planner.activations`); what kernels and libraries take
-for themselves is assumed.
+Weights, gradients and states follow from the numbers of parameters: ZeRO by arXiv 1910.02054 and, for its buffers,
+DeepSpeed's source; FSDP2 as torch's `fully_shard` keeps them (torch/distributed/fsdp/_fully_shard). Activations are
+counted on the model itself (`cpt.planner.activations`); what kernels and libraries take is assumed.
 """
 
 from dataclasses import dataclass, replace
 
+from transformers import PreTrainedConfig
+
 from cpt.models.quantized import quantization_of
 from cpt.planner.activations import Activations, Counted
-from cpt.planner.facts import ModelFacts
-from cpt.planner.fsdp_terms import fsdp_buffers, fsdp_gradients, fsdp_states, keeps_whole_gradients
+from cpt.planner.facts import ModelFacts, facts_of
 from cpt.planner.host import host_memory, processes
 from cpt.planner.logits import fuses, head_gradient, logits_before, logits_of, ready_gradient, scored_logits
-from cpt.planner.optimizer_terms import (
+from cpt.planner.setup import Setup, Zero
+from cpt.planner.stages import Other, with_own_head
+from cpt.planner.terms import (
+    GIB,
+    MASTER,
+    Moment,
+    Term,
     accumulates_in_fp32,
     bytes_of_gradient,
+    moment_bytes,
     states_on_gpu,
     weight_bytes,
-    whole_again,
 )
-from cpt.planner.setup import Setup, Zero
-from cpt.planner.stage_terms import forward_beside, gathered, held_besides, samples_amid, sampling_moments
-from cpt.planner.terms import GIB, MASTER, Moment, Term, moment_bytes
 
 CONTEXT = 0.6 * GIB  # CUDA's context and the workspaces of its matrix products
-COMMUNICATION = 0.4 * GIB  # NCCL's buffers, where there is more than one GPU
+COMMUNICATION = 0.4 * GIB  # NCCL's buffers, with more than one GPU
 FRAGMENTATION = 0.03  # of what is allocated: room between blocks that nothing fits into
 MOVED, BUCKETS = "the largest matrix on its way to the host", "communication buckets"
-OF_ENGINES = (MOVED, BUCKETS)
-ENGINE = Zero(2, offload_optimizer=True)
+SAMPLING = "sampling completions"
+WORD_BYTES = 16  # of a logit of a completion's next token: in fp32, as log-softmax, sorted, and as probability
+REDUCED = 4  # bytes: FSDP2 reduces gradients in fp32
+AHEAD = 2  # layers that FSDP2 has gathered at once: the one that computes and the next
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a run takes."""
-
     moments: tuple[Moment, ...]
-    """Of each GPU; of all processes where there is none."""
+    """Of each GPU; of all processes if there is none."""
     host: Moment
-    """Of the whole machine."""
+    """Of each machine."""
     is_counted: bool
-    """False where activations are only estimated."""
+    """False if activations are only estimated."""
     model_alone: float
     """Bytes of one process, without what engines, kernels and libraries set aside: what a dry run sees."""
 
     @property
     def peak(self) -> Moment:
-        """The moment that takes most of a GPU."""
         return max(self.moments, key=lambda moment: moment.size)
+
+
+def facts_for(config: PreTrainedConfig, setup: Setup) -> ModelFacts:
+    """Sizes of the model as the setup's stage trains it."""
+    return with_own_head(facts_of(config, setup.lora, setup.length), setup.beside, adapters=setup.lora is not None)
 
 
 def plan_memory(
     facts: ModelFacts, setup: Setup, activations: Counted, *, workers: int = 0, snapshot: bool = False
 ) -> MemoryPlan:
-    """Add it all up.
+    """Add up all moments.
 
     Args:
-        activations: as counted for one row and for two.
         workers: processes that read data, for each GPU.
         snapshot: checkpoints are written in the background, from a copy on the host.
     """
     moments = moments_of_run(facts, setup, activations)
-    alone = bytes_of_model(facts, setup, activations)
-    if setup.on_cpu:
-        # All processes in one memory, without a GPU's own.
+    alone, is_counted = bytes_of_model(facts, setup, activations), activations.one.is_counted
+    if setup.on_cpu:  # all processes share one memory
         whole = tuple(
-            Moment(m.name, (*(Term(t.name, t.size * setup.gpus, t.note) for t in m.terms), *processes(setup, workers)))
+            Moment(m.name, (*(Term(t.name, t.size * setup.gpus, t.note) for t in m.terms), processes(setup, workers)))
             for m in moments
         )
-        return MemoryPlan(whole, max(whole, key=lambda moment: moment.size), activations.one.is_counted, alone)
+        return MemoryPlan(whole, max(whole, key=lambda moment: moment.size), is_counted, alone)
     whole = tuple(with_fixed(moment, setup) for moment in moments)
     waiting = offloaded_bytes(setup, activations.of_rows(setup.sequences))
     host = host_memory(facts, setup, workers=workers, snapshot=snapshot, activations=waiting)
-    return MemoryPlan(whole, host, activations.one.is_counted, alone)
+    return MemoryPlan(whole, host, is_counted, alone)
+
+
+def with_fixed(moment: Moment, setup: Setup) -> Moment:
+    fixed = CONTEXT + (COMMUNICATION if setup.gpus > 1 else 0)
+    between = Term("room between blocks", FRAGMENTATION * moment.size, f"{FRAGMENTATION:.0%} of the above")
+    return Moment(moment.name, (*moment.terms, between, Term("CUDA and its libraries", fixed, "assumed")))
 
 
 def offloaded_bytes(setup: Setup, rows: Activations) -> float:
@@ -82,80 +94,60 @@ def offloaded_bytes(setup: Setup, rows: Activations) -> float:
 
 
 def bytes_of_model(facts: ModelFacts, setup: Setup, activations: Counted) -> float:
-    """One process that keeps all weights; under ZeRO its gradients leave as they are made, and the optimizer is the
-    engine's."""
-    here = replace(setup.recomputing, offload=False)
-    alone = replace(setup, gpus=1, zero=None if setup.zero is None else ENGINE, recomputing=here)
+    """Peak of one process with all weights; under an engine, without gradients and optimizer."""
+    zero = None if setup.zero is None else Zero(2, offload_optimizer=True)
+    alone = replace(setup, gpus=1, zero=zero, recomputing=replace(setup.recomputing, offload=False))
     moments = moments_of_run(facts, alone, activations)
-    return max(sum(term.size for term in moment.terms if term.name not in OF_ENGINES) for moment in moments)
-
-
-def with_fixed(moment: Moment, setup: Setup) -> Moment:
-    """What a GPU takes besides."""
-    fixed = CONTEXT + (COMMUNICATION if setup.gpus > 1 else 0)
-    between = Term("room between blocks", FRAGMENTATION * moment.size, f"{FRAGMENTATION:.0%} of the above")
-    return Moment(moment.name, (*moment.terms, between, Term("CUDA and its libraries", fixed, "assumed")))
+    return max(sum(term.size for term in moment.terms if term.name not in (MOVED, BUCKETS)) for moment in moments)
 
 
 def moments_of_run(facts: ModelFacts, setup: Setup, activations: Counted) -> tuple[Moment, ...]:
     """Those of a step, and of sampling what it trains on."""
-    gradients = (Term("gradients", gradient_bytes(facts, setup), gradient_note(setup)),) if samples_amid(setup) else ()
-    there = (*states_of(facts, setup), *gradients, *buffers_of(facts, setup))
-    return (
-        *moments_of_step(facts, setup, activations.of_rows(setup.sequences)),
-        *sampling_moments(facts, setup, activations, there),
-    )
+    step = moments_of_step(facts, setup, activations.of_rows(setup.sequences))
+    return (*step, *sampling_moments(facts, setup, activations))
 
 
 def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple[Moment, ...]:
-    """The loss, the backward pass's beginning and end, and the update."""
-    states = states_of(facts, setup)
-    buffers = buffers_of(facts, setup)
-    gradients = Term("gradients", gradient_bytes(facts, setup), gradient_note(setup))
-    waiting = (gradients,) if setup.accumulation > 1 or is_kept_by_engine(setup) else ()
+    states, buffers = states_of(facts, setup), buffers_of(facts, setup)
+    gradients = gradients_of(facts, setup)
+    is_kept_by_engine = setup.zero is not None and not setup.zero.is_fsdp  # DeepSpeed allocates them once
+    waiting = (gradients,) if setup.accumulation > 1 or is_kept_by_engine else ()
     kept = rows.kept_with(checkpointing=setup.checkpointing, how=setup.recomputing) - offloaded_bytes(setup, rows)
     again = ", layers computed again" if setup.checkpointing else ""
-    compiled = (
-        "" if not setup.compiles else ", compiled" if rows.layer_gradients else ", as if not compiled: an upper bound"
-    )
+    compiled = ", compiled" if rows.layer_gradients else ", as if not compiled: an upper bound"
+    compiled = compiled if setup.compiles else ""
     activations = Term("activations", kept, f"{setup.sequences} x {setup.length:,} tokens{again}{compiled}")
     one_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=setup.checkpointing))
     of_layer = Term("a layer's gradients", float(rows.layer_gradients), "all at once from a compiled layer")
-    more = (of_layer,) if waiting or setup.releases else ()  # else they are among the gradients
+    is_separate = bool(waiting or setup.releases)
+    more = (of_layer,) if is_separate else ()  # else they are among the gradients
     last_layer = (Term("one layer's backward pass", rows.in_one_layer(checkpointing=True)), *more)
     head = Term("gradient of the head", head_gradient(facts, setup))
-    ends = (
-        (head,) if facts.is_tied or not (waiting or setup.releases) else ()
-    )  # a tied one waits for the embedding's, at the other end
-    tied = (head,) if facts.is_tied and (waiting or setup.releases) else ()
+    # a tied one waits for the embedding's, at the other end
+    ends = (head,) if facts.is_tied or not is_separate else ()
+    tied = (head,) if facts.is_tied and is_separate else ()
     of_update = update_of(facts, setup)
-    another = forward_beside(facts, setup, rows.forward)
-    moments = [
-        Moment(
-            "the forward pass ends",
-            (*states, *waiting, activations, *cast_weights(facts, setup), *logits_before(facts, setup), *buffers),
-        ),
-        Moment("another model's forward pass", (*states, *waiting, activations, *another, *buffers)),
-        Moment("the loss", (*states, *waiting, activations, *logits_of(facts, setup), *buffers)),
-        Moment("the head's backward pass", (*states, *waiting, activations, *ready_gradient(facts, setup), *buffers)),
-        Moment("the backward pass begins", (*states, *waiting, *ends, activations, one_layer, of_layer, *buffers)),
-        Moment(
-            "the first layer's backward pass",
-            (*states, without_embedding(facts, setup, gradients), *tied, *last_layer, *buffers),
-        ),
-        Moment("the embedding's backward pass", (*states, gradients, *embedding_twice(facts, setup), *buffers)),
-        Moment("the update", (*states, gradients, *buffers, *of_update)),
-        Moment(
-            "an evaluation",
-            (*states, Term("one layer's forward pass", rows.forward), *scored_logits(facts, setup), *buffers),
-        ),
-    ]
+    another = another_forward(facts, setup, rows.forward)
+    before = (*cast_weights(facts, setup), *logits_before(facts, setup))
+    scored = (Term("one layer's forward pass", rows.forward), *scored_logits(facts, setup))
+    but_embedding = without_embedding(facts, setup, gradients)
+    moments: dict[str, tuple[Term, ...]] = {
+        "the forward pass ends": (*states, *waiting, activations, *before, *buffers),
+        "another model's forward pass": (*states, *waiting, activations, *another, *buffers),
+        "the loss": (*states, *waiting, activations, *logits_of(facts, setup), *buffers),
+        "the head's backward pass": (*states, *waiting, activations, *ready_gradient(facts, setup), *buffers),
+        "the backward pass begins": (*states, *waiting, *ends, activations, one_layer, of_layer, *buffers),
+        "the first layer's backward pass": (*states, but_embedding, *tied, *last_layer, *buffers),
+        "the embedding's backward pass": (*states, gradients, *embedding_twice(facts, setup), *buffers),
+        "the update": (*states, gradients, *buffers, *of_update),
+        "an evaluation": (*states, *scored, *buffers),
+    }
     if setup.releases:
         if not of_layer.size:
             of_layer = Term(gradients.name, float(setup.weights_bytes * facts.largest_in_layers), gradients.note)
-        moments.append(Moment("the head's update", (*states, gradients, activations, *buffers, *of_update)))
-        moments.append(Moment("a layer's update", (*states, of_layer, *tied, activations, one_layer, *buffers)))
-    return tuple(Moment(moment.name, tuple(term for term in moment.terms if term.size)) for moment in moments)
+        moments["the head's update"] = (*states, gradients, activations, *buffers, *of_update)
+        moments["a layer's update"] = (*states, of_layer, *tied, activations, one_layer, *buffers)
+    return tuple(Moment(name, tuple(term for term in terms if term.size)) for name, terms in moments.items())
 
 
 # --- states ----------------------------------------------------------------------------------------------------------
@@ -163,95 +155,119 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
 
 def states_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     """Weights and optimizer on one GPU."""
-    zero, trained = setup.zero, facts.trained
-    frozen = 0 if setup.lora is None else facts.parameters
+    zero, others = setup.zero, other_models(facts, setup)
     if zero is None:
-        return (
-            Term("weights", weight_bytes(facts, setup), bytes_note(setup)),
-            states_on_gpu(facts, setup),
-            *held_besides(facts, setup),
-        )
+        return (Term("weights", weight_bytes(facts, setup), weights_note(setup)), states_on_gpu(facts, setup), *others)
+    whole = float(setup.weights_bytes * (facts.trained + (0 if setup.lora is None else facts.parameters)))
+    of_part = f"a {setup.gpus}th part" if setup.gpus > 1 else ""
+    over_gpus = f"{setup.optimizer}, over {setup.gpus} GPUs"
     if zero.is_fsdp:
-        return fsdp_states(facts, setup, zero)
-    whole = setup.weights_bytes * (frozen + trained)
-    states: tuple[Term, ...]
+        held = facts.parameters if zero.keeps_gathered else AHEAD * facts.largest_layer + facts.head
+        in_use = float(computing_bytes(setup) * min(facts.parameters, held))
+        each = (0 if setup.weights_bytes == MASTER else MASTER) + moment_bytes(setup)
+        return (
+            Term("weights", whole / setup.gpus, of_part),
+            Term("layers in use", in_use, "gathered from all GPUs"),
+            *others,
+            Term("optimizer", each * facts.trained / setup.gpus, over_gpus),
+        )
+    states: tuple[Term, ...] = (Term("weights", whole, weights_note(setup)), *others)
     if zero.stage == 3:
         here = 0.0 if zero.offload_parameters else whole / setup.gpus
-        of_part = f"a {setup.gpus}th part" if setup.gpus > 1 else ""
-        in_use = Term(
-            "layers in use", setup.weights_bytes * gathered(facts, zero), "gathered from all GPUs or from the host"
-        )
-        second = Term("second copy of the weights", second_copy(facts, setup, zero), f"over {zero.secondary} GPUs")
-        states = (Term("weights", here, of_part), second, in_use, *held_besides(facts, setup))
-    else:
-        states = (Term("weights", whole, bytes_note(setup)), *held_besides(facts, setup))
+        in_use = setup.weights_bytes * gathered(facts, zero)
+        gathers = Term("layers in use", in_use, "gathered from all GPUs or from the host")
+        states = (Term("weights", here, of_part), gathers, *others)
     if zero.offload_optimizer:
         return states
-    kept = (MASTER + moment_bytes(setup)) * trained / setup.gpus
-    return *states, Term(
-        "optimizer and fp32 weights",
-        kept,
-        f"{setup.optimizer}, over {setup.gpus} GPUs" if setup.gpus > 1 else setup.optimizer,
-    )
+    optimizer = (MASTER + moment_bytes(setup)) * facts.trained / setup.gpus
+    return *states, Term("optimizer and fp32 weights", optimizer, over_gpus if setup.gpus > 1 else setup.optimizer)
 
 
-def second_copy(facts: ModelFacts, setup: Setup, zero: Zero) -> float:
-    """On one GPU, of weights that a few GPUs hold once more among them; where the weights are on the host, it is
-    there."""
-    if zero.secondary == 1 or zero.offload_parameters:
-        return 0.0
-    return setup.weights_bytes * facts.parameters / zero.secondary
+def weights_note(setup: Setup) -> str:
+    if setup.lora is not None and quantization_of(setup.lora) is not None:
+        return "4 bit in linear layers, half precision elsewhere"
+    return "fp32" if setup.weights_bytes == 4 else "half precision"
 
 
-def is_kept_by_engine(setup: Setup) -> bool:
-    """DeepSpeed has one place for the gradients from the first step on."""
-    return setup.zero is not None and not setup.zero.is_fsdp
+def computing_bytes(setup: Setup) -> int:
+    """Of each weight that FSDP2 has gathered."""
+    return 2 if setup.half else setup.weights_bytes
 
 
-def gradient_bytes(facts: ModelFacts, setup: Setup) -> float:
+def gathered(model: ModelFacts | Other, zero: Zero) -> float:
+    """Numbers of whole layers that ZeRO-3 has fetched: in use, ahead of their use, or not released yet."""
+    held = zero.prefetch_bucket + model.largest_layer
+    if zero.max_reuse_distance > 0:
+        held = max(held, zero.max_live)
+    return min(max(held, model.largest_matrix), model.parameters)
+
+
+def other_models(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """Models without gradients on one GPU: divided where ZeRO-3 divides the trained one, else whole."""
+    beside, zero = setup.beside, setup.zero
+    models: list[tuple[str, ModelFacts | Other, int]] = []
+    if beside.reference and setup.lora is None:
+        models.append(("reference model", facts, setup.weights_bytes))
+    if beside.teacher is not None:
+        models.append(("teacher", beside.teacher, beside.teacher.weights_bytes))
+    terms: list[Term] = []
+    for name, model, each in models:
+        whole = float(each * model.parameters)
+        if zero is None or zero.stage < 3:
+            terms.append(Term(name, whole, "fp32" if each == 4 else "half precision"))
+            continue
+        here = 0.0 if zero.offload_parameters else whole / setup.gpus
+        terms.append(Term(name, here, f"a {setup.gpus}th part" if setup.gpus > 1 else ""))
+        terms.append(Term(f"layers in use of the {name}", each * gathered(model, zero), "gathered"))
+    if judges := sum(judge.weights_bytes * judge.parameters for judge in beside.judges):
+        terms.append(Term("reward model" + "s" * (len(beside.judges) > 1), float(judges), "whole"))
+    return tuple(terms)
+
+
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+
+def gradients_of(facts: ModelFacts, setup: Setup) -> Term:
     """On one GPU, when all are there."""
-    zero = setup.zero
-    if zero is None:
-        if setup.gpus > 1 and not accumulates_in_fp32(setup):
-            return 0.0  # they are views of DDP's buckets
-        return float(
-            bytes_of_gradient(setup)
-            * (facts.largest_matrix if setup.releases and setup.lora is None else facts.trained)
-        )
-    if zero.is_fsdp:
-        return fsdp_gradients(facts, setup)
-    if zero.offload_optimizer and not (
-        zero.stage < 3 and zero.accumulates_in_fp32
-    ):  # the fp32 ones of ZeRO-1 and 2 stay on the GPU
-        return 0.0
-    share = 1 if zero.stage == 1 else setup.gpus
-    return (4 if zero.accumulates_in_fp32 else setup.weights_bytes) * facts.trained / share
-
-
-def gradient_note(setup: Setup) -> str:
-    """Where they are."""
+    zero, note = setup.zero, ""
     if setup.releases:
-        return "one at a time"
-    if keeps_whole_gradients(setup):
-        return "whole in fp32 until the step's last micro-batch"
-    return f"a {setup.gpus}th part" if setup.zero is not None and setup.zero.stage > 1 and setup.gpus > 1 else ""
+        note = "one at a time"
+    elif keeps_whole_gradients(setup):
+        note = "whole in fp32 until the step's last micro-batch"
+    elif zero is not None and zero.stage > 1 and setup.gpus > 1:
+        note = f"a {setup.gpus}th part"
+    if zero is None:
+        numbers = facts.largest_matrix if setup.releases and setup.lora is None else facts.trained
+        are_views = setup.gpus > 1 and not accumulates_in_fp32(setup)  # of DDP's buckets
+        size = 0.0 if are_views else float(bytes_of_gradient(setup) * numbers)
+    elif zero.is_fsdp:
+        size = REDUCED * facts.trained / (1 if keeps_whole_gradients(setup) else setup.gpus)
+    elif zero.offload_optimizer and not (zero.stage < 3 and zero.accumulates_in_fp32):
+        size = 0.0  # only the fp32 ones of ZeRO-1 and 2 stay on the GPU
+    else:
+        each = 4 if zero.accumulates_in_fp32 else setup.weights_bytes
+        size = each * facts.trained / (1 if zero.stage == 1 else setup.gpus)
+    return Term("gradients", size, note)
+
+
+def keeps_whole_gradients(setup: Setup) -> bool:
+    """Whether FSDP2 reduces only a step's last gradients: accelerate's `no_sync` keeps the others whole."""
+    zero = setup.zero
+    return zero is not None and zero.is_fsdp and setup.accumulation > 1 and not zero.reduces_each_micro_batch
 
 
 def without_embedding(facts: ModelFacts, setup: Setup, gradients: Term) -> Term:
-    """The embedding's comes last, unless it is the head's too."""
+    """The embedding's gradient comes last, unless it is the head's too."""
     is_alone = setup.zero is None and setup.gpus == 1 and setup.accumulation == 1
     is_missing = is_alone and setup.lora is None and not facts.is_tied and not setup.releases
-    return Term(
-        gradients.name, gradients.size - (setup.weights_bytes * facts.embedding if is_missing else 0), gradients.note
-    )
+    missing = setup.weights_bytes * facts.embedding if is_missing else 0
+    return Term(gradients.name, gradients.size - missing, gradients.note)
 
 
 def embedding_twice(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """A tied embedding has the head's gradient already, and gets one of its own to add; a fused loss's cannot be added
-    to in place.
+    """A tied embedding has the head's gradient already and adds its own; a fused loss's cannot be added to in place.
 
-    Among the gradients one of them is counted already, but where an engine takes gradients away this last one is still
-    on its way.
+    One of them is counted among the gradients, but where an engine takes gradients away the last one is still there.
     """
     if setup.lora is not None:
         return ()
@@ -264,47 +280,43 @@ def embedding_twice(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     return (Term("gradient of the embedding", float(copies * setup.weights_bytes * facts.embedding), note),)
 
 
-def bytes_note(setup: Setup) -> str:
-    """How they are kept."""
-    if setup.lora is not None and quantization_of(setup.lora) is not None:
-        return "4 bit in linear layers, half precision elsewhere"
-    return "fp32" if setup.weights_bytes == 4 else "half precision"
-
-
 # --- what comes and goes ---------------------------------------------------------------------------------------------
 
 
 def cast_weights(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """Autocast keeps what it cast until the forward pass is over; where layers are not computed again it is part of
-    what they keep."""
+    """Autocast keeps what it cast until the forward pass is over; without checkpointing the layers keep it anyway."""
     is_cast = setup.half and setup.weights_bytes == 4 and setup.checkpointing and setup.zero is None
+    return (half_matrices(facts),) if is_cast else ()
+
+
+def half_matrices(facts: ModelFacts) -> Term:
     matrices = facts.parameters - (0 if facts.is_tied else facts.embedding)
-    return (Term("half-precision weights", 2.0 * matrices, "of autocast"),) if is_cast else ()
+    return Term("half-precision weights", 2.0 * matrices, "of autocast")
 
 
 def buffers_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """What engines set aside."""
+    """What engines set aside, and 4-bit matrices that are brought back to half precision."""
     zero = setup.zero
     if zero is None:
         each = 4 if setup.lora is not None else setup.weights_bytes
         note = "DDP's, unused" if accumulates_in_fp32(setup) else "DDP's, with all gradients"
         buckets = (Term("gradient buckets", float(each * facts.trained), note),) if setup.gpus > 1 else ()
-        return (*buckets, *whole_again(facts, setup))
+        if setup.lora is None or quantization_of(setup.lora) is None:
+            return buckets
+        return (*buckets, Term("a matrix in half precision", 2.0 * facts.largest_in_layers, "of 4 bit"))
     if zero.is_fsdp:
-        return fsdp_buffers(facts, setup)
-    reduce = setup.weights_bytes * min(zero.reduce_bucket, facts.trained) * (2 if zero.overlap_comm else 1)
-    gather = (
-        setup.weights_bytes * min(zero.allgather_bucket, facts.trained) if zero.stage < 3 and setup.gpus > 1 else 0
-    )
-    moved = setup.weights_bytes * facts.largest_matrix * 2 if zero.offload_optimizer and zero.stage < 3 else 0
-    return (
-        Term(BUCKETS, float(reduce + gather), "reduce_bucket_size" + (", twice" if zero.overlap_comm else "")),
-        Term(MOVED, float(moved)),
-    )
+        size = float((computing_bytes(setup) + REDUCED) * facts.largest_layer)
+        return (Term("communication buffers", size, "a layer and its gradients"),)
+    each, twice = setup.weights_bytes, 2 if zero.overlap_comm else 1
+    reduce = each * min(zero.reduce_bucket, facts.trained) * twice
+    gather = each * min(zero.allgather_bucket, facts.trained) if zero.stage < 3 and setup.gpus > 1 else 0
+    moved = each * facts.largest_matrix * 2 if zero.offload_optimizer and zero.stage < 3 else 0
+    note = "reduce_bucket_size" + (", twice" if zero.overlap_comm else "")
+    return Term(BUCKETS, float(reduce + gather), note), Term(MOVED, float(moved))
 
 
 def update_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """What the update adds, under DeepSpeed the gradients in fp32."""
+    """DeepSpeed casts the gradients to fp32."""
     zero = setup.zero
     if zero is None or zero.offload_optimizer or zero.is_fsdp:
         return ()
@@ -312,3 +324,42 @@ def update_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     if zero.stage == 3:
         part = min(part, zero.sub_group)
     return (Term("gradients in fp32", 4.0 * part, "for the update"),)
+
+
+def another_forward(facts: ModelFacts, setup: Setup, of_layer: float) -> tuple[Term, ...]:
+    """One layer of a model without gradients that runs while the trained one's activations are kept.
+
+    Args:
+        of_layer: bytes of a layer's forward pass in the trained model; a teacher's goes by its width.
+    """
+    beside = setup.beside
+    if beside.teacher is not None:
+        return (Term("the teacher's forward pass", of_layer * beside.teacher.hidden / facts.hidden, "one layer"),)
+    is_amid = beside.reference and not beside.completion  # else the reference reads completions ahead of the step
+    return (Term("the reference's forward pass", of_layer, "one layer"),) if is_amid else ()
+
+
+def sampling_moments(facts: ModelFacts, setup: Setup, activations: Counted) -> tuple[Moment, ...]:
+    """Completions are sampled together: their keys and values, and the first pass through their prompts."""
+    sampled, zero, beside = setup.sampled, setup.zero, setup.beside
+    if not sampled:
+        return ()
+    cache = float(sampled * setup.length * facts.cached * (2 if setup.half else 4)) if beside.keeps_cache else 0.0
+    of_layer = activations.of_rows(sampled).forward / setup.length + 4.0 * sampled * facts.hidden
+    prompts, words = of_layer * setup.sequence_length, float(WORD_BYTES * sampled * facts.vocabulary)
+    steps = beside.steps_per_generation
+    is_amid = zero is not None or beside.stage == "gkd" or (steps is not None and steps < setup.accumulation)
+    terms = [
+        *states_of(facts, setup),
+        *([gradients_of(facts, setup)] if is_amid else []),  # of the step's other micro-batches
+        *buffers_of(facts, setup),
+        Term("generation cache", cache, f"keys and values of {sampled} x {setup.length:,} tokens"),
+        Term("one layer's forward pass", prompts, f"{sampled} prompts of up to {setup.sequence_length:,} tokens"),
+        Term("logits", words, "of each completion's next token"),
+    ]
+    if setup.half and setup.weights_bytes == 4 and zero is None:
+        terms.append(half_matrices(facts))
+    if zero is not None and zero.stage == 3 and beside.gathers:
+        whole = float(setup.weights_bytes * facts.parameters)
+        terms.append(Term("whole weights", whole, "gathered (training.ds3_gather_for_generation)"))
+    return (Moment(SAMPLING, tuple(term for term in terms if term.size)),)

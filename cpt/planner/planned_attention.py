@@ -17,8 +17,7 @@ STAND_IN = "cpt_planned"
 
 
 def attention_to_count(setup: Setup) -> str:
-    """A GPU's kernels cannot run on fake tensors of a CPU, whose own keep other things: a stand-in keeps just what
-    they keep."""
+    """A stand-in for a GPU's kernels, which keeps what they keep: they cannot run on fake tensors of a CPU."""
     if setup.on_cpu or not setup.attention.startswith(("flash", "sdpa", VARLEN)):
         return "sdpa" if setup.attention == VARLEN else setup.attention  # on a CPU it keeps at most what sdpa keeps
     with_mask = setup.attention == "sdpa" and setup.packed
@@ -31,9 +30,9 @@ def attention_to_count(setup: Setup) -> str:
 def stand_in(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and one fp32 number for each head and token, as flash kernels return them; only their shapes are right.
+    """Empty tensors in the shapes that flash kernels return: output, and one fp32 number for each head and token.
 
-    Shapes: [rows, heads, tokens, head dimension]; gives [rows, tokens, heads, head dimension].
+    Shapes: [rows, heads, tokens, head dimension]; returns [rows, tokens, heads, head dimension].
     """
     output = queries.new_empty(queries.shape[0], queries.shape[2], queries.shape[1], values.shape[-1])
     return output, queries.new_empty(queries.shape[:-1], dtype=torch.float32)
@@ -48,7 +47,6 @@ def stand_in_backward(
     output: torch.Tensor,
     sums: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of the right shapes."""
     return torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values)
 
 
@@ -58,7 +56,6 @@ def keep_for_backward(ctx: Any, inputs: tuple[torch.Tensor | None, ...], output:
 
 
 def differentiate(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """Through the operator above."""
     queries, keys, values, _, output, sums = ctx.saved_tensors
     return *stand_in_backward(gradient, queries, keys, values, output, sums), None
 
@@ -76,8 +73,7 @@ def planned_attention(
     attention_mask: torch.Tensor | None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers calls an attention function. With a mask, sdpa repeats keys and values and makes numbers of
-    it."""
+    """As transformers calls an attention function. With a mask, sdpa repeats keys and values and casts the mask."""
     dtype = computing_dtype(query, key, value)
     query, key, value = (states.to(dtype) for states in (query, key, value))
     if attention_mask is not None:
@@ -88,7 +84,7 @@ def planned_attention(
 
 
 def keep_planned_attention(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
-    """The policy of `selective`, which knows the stand-in too."""
+    """The checkpoint policy of `selective`, for the stand-in too."""
     return (
         CheckpointPolicy.MUST_SAVE
         if operation is torch.ops.cpt.planned_attention.default

@@ -6,7 +6,7 @@ from typing import Any, Self, cast
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
-from cpt.data.form_of_stage import form_of_stage
+from cpt.data.readers.forms import form_of_stage
 from cpt.models.recomputing import Recomputing, read_recomputing
 from cpt.models.varlen_attention import VARLEN, why_not_varlen
 from cpt.optim.adamw import automatic_dtype
@@ -15,13 +15,13 @@ from cpt.planner.compiling import compiles
 from cpt.planner.stages import MASKED_FORMS, Beside, beside_of
 from cpt.recipe.schema import Recipe
 
-BUCKET = 500_000_000  # elements; DeepSpeed's own defaults, where a profile leaves them out
+BUCKET = 500_000_000  # elements; DeepSpeed's own defaults
 PREFETCH, SUB_GROUP, LIVE = 50_000_000, 1_000_000_000, 1_000_000_000
 
 
 @dataclass(frozen=True)
 class Zero:
-    """The ZeRO part of a DeepSpeed profile; sizes in elements."""
+    """How DeepSpeed or FSDP2 divides a run; sizes in elements."""
 
     stage: int
     offload_optimizer: bool = False
@@ -33,21 +33,13 @@ class Zero:
     max_live: int = LIVE
     max_reuse_distance: int = LIVE
     sub_group: int = SUB_GROUP
-    secondary: int = 1
-    """GPUs that hold a second copy of the weights among them, for the backward pass (`zero_hpz_partition_size`)."""
-    quantized_weights: bool = False
-    """Gathered in 8 bit."""
-    quantized_gradients: bool = False
-    """Brought together in 4 bit."""
     accumulates_in_fp32: bool = False
     """Gradients of several micro-batches (`data_types.grad_accum_dtype`)."""
     is_fsdp: bool = False
-    """torch's FSDP2 in DeepSpeed's place, which divides the same things."""
     keeps_gathered: bool = False
-    """Of FSDP2: weights stay whole from the forward to the backward pass (`reshard_after_forward: false`)."""
+    """FSDP2: weights stay whole from the forward to the backward pass (`reshard_after_forward: false`)."""
     reduces_each_micro_batch: bool = False
-    """Of FSDP2: gradients are reduced and divided after each micro-batch, not only after a step's last
-    (`sync_each_batch`)."""
+    """FSDP2: gradients are reduced after each micro-batch, not only after a step's last (`sync_each_batch`)."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +47,7 @@ class Setup:
     """A way to run a recipe."""
 
     gpus: int
-    """Processes, each with a GPU of its own, or all on the CPU."""
+    """Processes on all machines, each with a GPU, or all on the CPU."""
     on_cpu: bool
     micro_batch: int
     """Rows that a process takes at once."""
@@ -65,40 +57,36 @@ class Setup:
     half: bool
     """Computes in bf16 or fp16."""
     weights_bytes: int
-    """Of one weight that is not trained by itself, or of the copy that the layers compute with."""
+    """Of one weight: of the copy that layers compute with, or the frozen one."""
     checkpointing: bool
     fused_loss: bool
-    """Asked for, or on a GPU where nothing was said; `logits.fuses` knows whether the model allows it."""
+    """Wanted; `logits.fuses` knows whether the model allows it."""
     packed: bool
-    """Rows bring a mask where attention is not flash's: of several documents that are kept apart, or of padding."""
+    """Rows have a mask unless attention is flash's, because of several documents or of padding."""
     attention: str
     optimizer: str
     lora: Mapping[str, Any] | None
     zero: Zero | None
     tf32: bool = False
-    """What is not half goes through tensor cores."""
     recomputing: Recomputing = Recomputing()
-    """Which layers are computed again under checkpointing, and where what is kept waits."""
+    """Which layers are computed again under checkpointing, and where kept activations wait."""
     rounding: str | None = None
     """Of bfloat16 weights that have no master copy."""
     releases: bool = False
     """Each gradient is used and dropped as soon as it is there."""
     beside: Beside = Beside()
-    """What the stage holds and makes besides."""
     nodes: int = 1
-    """Machines, each with as many of the GPUs."""
+    """Machines, with equally many of the GPUs."""
     batch_is_given: bool = False
-    """The recipe says the tokens of a step, and accumulation follows from them."""
+    """The recipe sets the tokens of a step, and accumulation follows from them."""
     scales_loss: bool = False
     """Computes in fp16."""
     compiles: bool = False
-    """Layers are compiled."""
     from_scratch: bool = False
-    """There are no trained weights that adapters could stand beside."""
+    """There are no trained weights that adapters could be added to."""
 
     @property
     def gpus_per_node(self) -> int:
-        """Of each machine."""
         return self.gpus // self.nodes
 
     @property
@@ -119,7 +107,6 @@ class Setup:
 
     @property
     def tokens_at_once(self) -> int:
-        """On each process."""
         return self.sequences * self.length
 
     @property
@@ -129,7 +116,6 @@ class Setup:
 
     @property
     def precision(self) -> str:
-        """Of the matrix products: `half`, `tf32` or `fp32`."""
         return "half" if self.half else "tf32" if self.tf32 else "fp32"
 
     @property
@@ -139,7 +125,7 @@ class Setup:
 
     @property
     def tokens_per_step(self) -> int:
-        """Over all processes, as the budget counts them: each row as `sequence_length`."""
+        """Over all processes, with each row counted as `sequence_length`."""
         return self.rows_at_once * self.accumulation * self.sequence_length
 
 
@@ -155,33 +141,42 @@ def setup_of(
     """Read it from the recipe.
 
     Args:
-        gpus: processes; where the recipe gives a global batch, accumulation follows from them.
+        gpus: processes on all machines; with a global batch, accumulation follows from them.
         profile: the DeepSpeed profile's content.
         attention: what `model.attention: auto` means there; on a GPU, `attention_on_gpu`.
-        nodes: machines that hold them.
 
     Raises:
-        CptError: see `beside_of`.
+        CptError: a teacher is missing or cannot be read.
     """
     training = recipe.training
-    length = recipe.data.sequence_length // read_parallelism(training).sp_size  # what a process has of a row
+    parallelism = read_parallelism(training)
+    length = recipe.data.sequence_length // parallelism.sp_size  # what a process has of a row
     micro_batch = int(training.get("per_device_train_batch_size", 8))
     accumulation = int(training.get("gradient_accumulation_steps", 1))
     if recipe.budget.global_batch_tokens is not None:
         accumulation = max(1, round(recipe.budget.global_batch_tokens / (micro_batch * gpus * length)))
-    half = bool(training.get("bf16") or training.get("fp16"))
     zero = zero_of(profile) if profile is not None else fsdp_of(training)
     written = {"float32": 4, "bfloat16": 2, "float16": 2}.get(recipe.model.dtype)
     automatic = automatic_dtype(recipe, deepspeed=profile is not None, on_gpu=not on_cpu).itemsize
     if training.get("fp16") and profile is not None:
         automatic = 2  # the engine rounds what it is given
+    beside = beside_of(recipe)
+    uncounted = list(beside.uncounted)
+    if parallelism.sharing_rows > parallelism.sp_size:
+        uncounted.append(
+            "tensor and context parallelism (`training.parallelism_config`): processes are counted as whole"
+        )
+    elif parallelism.sharing_rows > 1:
+        uncounted.append("communication of processes that share a row (`training.parallelism_config`)")
+    if profile is not None and (profile.get("zero_optimization") or {}).get("zero_hpz_partition_size", 1) != 1:
+        uncounted.append("second copies of the weights (`zero_hpz_partition_size`)")
     return Setup(
         gpus=gpus,
         on_cpu=on_cpu,
         micro_batch=micro_batch,
         sequence_length=length,
         accumulation=accumulation,
-        half=half,
+        half=bool(training.get("bf16") or training.get("fp16")),
         weights_bytes=written or automatic,
         checkpointing=bool(training.get("gradient_checkpointing") or training.get("activation_checkpointing")),
         fused_loss=recipe.model.fused_loss is True or recipe.model.fused_loss == "auto" and not on_cpu,
@@ -195,7 +190,7 @@ def setup_of(
         recomputing=read_recomputing(training),
         rounding=recipe.optimizer.options.get("rounding"),
         releases=bool(recipe.optimizer.options.get("release_gradients", False)),
-        beside=with_sharing(beside_of(recipe), training),
+        beside=replace(beside, uncounted=tuple(uncounted)),
         nodes=nodes,
         batch_is_given=recipe.budget.global_batch_tokens is not None,
         scales_loss=bool(training.get("fp16")),
@@ -204,20 +199,8 @@ def setup_of(
     )
 
 
-def with_sharing(beside: Beside, training: Mapping[str, Any]) -> Beside:
-    """What processes that share rows send each other is told as left out; so is all else that sharing changes beside a
-    row's length."""
-    sharing = read_parallelism(training)
-    if sharing.sharing_rows == 1:
-        return beside
-    what = "what processes that share a row send each other"
-    if sharing.sharing_rows > sharing.sp_size:
-        what = "tensor and context parallelism: the plan is of processes that hold whole layers and rows of their own"
-    return replace(beside, uncounted=(*beside.uncounted, f"{what} (`training.parallelism_config`)"))
-
-
 def attention_on_gpu(recipe: Recipe, config: PreTrainedConfig) -> str:
-    """What `model.attention` comes to on a GPU that flash kernels are for; users' functions are masked like sdpa."""
+    """What `model.attention` means on a GPU with flash kernels; users' functions are masked like sdpa."""
     wanted, training = recipe.model.attention, recipe.training
     if wanted != "auto":
         return "sdpa" if ":" in wanted else wanted
@@ -240,10 +223,14 @@ def zero_of(profile: Mapping[str, Any]) -> Zero | None:
         written = next((section[name] for name in names if isinstance(section.get(name), int | float)), default)
         return int(written)
 
+    def is_on_host(key: str) -> bool:
+        part = section.get(key)
+        return isinstance(part, Mapping) and part.get("device", "none") != "none"
+
     return Zero(
         stage=stage,
-        offload_optimizer=is_on_host(section, "offload_optimizer"),
-        offload_parameters=is_on_host(section, "offload_param"),
+        offload_optimizer=is_on_host("offload_optimizer"),
+        offload_parameters=is_on_host("offload_param"),
         overlap_comm=bool(section.get("overlap_comm", stage == 3)),
         reduce_bucket=size(BUCKET, "reduce_bucket_size"),
         allgather_bucket=size(BUCKET, "allgather_bucket_size"),
@@ -251,9 +238,6 @@ def zero_of(profile: Mapping[str, Any]) -> Zero | None:
         max_live=size(LIVE, "stage3_max_live_parameters", "max_live_parameters"),
         max_reuse_distance=size(LIVE, "stage3_max_reuse_distance", "max_reuse_distance"),
         sub_group=size(SUB_GROUP, "sub_group_size"),
-        secondary=max(1, size(1, "zero_hpz_partition_size")) if stage == 3 else 1,
-        quantized_weights=stage == 3 and bool(section.get("zero_quantized_weights", False)),
-        quantized_gradients=stage == 3 and bool(section.get("zero_quantized_gradients", False)),
         accumulates_in_fp32=(profile.get("data_types") or {}).get("grad_accum_dtype") == "fp32",
     )
 
@@ -262,13 +246,11 @@ def fsdp_of(training: Mapping[str, Any]) -> Zero | None:
     """What `training.fsdp` divides; None without it."""
     if not training.get("fsdp"):
         return None
-    written = training.get("fsdp_config") or {}
-    options = (
-        {str(key).removeprefix("fsdp_"): value for key, value in written.items()}
-        if isinstance(written, Mapping)
-        else {}
-    )
-    config = training.get("accelerator_config")
+    written, config = training.get("fsdp_config"), training.get("accelerator_config")
+    options = {
+        str(key).removeprefix("fsdp_"): value
+        for key, value in (written if isinstance(written, Mapping) else {}).items()
+    }
     accumulation = (config.get("gradient_accumulation_kwargs") if isinstance(config, Mapping) else None) or {}
     return Zero(
         3,
@@ -276,9 +258,3 @@ def fsdp_of(training: Mapping[str, Any]) -> Zero | None:
         keeps_gathered=options.get("reshard_after_forward", True) is False,
         reduces_each_micro_batch=bool(accumulation.get("sync_each_batch")),
     )
-
-
-def is_on_host(section: Mapping[str, Any], key: str) -> bool:
-    """Whether a part lies in host memory (or on a disk)."""
-    part = section.get(key)
-    return isinstance(part, Mapping) and part.get("device", "none") != "none"

@@ -1,122 +1,98 @@
-"""How long a run takes and what it costs: from the GPU's peak and a share of it that is reached, or from a run that
-was measured."""
+"""How long a run takes: from the GPU's peak and the share of it that is reached, or from a measured run."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from cpt.errors import RecipeError
-from cpt.planner.communication import Waiting, waiting_for
 from cpt.planner.facts import ModelFacts
-from cpt.planner.optimizer_terms import PAGED, state_bytes, update_traffic
 from cpt.planner.setup import Setup
 from cpt.planner.target import Target
-from cpt.runs.read_back import read_objects
+from cpt.planner.terms import PAGED, accumulates_in_fp32, bytes_of_gradient, state_bytes, update_traffic
+from cpt.runs.folder import METRICS, read_objects
 
-ASSUMED_MFU, MFU_RANGE = (
-    0.35,
-    (0.25, 0.5),
-)  # Python peers on one H100: 0.35 to 0.47 with compiled layers; LLMQ in C++: up to 0.6
+# Python peers on one H100: 0.35 to 0.47 with compiled layers; LLMQ in C++: up to 0.6
+ASSUMED_MFU, MFU_RANGE = 0.35, (0.25, 0.5)
 ASSUMED_MFU_NOT_COMPILED = 0.30  # torchtitan, Llama 3.1 8B, one node of H100: compiled layers are 1.16 times as fast
 COMPUTED_AGAIN = 4 / 3  # the forward pass twice
 ADAM_TRAFFIC = 30  # bytes of host memory that DeepSpeed's AdamW reads and writes for each number
-HOST_BANDWIDTH = 40e9  # bytes a second, of two channels of DDR5; servers have more
-PCIE_BANDWIDTH = 22e9  # bytes a second each way, of 16 lanes of PCIe 4.0
+HOST_BANDWIDTH = 40e9  # bytes/s, of two channels of DDR5; servers have more
+PCIE_BANDWIDTH = 22e9  # bytes/s each way, of 16 lanes of PCIe 4.0
 BOTH_WAYS = 0.85  # of that, while as much goes the other way
 REACHED_BANDWIDTH = 0.85  # of the GPU's memory, by kernels that only read and write
-NOTED = 0.02  # of a step: less is not worth a line
+HIDDEN = 0.8  # share of the computing that communication can overlap with; assumed
+REDUCED = 4  # bytes of a gradient that FSDP2 reduces
+NOTED = 0.02  # share of a step that is worth a line
 IN_WORDS = {"half": "", "tf32": " in tf32", "fp32": " in fp32"}
-LINE_WITH_SPEED = "tokens_per_second"
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Of the whole job."""
+    """Of all GPUs together."""
 
     tokens_per_second: float
     source: str
     waits: str = ""
-    """What the GPU waits for, where it does."""
-    seconds: float = 0.0
-    """Of a step; 0 where only the rate was measured."""
-    waiting: Waiting = Waiting((), 0.0, 0.0)
-    """Of a step, for other GPUs."""
-
-    @property
-    def efficiency(self) -> float:
-        """Share of a step that communication leaves."""
-        return 1 - self.waiting.exposed / self.seconds if self.seconds else 1.0
+    """What the GPU waits for, if it does."""
 
     def hours(self, tokens: int) -> float:
-        """For so many tokens; evaluation and saving come on top."""
+        """Without evaluation and saving."""
         return tokens / self.tokens_per_second / 3600
 
 
 def assumed_mfu(setup: Setup) -> float:
-    """The share of the GPU's peak that a run reaches, where nothing else is known."""
+    """The share of the GPU's peak that a run reaches, if nothing else is known."""
     return ASSUMED_MFU if setup.compiles else ASSUMED_MFU_NOT_COMPILED
 
 
 def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -> Speed:
-    """From the peak."""
     again = (COMPUTED_AGAIN - 1) / setup.recomputing.every_n_layers if setup.checkpointing else 0.0
-    operations = setup.tokens_at_once * (facts.flops_per_token * (1 + again) + flops_beside(facts, setup))
+    operations = setup.tokens_at_once * (facts.flops_per_token * (1 + again) + extra_flops(facts, setup))
     peak = target.peak(setup.precision)
     computing = operations / (peak * mfu)
-    forward = computing / (3 * (1 + again))
+    backward = computing - computing / (3 * (1 + again))
     moving, paging = moving_seconds(facts, setup), paging_seconds(facts, setup)
-    # Released gradients are used while the backward pass computes, so that pages come and go beside it.
-    updating = max(update_seconds(facts, setup, target), paging - (computing - forward if setup.releases else 0.0))
-    waiting = waiting_for(facts, setup, target.links, forward=forward, backward=computing - forward)
-    step = setup.accumulation * max(computing, moving) + updating + waiting.exposed
+    # Released gradients are used while the backward pass computes, so paging overlaps with it.
+    updating = max(update_seconds(facts, setup, target), paging - (backward if setup.releases else 0.0))
+    waiting = waiting_seconds(facts, setup, target, computing=computing, backward=backward)
+    step = setup.accumulation * max(computing, moving) + updating + waiting
     waits = ""
     if moving > computing:
-        times = moving / computing
-        waits = (
-            f"moving weights and gradients over PCIe takes {times:.1f} times the computing: more tokens in a"
-            " micro-batch help"
-        )
-    elif target.links is not None and setup.nodes == 1 and waiting.exposed > max(updating, NOTED * step):
-        waits = (
-            f"{waiting.exposed / step:.0%} of a step is waiting for the other GPUs, over {target.links.within.name}"
-        )
+        times = f"{moving / computing:.1f} times the computing"
+        waits = f"moving weights and gradients over PCIe takes {times}: more tokens in a micro-batch help"
+    elif waiting > max(updating, NOTED * step):
+        link = "links in the machine" if setup.nodes == 1 else f"{target.network / 1e9:.3g} GB/s between machines"
+        waits = f"{waiting / step:.0%} of a step is waiting for other GPUs, over {link}"
     elif updating > 0.1 * step and paging > 0:
-        waits = (
-            f"{updating / step:.0%} of a step is moving the optimizer's states over PCIe: more tokens in a step make"
-            " that less"
-        )
-    elif updating > 0.1 * step and (setup.zero is not None and setup.zero.offload_optimizer):
+        share = f"{updating / step:.0%} of a step"
+        waits = f"{share} is moving the optimizer's states over PCIe: more tokens in a step make that less"
+    elif updating > 0.1 * step and setup.zero is not None and setup.zero.offload_optimizer:
         waits = f"{updating / step:.0%} of a step is the update in host memory: more tokens in a step make that less"
     source = f"{mfu:.0%} of {target.name}'s peak of {peak / 1e12:.3g} TFLOP/s{IN_WORDS[setup.precision]}"
-    return Speed(setup.tokens_per_step / step, source, waits, step, waiting)
+    return Speed(setup.tokens_per_step / step, source, waits)
 
 
-def flops_beside(facts: ModelFacts, setup: Setup) -> float:
-    """For each token, of forward passes without gradients: of the reference and the model itself, and of a teacher."""
+def extra_flops(facts: ModelFacts, setup: Setup) -> float:
+    """For each token, of forward passes without gradients: of the reference, the model itself, and a teacher."""
     own = facts.flops_per_token / (3 if setup.lora is None else 2)
     teacher = setup.beside.teacher
     return setup.beside.forward_passes * own + (2.0 * teacher.parameters if teacher is not None else 0.0)
 
 
 def moving_seconds(facts: ModelFacts, setup: Setup) -> float:
-    """Between host and GPU in a micro-batch, both ways at once: what ZeRO fetches and brings back."""
+    """Of a micro-batch: what ZeRO moves between host and GPU, both ways at once."""
     zero = setup.zero
     if zero is None or not zero.offload_optimizer:
         return 0.0
     passes = 3 if setup.checkpointing else 2
     down = setup.weights_bytes * facts.trained
     up = passes * setup.weights_bytes * facts.parameters if zero.offload_parameters else 0
-    return (
-        max(down, up) / setup.gpus / PCIE_BANDWIDTH
-    )  # each its part; what others bring comes over the links between GPUs
+    return max(down, up) / setup.gpus / PCIE_BANDWIDTH
 
 
 def paging_seconds(facts: ModelFacts, setup: Setup) -> float:
-    """Of states that come from the host and go back in each step, both ways at once."""
-    return (
-        state_bytes(facts, setup) / (BOTH_WAYS * PCIE_BANDWIDTH)
-        if setup.optimizer == PAGED and setup.zero is None
-        else 0.0
-    )
+    """Of a step: paged states come from the host and go back, both ways at once."""
+    is_paged = setup.optimizer == PAGED and setup.zero is None
+    return state_bytes(facts, setup) / (BOTH_WAYS * PCIE_BANDWIDTH) if is_paged else 0.0
 
 
 def update_seconds(facts: ModelFacts, setup: Setup, target: Target) -> float:
@@ -129,20 +105,59 @@ def update_seconds(facts: ModelFacts, setup: Setup, target: Target) -> float:
     return ADAM_TRAFFIC * facts.trained / setup.nodes / HOST_BANDWIDTH + back
 
 
-def measured_speed(run: Path, tokens_per_step: int) -> Speed:
-    """From a run's own figures, its first ones left out.
+def waiting_seconds(facts: ModelFacts, setup: Setup, target: Target, *, computing: float, backward: float) -> float:
+    """Of a step: communication that computing does not hide.
 
     Args:
-        tokens_per_step: of the run that is planned.
+        computing: seconds of a micro-batch.
+        backward: seconds of its backward pass.
+    """
+    if not target.gpu_link or setup.gpus == 1:
+        return 0.0
+    slowest = min(
+        target.gpu_link if setup.gpus_per_node > 1 else target.network,
+        target.network if setup.nodes > 1 else target.gpu_link,
+    )
+    overlapped, alone = sent_bytes(facts, setup)
+    each_micro_batch = setup.zero is not None and setup.zero.stage > 1
+    window = setup.accumulation * computing if each_micro_batch else backward
+    return max(0.0, overlapped / slowest - HIDDEN * window) + alone / slowest
+
+
+def sent_bytes(facts: ModelFacts, setup: Setup) -> tuple[float, float]:
+    """Bytes that each GPU sends in a step, while it computes and after that.
+
+    A ring of n GPUs sends (n-1)/n of the data from each for a gather or a reduce-scatter, and twice that for an
+    all-reduce (arXiv 1910.02054, section 7). ZeRO-2 and ZeRO-3 reduce gradients after every micro-batch, DDP and
+    ZeRO-1 once a step.
+    """
+    ring, zero, steps = (setup.gpus - 1) / setup.gpus, setup.zero, setup.accumulation
+    if zero is None:
+        sent = 2 * ring * bytes_of_gradient(setup) * facts.trained
+        return (0.0, sent) if accumulates_in_fp32(setup) else (sent, 0.0)
+    if zero.is_fsdp:
+        weights = (2 if setup.half else setup.weights_bytes) * facts.parameters
+        gathers = steps * (1 if zero.keeps_gathered else 2)
+        reduces = steps if zero.reduces_each_micro_batch else 1
+        return ring * (gathers * weights + reduces * REDUCED * facts.trained), 0.0
+    gradients = setup.weights_bytes * facts.trained
+    if zero.stage < 3:
+        sent, after = 2 * ring * gradients * (1 if zero.stage == 1 else steps), ring * gradients
+    else:
+        sent, after = ring * steps * (2 * setup.weights_bytes * facts.parameters + gradients), 0.0
+    return (sent, after) if zero.overlap_comm else (0.0, sent + after)
+
+
+def measured_speed(run: Path) -> Speed:
+    """The median tokens a second of a run.
 
     Raises:
         RecipeError: it has none.
     """
-    rows = read_objects(run / "metrics.jsonl", [])
-    figures = sorted(float(row[LINE_WITH_SPEED]) for row in rows if LINE_WITH_SPEED in row)
+    key = "tokens_per_second"
+    figures = sorted(float(row[key]) for row in read_objects(run / METRICS, []) if key in row)
     if not figures:
         raise RecipeError(
-            f"--measured: {run} has no tokens_per_second in its metrics.jsonl. Give the folder of a run that trained."
+            f"--measured: {run} has no {key} in its metrics.jsonl. Give the folder of a run that trained."
         )
-    rate = figures[len(figures) // 2]
-    return Speed(rate, f"the median of {len(figures)} measurements in {run}", seconds=tokens_per_step / rate)
+    return Speed(figures[len(figures) // 2], f"the median of {len(figures)} measurements in {run}")

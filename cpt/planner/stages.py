@@ -1,4 +1,4 @@
-"""What each stage holds and makes beside the model that it trains, told from the recipe."""
+"""What each stage holds and computes besides the model that it trains, read from the recipe."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,33 +7,35 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from cpt.data.form_of_stage import form_of_stage
+from cpt.data.readers.forms import form_of_stage
 from cpt.errors import CptError, RecipeError
 from cpt.models.config import load_config
 from cpt.planner.facts import ModelFacts, facts_of
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Model, Recipe
 
+# How a stage comes from the last hidden states to its loss: by the logits of all tokens and cross entropy; with
+# log-probabilities of pairs; by the logits of some tokens and some words at once; by one number; by the logits of two
+# models, compared for some tokens at once, for all of them, or made in tiles.
 WHOLE, PAIRS, TILES, SCORE = "whole", "pairs", "tiles", "score"
 TAUGHT, TAUGHT_WHOLE, TAUGHT_IN_TILES = "taught", "taught whole", "taught in tiles"
-"""How a stage comes from the last hidden states to its loss: by the logits of all tokens and cross entropy; with
-log-probabilities of pairs beside; by the logits of some tokens and some words at once; by one number; by the logits of
-two models, which are compared for some tokens at once, for all of them, or are themselves made in tiles."""
 TEACHER, JUDGE = "teacher_model_name_or_path", "reward_model"
 MASKED_FORMS = ("preference", "judged", "prompt")
+COMPLETION = ("max_completion_length", 512)
+LMBDA = 0.5  # of GKDConfig: the share of steps whose answers the student writes
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Of a stage: what does not depend on the recipe, and the defaults of its config class."""
+    """What a stage needs whatever the recipe says, and the defaults of its config class."""
 
     logits: str
     reference: bool = False
-    """A frozen copy of the model beside it, where there is no adapter."""
+    """A frozen copy of the model, unless there is an adapter."""
     beta: float | None = None
-    """With such a default, the reference is there only where `training.beta` is above 0."""
+    """With such a default, the reference is there only if `training.beta` is above 0."""
     written: tuple[str, int] | None = None
-    """The key that says how many tokens a completion may have, which the model writes by itself."""
+    """Key and default of the tokens that the model may write in a completion."""
     taught: bool = False
     forward_passes: float = 0.0
     """Without gradients, besides the reference's and the teacher's."""
@@ -45,17 +47,16 @@ KINDS: Mapping[str, Kind] = {
     "orpo": Kind(PAIRS),
     "cpo": Kind(PAIRS),
     "reward": Kind(SCORE),
-    "grpo": Kind(TILES, beta=0.0, written=("max_completion_length", 512)),
-    "rloo": Kind(TILES, beta=0.05, written=("max_completion_length", 512), forward_passes=1.0),
-    "ppo": Kind(TILES, beta=0.0, written=("max_completion_length", 512), forward_passes=1.0),
-    "spo": Kind(TILES, beta=0.0, written=("max_completion_length", 512), forward_passes=1.0),
+    "grpo": Kind(TILES, beta=0.0, written=COMPLETION),
+    "rloo": Kind(TILES, beta=0.05, written=COMPLETION, forward_passes=1.0),
+    "ppo": Kind(TILES, beta=0.0, written=COMPLETION, forward_passes=1.0),
+    "spo": Kind(TILES, beta=0.0, written=COMPLETION, forward_passes=1.0),
     "distill": Kind(TAUGHT, taught=True),
     "distill_text": Kind(TAUGHT, taught=True),
-    "distill_on_policy": Kind(TAUGHT_IN_TILES, taught=True, written=("max_completion_length", 512)),
+    "distill_on_policy": Kind(TAUGHT_IN_TILES, taught=True, written=COMPLETION),
     "gkd": Kind(TAUGHT_WHOLE, taught=True, written=("max_new_tokens", 128)),
 }
 """All others read whole logits and hold nothing else."""
-LMBDA = 0.5  # of GKDConfig: the share of steps whose answers the student writes
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,14 @@ class Other:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a run holds and makes beside the model that it trains; by default nothing."""
+    """What a run holds and computes besides the model that it trains; by default nothing."""
 
     stage: str = "cpt"
     logits: str = WHOLE
     sequences: int = 1
-    """Of each row, through which gradients go."""
+    """Of each row, with gradients."""
     completion: int = 0
-    """Tokens that the model adds to a row by itself."""
+    """Tokens that the model adds to a row itself."""
     reference: bool = False
     teacher: Other | None = None
     judges: tuple[Other, ...] = ()
@@ -90,13 +91,13 @@ class Beside:
     gathers: bool = True
     """Under ZeRO-3, whole weights on each GPU while it samples."""
     uncounted: tuple[str, ...] = ()
-    """What nobody can plan, in words."""
+    """What the plan leaves out, in words."""
 
     def sampled(self, micro_batch: int, accumulation: int, gpus: int) -> int:
         """Completions that a process samples at once."""
         if not self.completion:
             return 0
-        if self.stage == "gkd":  # writes each micro-batch when its turn comes
+        if self.stage == "gkd":  # samples each micro-batch on its own
             return micro_batch
         if self.generation_batch is not None:
             return max(1, self.generation_batch // gpus)
@@ -104,71 +105,54 @@ class Beside:
 
 
 def beside_of(recipe: Recipe) -> Beside:
-    """Read it from the recipe; the configs of other models come from where they lie.
+    """Read it from the recipe, and the configs of other models from their folders.
 
     Raises:
         RecipeError: the stage learns from a teacher, and there is none.
-        ResourceError: the teacher's config cannot be had.
+        ResourceError: the teacher's config cannot be read.
     """
-    training = recipe.training
-    form = form_of_stage(recipe.stage)
-    kind = KINDS.get(recipe.stage, Kind(WHOLE))
-    beta = float(training.get("beta", kind.beta)) if kind.beta is not None else 1.0
-    reference = kind.reference or (kind.beta is not None and beta > 0)
-    judges, unknown = judges_of(recipe)
-    beside = Beside(
-        stage=recipe.stage,
+    training, stage = recipe.training, recipe.stage
+    kind = KINDS.get(stage, Kind(WHOLE))
+    reference = kind.reference or kind.beta is not None and float(training.get("beta", kind.beta)) > 0
+    judges, uncounted = judges_of(recipe)
+    completion = 0
+    if kind.written is not None and (stage != "gkd" or float(training.get("lmbda", LMBDA))):
+        key, default = kind.written
+        completion = int(training.get(key) or default)
+    samples_here = completion and not training.get("use_vllm")
+    if completion and not samples_here:
+        uncounted.append("the memory that vLLM takes (`training.vllm_gpu_memory_utilization`)")
+    return Beside(
+        stage=stage,
         logits=kind.logits,
-        sequences=2 if form == "preference" else 1,
-        completion=completion_of(kind, training, recipe.stage),
+        sequences=2 if form_of_stage(stage) == "preference" else 1,
+        completion=completion,
         reference=reference,
         teacher=teacher_of(training) if kind.taught else None,
         judges=judges,
         forward_passes=kind.forward_passes + reference,
-        uncounted=unknown,
-    )
-    if not beside.completion:
-        return beside
-    if training.get("use_vllm"):
-        unknown = (*unknown, "the memory that vLLM takes for itself (`training.vllm_gpu_memory_utilization`)")
-    return replace(
-        beside,
-        steps_per_generation=training.get("steps_per_generation"),
-        generation_batch=training.get("generation_batch_size"),
-        keeps_cache=not training.get("use_vllm")
-        and not (recipe.stage == "gkd" and training.get("gradient_checkpointing")),
+        steps_per_generation=training.get("steps_per_generation") if completion else None,
+        generation_batch=training.get("generation_batch_size") if completion else None,
+        keeps_cache=not completion
+        or bool(samples_here and not (stage == "gkd" and training.get("gradient_checkpointing"))),
         gathers=bool(training.get("ds3_gather_for_generation", True)),
-        uncounted=unknown,
+        uncounted=tuple(uncounted),
     )
-
-
-def completion_of(kind: Kind, training: Mapping[str, Any], stage: str) -> int:
-    """How long what the model writes may be; 0 where it writes nothing."""
-    if kind.written is None or stage == "gkd" and not float(training.get("lmbda", LMBDA)):
-        return 0
-    key, default = kind.written
-    return int(training.get(key) or default)
 
 
 def teacher_of(training: Mapping[str, Any]) -> Other:
-    """The model that the run learns from.
-
-    Raises:
-        RecipeError: none is named, or it cannot be planned.
+    """Raises:
+    RecipeError: none is named.
     """
     path = result_of_run(training.get(TEACHER))
     if path is None:
-        raise RecipeError(
-            f"`training.{TEACHER}` is missing: the model that this one learns from, a Hub id, a folder or a run"
-            " (runs/NAME)."
-        )
+        raise RecipeError(f"`training.{TEACHER}` is missing: a Hub id, a folder or a run (runs/NAME).")
     config = load_config(Model(path=path, revision=training.get("teacher_model_revision")))
     return other_model(config, 2 if training.get("bf16") else 4)
 
 
-def judges_of(recipe: Recipe) -> tuple[tuple[Other, ...], tuple[str, ...]]:
-    """The reward models, which lie whole on each GPU in the type that they were saved in; and what is said of those
-    that nobody knows."""
+def judges_of(recipe: Recipe) -> tuple[tuple[Other, ...], list[str]]:
+    """The reward models, whole on each GPU in the type they were saved in; and those that cannot be read."""
     known, unknown = [], []
     for reward in recipe.rewards:
         if reward.name != JUDGE:
@@ -176,27 +160,23 @@ def judges_of(recipe: Recipe) -> tuple[tuple[Other, ...], tuple[str, ...]]:
         path = str(reward.options.get("path"))
         try:
             config = load_config(Model(path=result_of_run(path), revision=reward.options.get("revision")))
-            saved_as = config.dtype
         except CptError as problem:
             unknown.append(f"the reward model {path} ({' '.join(str(problem).split())[:200]})")
             continue
+        saved_as, text = config.dtype, config.get_text_config()
         judge = other_model(config, saved_as.itemsize if isinstance(saved_as, torch.dtype) else 4)
-        head = (
-            0 if config.get_text_config().tie_word_embeddings else config.get_text_config().vocab_size * judge.hidden
-        )
+        head = 0 if text.tie_word_embeddings else text.vocab_size * judge.hidden
         known.append(replace(judge, parameters=judge.parameters - head))
-    return tuple(known), tuple(unknown)
+    return tuple(known), unknown
 
 
 def other_model(config: PreTrainedConfig, weights_bytes: int) -> Other:
-    """Counted without its weights."""
     facts = facts_of(config, None, 1)
     return Other(facts.parameters, facts.largest_layer, facts.largest_matrix, facts.hidden, weights_bytes)
 
 
 def with_own_head(facts: ModelFacts, beside: Beside, *, adapters: bool) -> ModelFacts:
-    """The model as its stage trains it: with one score in the place of the language model's head, or with a head for
-    values."""
+    """The model as its stage trains it: with one score in place of the language model's head, or a value head."""
     if beside.stage == "ppo":
         head = facts.hidden + 1
         return replace(facts, parameters=facts.parameters + (0 if adapters else head), trained=facts.trained + head)

@@ -1,4 +1,4 @@
-"""Which memory is alive: storages are seen when an operation gives them, and when nobody holds them any more."""
+"""Which memory is alive: storages count from the operation that returns them until they are freed."""
 
 import weakref
 from typing import Any
@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class PeakOfStorages(TorchDispatchMode):
-    """Bytes of all storages that any operation gave, at their most; works on real tensors as on fake ones."""
+    """Peak bytes of all storages that operations return, of real tensors or fake ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -18,11 +18,10 @@ class PeakOfStorages(TorchDispatchMode):
         self.peak = 0
 
     def ignore(self, storage: torch.UntypedStorage) -> None:
-        """What was there before."""
         self.alive[id(storage)] = (weakref.ref(storage), 0)
 
     def watch(self, storage: torch.UntypedStorage) -> None:
-        """Count it until it goes."""
+        """Count it until it is freed."""
         key = id(storage)
         known = self.alive.get(key)
         if known is not None and known[0]() is storage:
@@ -33,12 +32,10 @@ class PeakOfStorages(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
     def gone(self, key: int, size: int) -> None:
-        """A storage that nobody holds any more."""
         self.alive.pop(key, None)
         self.now -= size
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        """Each operation, after which its results are there."""
         result = function(*arguments, **(options or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
@@ -47,5 +44,5 @@ class PeakOfStorages(TorchDispatchMode):
 
 
 def let_go(parameter: torch.Tensor) -> None:
-    """As an engine that has taken the gradient."""
+    """Drop the gradient, like an engine that has taken it."""
     parameter.grad = None

@@ -1,44 +1,55 @@
-"""What the reality gate found, and the exit code of `cpt check` that follows from it."""
+"""What the reality gate found, the exit code that follows, and the line of each mistake in the recipe's file."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from cpt.errors import CptError, ResourceError
+from cpt.recipe.schema import Recipe
+from cpt.recipe.tree import Node, place_of
 
 MISTAKES = 2
 NOT_READY = 3  # a blocker on this machine, or something that decides was not checked
+FIELDS = "|".join(Recipe.model_fields)
+KEY = re.compile(rf"`(?:{FIELDS})(?:\.\w+|\[\d+\])*`|\b(?:{FIELDS})(?:\.\w+|\[\d+\])+")  # `stage`, or model.path
 
 
 @dataclass
 class PreflightReport:
-    """What the gate found; a mistake's class says what its remedy is."""
-
     mistakes: list[CptError] = field(default_factory=list)
-    """What is wrong in the recipe or in the files that it names, on any machine."""
+    """Wrong on any machine: in the recipe, or in the files that it names."""
     blockers: list[CptError] = field(default_factory=list)
-    """What would stop the run on this machine: a missing package or compiler, too little disk, a run that has to
-    finish first."""
+    """Would stop the run on this machine: a missing package, too little disk, a run that has to finish first."""
     unchecked: list[str] = field(default_factory=list)
-    """What decides whether the run works and could not be looked at from here."""
+    """Decides whether the run works, and cannot be checked here."""
     warnings: list[str] = field(default_factory=list)
-    """What works and is outside the bands that are published, with the source."""
+    """Works, but outside of published bands."""
     plan: dict[str, Any] | None = None
-    """What the run takes of the GPUs that are here, by plan; None without one."""
+    """What the run takes of the GPUs that are here, by plan."""
 
     @property
     def exit_code(self) -> int:
-        """0 only where everything that decides was checked and is fine."""
         return MISTAKES if self.mistakes else NOT_READY if self.blockers or self.unchecked else 0
 
     def add(self, problem: CptError) -> None:
-        """Note a mistake, or a blocker where the machine lacks something."""
+        """Note a mistake, or a blocker if the machine lacks something."""
         (self.blockers if isinstance(problem, ResourceError) else self.mistakes).append(problem)
 
-    def run(self, check: Callable[[], Any]) -> Any:
-        """The check's result, or None with its complaint noted."""
+    def run(self, check: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """The check's result, or None with its error noted."""
         try:
-            return check()
+            return check(*arguments, **options)
         except CptError as problem:
             self.add(problem)
             return None
+
+
+def placed(message: str, root: Node | None) -> str:
+    """The message with the file and line of the key it names in front."""
+    key = KEY.search(message)
+    if root is None or key is None:
+        return message
+    location = tuple(int(step) if step.isdigit() else step for step in re.findall(r"\w+", key.group()))
+    place = place_of(root, location)
+    return message if message.startswith(f"{place.file}:") else f"{place}: {message}"

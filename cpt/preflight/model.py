@@ -1,7 +1,7 @@
-"""Model and tokenizer at the gate: they exist, fit each other, and can read the rows that the recipe makes."""
+"""Model and tokenizer at the gate: they exist, fit each other, and can read the recipe's rows."""
 
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,10 @@ from huggingface_hub.errors import GatedRepoError
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.data.checking.files import keyed_sources
-from cpt.data.encoders import encoder_of
-from cpt.data.form_of_stage import sections_of
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.examples.encoders import encoder_of
+from cpt.data.open_sources import keyed_sources
+from cpt.data.readers.forms import sections_of
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.hub import TOKENIZER, WEIGHTS, hub_is_reachable, is_cached, refuse_unreachable
 from cpt.models.adapters import check_lora, lora_options
@@ -34,14 +34,14 @@ from cpt.stages.teacher import check_vocabulary
 from cpt.tokenizer.load import load_tokenizer
 
 TEACHER = "teacher_model_name_or_path"
+POSITIONS = ("wpe", "embed_positions", "position_embeddings")  # names of learned position embeddings
 
 
 def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | None:
-    """The model without its weights, and whether it can do what the recipe asks of it; None where only the Hub knows
-    it."""
+    """The model without its weights, checked against the recipe; None if it cannot be read here."""
     if recipe.model.train_only == "new_rows":
-        found.run(lambda: new_ids(Path(str(recipe.model.path)).expanduser()))
-    config = found.run(lambda: find_config(recipe, found))
+        found.run(new_ids, Path(str(recipe.model.path)).expanduser())
+    config = found.run(find_config, recipe, found)
     if config is None:
         return None
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -53,22 +53,21 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
             )
         return None
     model = build_on_meta(config)
-    found.run(lambda: check_attention(recipe, model))
-    found.run(lambda: check_rows(recipe, model))
+    found.run(check_attention, recipe, model)
+    found.run(check_rows, recipe, model)
     if recipe.stage == "reward":
-        found.run(lambda: check_scoring(config))
+        found.run(check_scoring, config)
     if recipe.model.lora is not None:
-        found.run(lambda: check_lora(model, recipe.model.lora or {}))
-        found.run(lambda: check_embeddings_are_trained(recipe, model))
+        found.run(check_lora, model, recipe.model.lora)
+        found.run(check_embeddings_are_trained, recipe, model)
     return model
 
 
 def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
-    """The implementation is here, fits the model, and has something to do."""
+    """The implementation is installed and fits the model and the rows."""
     packed = recipe.data.packing != "token_budget"
-    half = bool(
-        recipe.training.get("bf16") or recipe.training.get("fp16") or recipe.model.dtype in ("bfloat16", "float16")
-    )
+    in_half = recipe.model.dtype in ("bfloat16", "float16")
+    half = bool(recipe.training.get("bf16") or recipe.training.get("fp16") or in_half)
     chosen = choose_attention(
         recipe.model.attention, type(model), config=model.config, half_precision=half, packed=packed
     )
@@ -82,7 +81,6 @@ def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
 
 
 def check_embeddings_are_trained(recipe: Recipe, model: PreTrainedModel) -> None:
-    """A learning rate for embeddings has embeddings to move."""
     if recipe.optimizer.options.get("embedding_learning_rate") is None:
         return
     options = lora_options(model, recipe.model.lora or {})
@@ -100,7 +98,7 @@ def check_embeddings_are_trained(recipe: Recipe, model: PreTrainedModel) -> None
 
 
 def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | None:
-    """The model's config: from the recipe, a folder, or the Hub if it can be asked."""
+    """The model's config: from the recipe, a folder, or the Hub if it can be reached."""
     model = recipe.model
     if model.path is None or is_local(model.path) or is_cached(model.path, "config.json", model.revision):
         return load_config(model)
@@ -116,10 +114,10 @@ def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | No
 
 
 def refuse_unreachable_model(recipe: Recipe) -> None:
-    """Refuse a model or tokenizer that neither the Hub cache nor the Hub can give, before a run's folder is made.
+    """Before a run's folder is made.
 
     Raises:
-        ResourceError: with what to give instead.
+        ResourceError: the model or tokenizer is neither in the Hub's cache nor can the Hub be reached.
     """
     model, tokenizer = recipe.model, recipe.tokenizer
     if model.path is not None and not is_local(model.path):
@@ -131,21 +129,16 @@ def refuse_unreachable_model(recipe: Recipe) -> None:
 
 
 def check_rows(recipe: Recipe, model: PreTrainedModel) -> None:
-    """The model can read the rows that the recipe makes."""
+    """The model isolates packed documents and has positions for the recipe's rows."""
     if recipe.data.packing not in ("none", "token_budget") and not isolates_documents(model.config):
         raise RecipeError(
-            f"`data.packing`: {model.config.model_type} reads a row from end to end, or makes its mask without"
-            " positions, so documents packed into one row would leak into each other. Write `packing: token_budget`,"
-            " or `packing: none`."
+            f"`data.packing`: {model.config.model_type} cannot isolate documents that are packed into one row. Write"
+            " `packing: token_budget`, or `packing: none`."
         )
     length = recipe.data.sequence_length
     for name, module in model.named_modules():
-        positions = isinstance(module, nn.Embedding) and name.rpartition(".")[2] in (
-            "wpe",
-            "embed_positions",
-            "position_embeddings",
-        )
-        if positions and module.num_embeddings < length:
+        has_positions = isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITIONS
+        if has_positions and module.num_embeddings < length:
             raise RecipeError(
                 f"`data.sequence_length` is {length}, but the model has learned {module.num_embeddings} positions."
                 " Make it that or less."
@@ -153,18 +146,13 @@ def check_rows(recipe: Recipe, model: PreTrainedModel) -> None:
 
 
 def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
-    """A tokenizer that lies here loads, has what the sources ask for, and the model has a row for each of its
-    tokens."""
+    """The tokenizer loads, has what the sources need, and the model has an embedding for each of its tokens."""
     path = recipe.tokenizer.path or recipe.model.path
-    revision = (
-        recipe.tokenizer.revision or recipe.model.revision if path == recipe.model.path else recipe.tokenizer.revision
-    )
-    if path is not None and not (
-        is_local(path) or is_cached(path, "tokenizer_config.json", revision) or hub_is_reachable()
-    ):
+    revision = recipe.tokenizer.revision or (recipe.model.revision if path == recipe.model.path else None)
+    if path and not (is_local(path) or is_cached(path, "tokenizer_config.json", revision) or hub_is_reachable()):
         found.unchecked.append(f"`tokenizer.path`: {path} (Hub)")
         return
-    tokenizer = found.run(lambda: load_tokenizer(recipe.tokenizer, recipe.model))
+    tokenizer = found.run(load_tokenizer, recipe.tokenizer, recipe.model)
     if tokenizer is not None:
         check_encoders(recipe, tokenizer, found)
     if tokenizer is None or model is None or recipe.model.resize_embeddings:
@@ -173,9 +161,8 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
     if len(tokenizer) > known:
         found.mistakes.append(
             RecipeError(
-                f"`tokenizer.path`: {path} has {len(tokenizer)} tokens, the model's vocabulary {known}: the others"
-                " have no embedding. Set `model.resize_embeddings: true` to let it grow, or take the model's own"
-                " tokenizer."
+                f"`tokenizer.path`: {path} has {len(tokenizer)} tokens, the model's vocabulary {known}. Set"
+                " `model.resize_embeddings: true`, or use the model's own tokenizer."
             )
         )
 
@@ -185,8 +172,9 @@ def check_teacher(recipe: Recipe, model: PreTrainedModel | None, found: Prefligh
     path, key = result_of_run(recipe.training.get(TEACHER)) if recipe.stage in TAUGHT else None, f"training.{TEACHER}"
     if path is None or not is_there(path, None, key, found) or model is None:
         return
-    if (tokenizer := quietly(lambda: load_tokenizer(recipe.tokenizer, recipe.model))) is not None:
-        found.run(lambda: with_key(key, lambda: check_vocabulary(model, tokenizer, Model(path=path))))
+    with suppress(CptError):  # the tokenizer's own check has reported it
+        tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
+        found.run(with_key, key, lambda: check_vocabulary(model, tokenizer, Model(path=path)))
 
 
 def check_reward_models(recipe: Recipe, found: PreflightReport) -> None:
@@ -198,38 +186,29 @@ def check_reward_models(recipe: Recipe, found: PreflightReport) -> None:
 
 
 def is_there(path: str, revision: str | None, key: str, found: PreflightReport) -> bool:
-    """Whether the config of a further model can be read; what is wrong with it, or that it is not checked, is
-    noted."""
+    """Whether the config of a further model can be read; mistakes are noted."""
     if not (is_local(path) or is_cached(path, "config.json", revision) or hub_is_reachable()):
         found.unchecked.append(f"`{key}`: {path} (Hub)")
         return False
-    return found.run(lambda: with_key(key, lambda: read_config(Model(path=path, revision=revision)))) is not None
+    return found.run(with_key, key, lambda: read_config(Model(path=path, revision=revision))) is not None
 
 
 def with_key(key: str, check: Callable[[], Any]) -> Any:
-    """The check, its mistakes with the key in front."""
+    """Run the check, with the key in front of its errors."""
     try:
         return check()
     except RecipeError as problem:
         raise RecipeError(f"`{key}`: {str(problem).removeprefix('model.path: ')}") from problem
 
 
-def quietly(load: Callable[[], PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase | None:
-    """The tokenizer; None where it was complained of already."""
-    try:
-        return load()
-    except CptError:
-        return None
-
-
 def check_encoders(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport) -> None:
-    """The tokenizer has a template for chats and marks for gaps, where a source asks for them."""
+    """The tokenizer has a chat template and fill-in-the-middle tokens, if a source needs them."""
     try:
         sections = sections_of(recipe)
-    except RecipeError:  # told where the documents are looked at
+    except RecipeError:  # the check of documents reports it
         return
     for key, source in keyed_sources(*sections):
         if source.chat is not None or isinstance(source, Source) and source.fill_in_the_middle is not None:
-            found.run(partial(encoder_of, source, DocumentEncoder(tokenizer), key))
+            found.run(encoder_of, source, DocumentEncoder(tokenizer), key)
     if not any(isinstance(mistake, DataError) for mistake in found.mistakes):  # else their files cannot be read
         check_first_examples(recipe, tokenizer, found)

@@ -1,32 +1,17 @@
-"""`cpt prepare RECIPE`: read, filter, tokenise and pack a recipe's documents ahead of time, so that the run begins at
-once.
+"""`cpt prepare RECIPE`: tokenise and pack a recipe's documents ahead of its run, on one machine or on many."""
 
-Over many machines that share the store's folder, each is given a share: `--share 3/16`. Each shard of a source is made
-by one of them, those of a worker that died by whoever comes by; the last one puts all together, or `cpt prepare
-RECIPE` does it afterwards.
-"""
-
+import re
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from cpt.command_line import show_log
 from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
-from cpt.prepare.on_ray import prepare_on_ray
-from cpt.prepare.shares import share_of
-from cpt.prepare.whole import prepare_recipe, prepare_share
+from cpt.prepare.prepare import prepare_on_ray, prepare_recipe, prepare_shard
 from cpt.recipe.load import load_recipe
-
-Share = Annotated[
-    str | None,
-    typer.Option(
-        "--share",
-        help="The part of this worker among many that share the store: 3/16, or `array` in a SLURM array job.",
-    ),
-]
 
 
 def command(
@@ -35,49 +20,46 @@ def command(
     cache: Annotated[
         Path | None, typer.Option("--cache", help="The store's folder; by default $CPT_CACHE or ~/.cache/cpt.")
     ] = None,
-    share: Share = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Spread the work over a Ray cluster.")] = False,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="With ray: workers, a core each; by default all cores of the cluster.")
+    shard: Annotated[
+        str | None,
+        typer.Option("--shard", help="Only part I of N, such as 3/16. All parts share one store."),
+    ] = None,
+    cluster: Annotated[
+        Literal["ray"] | None, typer.Option("--with", help="ray: make each shard as a task of a Ray cluster.")
     ] = None,
 ) -> None:
-    """Fill the store; what is there already is not made again, and what was killed goes on where it was.
+    """Fill the store. What is there is not made again, so a command that was killed can be repeated.
 
-    What is there already is not made again; what was killed goes on where it was.
-
-    Example: cpt prepare recipe.yaml --share 3/16
+    Example: cpt prepare recipe.yaml --shard 3/16
     """
     show_log()
     start = time.monotonic()
     loaded = load_recipe(recipe, overrides or ())
-    if workers is not None and not ray:
-        raise RecipeError("--workers is of Ray: add --ray. Without it, CPT_WORKERS says how many processes tokenise.")
-    if share is not None and ray:
-        raise RecipeError("--share and --ray both share the work out. Leave one of the two out.")
-    if ray:
-        prepare_on_ray(loaded, cache, workers)
-    if share is not None:
-        done = prepare_share(loaded, share_of(share), cache)
-        typer.echo(
-            f"Made {done.shards:,} of {done.all_shards:,} shards as worker {share_of(share)}"
-            f" ({time.monotonic() - start:.1f} s)."
-        )
-        if done.missing:
-            typer.echo(
-                f"Others are at the last {done.missing:,}. The last worker puts all together; if none does: cpt"
-                f" prepare {recipe}"
-            )
+    if shard is not None and cluster is not None:
+        raise RecipeError("--shard and --with ray both divide the work. Remove one of the two.")
+    if cluster is not None:
+        typer.echo(f"{prepare_on_ray(loaded, cache):,} shards made by Ray ({time.monotonic() - start:.1f} s).")
+    if shard is not None:
+        count, missing = prepare_shard(loaded, *part_of(shard), cache)
+        typer.echo(f"{count:,} shards made for part {shard} ({time.monotonic() - start:.1f} s).")
+        if missing:
+            typer.echo(f"{missing:,} shards of other parts are missing. When all are made: cpt prepare {recipe}")
             return
-    prepared = prepare_recipe(loaded, cache)
-    tell(prepared, time.monotonic() - start)
+    report(prepare_recipe(loaded, cache), time.monotonic() - start)
 
 
-def tell(prepared: PreparedData, seconds: float) -> None:
-    """Say what is ready."""
-    if began := [source.name for source in prepared.sources if source.is_estimate]:
+def part_of(words: str) -> tuple[int, int]:
+    """Part and number of parts of `3/16`."""
+    found = re.fullmatch(r"(\d+)/(\d+)", words)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise RecipeError(f"--shard: expected I/N with I from 1 to N, such as 3/16, got `{words}`.")
+    return int(found[1]), int(found[2])
+
+
+def report(prepared: PreparedData, seconds: float) -> None:
+    if partial := [source.name for source in prepared.sources if source.is_estimate]:
         typer.echo(
-            f"Of {', '.join(began)} only what a run begins with, for `data.disk_bytes` bounds the store"
-            f" ({seconds:.1f} s)."
+            f"Ready: the beginning of {', '.join(partial)}; `data.disk_bytes` bounds the store ({seconds:.1f} s)."
         )
     else:
         documents = sum(source.documents for source in prepared.sources)

@@ -103,7 +103,7 @@ class Budget(Section):
     tokens: Tokens | None = None
     """Stop after so many tokens."""
     epochs: Times | None = None
-    """Or after so many times the tokens of all sources together."""
+    """Or after this many epochs. One epoch reads every row of all sources once."""
     global_batch_tokens: Tokens | None = None
     """Tokens in one optimizer step over all GPUs; gradient accumulation follows from it, whatever the number of
     GPUs."""

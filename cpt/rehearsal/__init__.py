@@ -1,2 +1,1 @@
-"""`cpt rehearse`: what a run will do, done once and in minutes, in a folder of its own, before GPU days are spent on
-it."""
+"""`cpt rehearse`: try everything a run will do, once and in minutes, before it takes days."""

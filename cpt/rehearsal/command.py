@@ -1,100 +1,391 @@
-"""`cpt rehearse RECIPE`: do once, in minutes, all that a run will do, and say what would have gone wrong."""
+"""`cpt rehearse RECIPE`: check, train a few steps, evaluate, save, export and resume, and report what fails."""
 
+import json
+import math
 import os
+import re
 import shlex
+import shutil
 import signal
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, cast
 
+import torch
 import typer
+from transformers import AutoConfig, AutoTokenizer
 
+from cpt import errors
+from cpt.cache import size_of
+from cpt.checkpoints.manifest import read_manifest
+from cpt.checkpoints.proof import logits_in_another_process, proof_text
+from cpt.checkpoints.resume import published_checkpoints
+from cpt.checkpoints.verify import verify_path
 from cpt.command_line import refuse_ignored
 from cpt.console import open_console, show_step, while_working
-from cpt.errors import LaunchError, RehearsalError, ResourceError
-from cpt.launchers.attempts import BY_THE_LAUNCHER, refuse_more_than_the_machine_holds
-from cpt.recipe.load import load_with_places
-from cpt.rehearsal.rehearse import Rehearsal, remove_scratch, scratch_folder
-from cpt.rehearsal.starting import Launch
-from cpt.rehearsal.table import Finding, as_json, shown
+from cpt.errors import (
+    CheckpointError,
+    CptError,
+    LaunchError,
+    RecipeError,
+    RehearsalError,
+    ResourceError,
+    TrainingError,
+)
+from cpt.extend import import_user_module
+from cpt.files import locked
+from cpt.formatting import format_bytes
+from cpt.hardware import GIB, free_disk_gib, host_memory_gib
+from cpt.launchers.attempts import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
+from cpt.launchers.processes import environment_alone
+from cpt.preflight.found import placed
+from cpt.preflight.gate import check_reality
+from cpt.preflight.resources import checkpoints_at_once
+from cpt.process import Child
+from cpt.recipe.load import dump_recipe, load_with_places
+from cpt.recipe.schema import Checkpoints, Recipe
+from cpt.recipe.tree import Node
+from cpt.runs.folder import read_objects
+from cpt.runs.record import EXPORT, LOCK, Run
+from cpt.stages.checkpointing.resuming import BIT_EXACT
+
+PROGRAM = Path(__file__).with_name("part.py")
+NAME = "run"
+KILLED = re.compile(r"Signal 9 \(SIGKILL\)|return code = -9|SIGKILL: 9")  # of torchrun, deepspeed and accelerate
+ROUNDING, ROUNDING_IN_16_BITS = 1e-3, 2e-2  # relative differences of losses
+NOT_REHEARSED = ("push_to_hub", "logging_first_step", "logging_strategy")
+DECISIVE = ("recipe", "longest rows", "first steps")  # nothing can be tried after one of these failed
+
+
+class NotRun(Exception):  # noqa: N818
+    """A step cannot be tried, for the reason given."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row: what was measured, or the class of the error and its text."""
+
+    step: str
+    verdict: Literal["ok", "FAILED", "not run"]
+    figure: str
+    error: str | None = None
+
+
+@dataclass
+class Rehearsal:
+    """Args:
+    root: the recipe's tree, for the lines of mistakes.
+    scratch: an empty folder on the run's disk.
+    """
+
+    recipe: Recipe
+    root: Node | None
+    processes: int
+    launcher: str | None
+    scratch: Path
+    begin: Callable[[str], None] = lambda step: None
+    losses: dict[int, float] = field(default_factory=dict)
+    """Of the first steps, by step."""
+    failure: CptError | None = None
+    """What ended the first steps early."""
+
+    @property
+    def run(self) -> Path:
+        return self.scratch / NAME
+
+    def rehearse(self) -> Iterator[Finding]:
+        """Try each step, and give its finding at once."""
+        steps: dict[str, Callable[[], str]] = {
+            "recipe": self.check_recipe,
+            "longest rows": self.train_longest_rows,
+            "first steps": self.train_first_steps,
+            "save": self.check_saved,
+            "export": self.check_exported,
+            "disk": self.check_disk,
+            "resume": self.resume,
+        }
+        failed = ""
+        for step, check in steps.items():
+            if failed:
+                yield Finding(step, "not run", f"{failed} failed")
+                continue
+            self.begin(step)
+            try:
+                yield Finding(step, "ok", check())
+            except NotRun as reason:
+                yield Finding(step, "not run", str(reason))
+            except CptError as problem:
+                failed = step if step in DECISIVE else ""
+                yield Finding(step, "FAILED", str(problem), type(problem).__name__)
+
+    def check_recipe(self) -> str:
+        report = check_reality(self.rehearsed_recipe())
+        if mistakes := [*report.mistakes, *report.blockers]:
+            raise type(mistakes[0])("\n".join(placed(str(mistake), self.root) for mistake in mistakes))
+        warnings = f", {len(report.warnings)} warning(s), see cpt check" if report.warnings else ""
+        return f"no mistakes{warnings}"
+
+    def train_longest_rows(self) -> str:
+        problem, measured = self.start("longest_rows")
+        if problem is not None:
+            raise problem
+        shutil.rmtree(self.run)
+        rows = f"{self.recipe.data.sequence_length:,} tokens"
+        return f"{measured['seconds']:.2f} s for a step of rows of {rows}; {memory_in_words(measured)}"
+
+    def train_first_steps(self) -> str:
+        self.failure, measured = self.start("first_steps")
+        self.losses = losses_of(self.run)
+        if not self.losses:
+            raise self.failure or TrainingError("the run has no steps.")
+        told = ", ".join(f"{loss:.4f}" for loss in self.losses.values())
+        if not all(math.isfinite(loss) for loss in self.losses.values()):
+            raise TrainingError(f"loss {told}. Set `optimizer.learning_rate` lower, or look at the data.")
+        return f"loss {told}; {measured['seconds']:.2f} s for a step; {memory_in_words(measured)}"
+
+    def check_saved(self) -> str:
+        """Read back every file of the checkpoint; an error of the evaluation before it shows here too."""
+        checkpoint = self.checkpoint()
+        if checkpoint is None:
+            events = [event for event in read_objects(self.run / "events.jsonl", []) if event["kind"] == "save_failed"]
+            if events:
+                raise ResourceError(f"{events[-1]['message']} Free some space, or set `output_dir` to another disk.")
+            raise self.failure or CheckpointError("no checkpoint was saved.")
+        damaged = [f"{found.folder.name}/{damage}" for found in verify_path(checkpoint) for damage in found.found]
+        if damaged:
+            raise CheckpointError(f"{'; '.join(damaged[:3])}. Set `output_dir` to another disk.")
+        return f"{format_bytes(size_of(checkpoint))}; all files are intact"
+
+    def check_exported(self) -> str:
+        """Load the exported model with plain transformers, in a process without this package."""
+        export = self.run / EXPORT
+        if not (export / "config.json").exists():
+            raise self.failure or NotRun("there is no exported model")
+        if self.recipe.model.trust_remote_code:
+            return f"{format_bytes(size_of(export))}; not loaded here, since it needs its own code"
+        if self.recipe.model.import_ is not None:
+            import_user_module(self.recipe.model.import_)
+        try:
+            config = AutoConfig.from_pretrained(export)
+            dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+            text = proof_text(AutoTokenizer.from_pretrained(export), config)
+            is_finite = bool(logits_in_another_process(export, text, dtype).isfinite().all())
+        except (ValueError, OSError) as problem:
+            raise CheckpointError(str(problem)) from problem
+        if not is_finite:
+            raise CheckpointError("the logits of the exported model are not finite.")
+        return f"{format_bytes(size_of(export))}; plain transformers loads it, its logits are finite"
+
+    def resume(self) -> str:
+        """Continue from the checkpoint in new processes: bit for bit, or up to rounding if no more is promised."""
+        checkpoint = self.checkpoint()
+        if checkpoint is None:
+            raise NotRun("nothing was saved")
+        for later in published_checkpoints(self.run)[1:]:  # a run may be so short that it saved at its end
+            shutil.rmtree(later)
+        shutil.rmtree(self.run / EXPORT, ignore_errors=True)  # else the run counts as finished
+        problem, _ = self.start("resumed")
+        if not checkpoint.exists():  # the run refused it and continued from an older state
+            reasons = [file.read_text().strip() for file in self.run.glob("bad-*/reason.txt")]
+            raise CheckpointError(f"{checkpoint.name} was refused: {'; '.join(reasons)}")
+        manifest, resumed = read_manifest(checkpoint), losses_of(self.run)
+        steps = [step for step in self.losses if step > manifest.step]
+        if problem is not None and (self.failure is None or max(resumed) <= manifest.step):
+            raise problem
+        difference = max((abs(resumed[step] / self.losses[step] - 1) for step in steps), default=0.0)
+        what = f"steps {', '.join(map(str, steps))} in new processes"
+        if all(resumed[step].hex() == self.losses[step].hex() for step in steps):
+            return f"{what}: the same losses, bit for bit"
+        in_16_bits = self.recipe.training.get("bf16") or self.recipe.training.get("fp16")
+        allowed = ROUNDING_IN_16_BITS if in_16_bits else ROUNDING
+        if manifest.exactness == BIT_EXACT or not difference <= allowed:  # NaN is not
+            remedy = "Something that decides the next step is not in the checkpoint: give it a state_dict"
+            raise CheckpointError(f"{what}: losses differ by {difference:.1e}. {remedy}.")
+        return f"{what}: losses differ by {difference:.1e}, as expected of this run ({manifest.exactness})"
+
+    def check_disk(self) -> str:
+        """Compare the measured sizes, over the whole run, with the free space."""
+        checkpoint = self.checkpoint()
+        if checkpoint is None:
+            raise NotRun("nothing was saved that could be measured")
+        each, export, count = size_of(checkpoint), size_of(self.run / EXPORT), checkpoints_at_once(self.recipe)
+        folder = self.recipe.output_dir / self.recipe.name
+        there = sum(size_of(path) for pattern in ("checkpoint-*", EXPORT) for path in folder.glob(pattern))
+        free = free_disk_gib(folder) * GIB + size_of(self.scratch) + there
+        needed = count * each + export
+        parts = f"{count} x {format_bytes(each)} of checkpoints + {format_bytes(export)} of {EXPORT}"
+        told = f"{parts} = {format_bytes(needed)} of {format_bytes(free)} free in {self.recipe.output_dir}"
+        if needed > free:
+            fewer = " Or set `checkpoints.keep` lower." if count > 2 else ""
+            raise ResourceError(f"{told}. Free some, or set `output_dir` to another disk.{fewer}")
+        return told
+
+    def checkpoint(self) -> Path | None:
+        return next(iter(published_checkpoints(self.run)), None)
+
+    def rehearsed_recipe(self) -> Recipe:
+        """The recipe with its own model, data, batch, budget and schedule, saved and evaluated by the rehearsal."""
+        recipe = self.recipe
+        never = ("every_tokens", "every_steps", "weights_every_steps", "archive", "average")
+        saves = {**dict.fromkeys(never), "keep": Checkpoints().keep}
+        evaluation: dict[str, Any] = {"every_tokens": None, "every_steps": None, "tasks": []}
+        evaluation |= {"prompts": recipe.evaluation.prompts[:1], "retain": dict.fromkeys(recipe.evaluation.retain)}
+        training = {key: value for key, value in recipe.training.items() if key not in NOT_REHEARSED}
+        changes = {
+            "name": NAME,
+            "output_dir": self.scratch,
+            "checkpoints": recipe.checkpoints.model_copy(update=saves),
+            "evaluation": recipe.evaluation.model_copy(update=evaluation),
+            "monitoring": recipe.monitoring.model_copy(update={"trackers": []}),
+            "safety": recipe.safety.model_copy(update={"on_oom": "abort"}),
+            "training": {**training, "logging_steps": 1},
+        }
+        return recipe.model_copy(update=changes)
+
+    def start(self, part: str) -> tuple[CptError | None, dict[str, Any]]:
+        """Run a part to its end; its error, and what its processes measured (the most of any of them)."""
+        file, log, reports = self.scratch / "recipe.yaml", self.scratch / f"{part}.log", self.scratch / part
+        file.write_text(dump_recipe(self.rehearsed_recipe()))
+        reports.mkdir()
+        words = command_of_attempt([part, str(file), str(reports)], self.processes, self.launcher, PROGRAM)
+        # Without PYTHONSAFEPATH, Python would look for modules in the program's folder first.
+        environment = {"PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}
+        with log.open("wb") as output:
+            child = Child(words, environment=environment, output=output)
+            try:
+                code = child.wait()
+            finally:
+                child.kill_family()
+        found = [json.loads(path.read_text()) for path in reports.iterdir()]
+        measured = {key: max(one[key] for one in found) for key in (found[0] if found else ())}
+        return (None if code == 0 else self.why(code, log)), measured
+
+    def why(self, code: int, log: Path) -> CptError:
+        """The error that ended a part."""
+        status, text = Run(self.run).status(), log.read_text(errors="replace")
+        if code in (-9, 137) or KILLED.search(text):
+            return ResourceError(
+                "a process was killed (SIGKILL), most likely because the host ran out of memory. Set"
+                " `training.per_device_train_batch_size` lower, `checkpoints.in_background: false`, or offload less."
+                f" The log is {log}."
+            )
+        if status.get("state") not in ("failed", "interrupted"):
+            last = "".join(text.splitlines(keepends=True)[-5:]).strip()
+            return LaunchError(f"the processes ended with code {code}:\n{last}\nThe log is {log}.")
+        error, message = status["error"], str(status["message"])
+        kind = getattr(errors, error, None)
+        if kind is not None:
+            return cast(CptError, kind(message))
+        if "OutOfMemory" in error or "out of memory" in message.lower():
+            remedy = (
+                "Set `gradient_checkpointing: true` or smaller batches under `training`; `cpt plan` proposes a fit"
+            )
+            return ResourceError(f"out of memory: {message.splitlines()[0][:400]} {remedy}.")
+        return TrainingError(f"{error}: {message[:400]}. The traceback is in {log}.")
+
+
+def losses_of(run: Path) -> dict[int, float]:
+    return {row["step"]: row["loss"] for row in read_objects(run / "metrics.jsonl", []) if "loss" in row}
+
+
+def memory_in_words(measured: dict[str, Any]) -> str:
+    sizes = {name: format_bytes(size) for name, size in measured.items() if name != "seconds"}
+    gpu = f"GPU {sizes['gpu']} of {sizes['gpu_total']}, " if "gpu" in sizes else ""
+    return f"{gpu}host {sizes['host']} a process, of {host_memory_gib():,.1f} GiB"
+
+
+def shown(finding: Finding) -> str:
+    text = f"{finding.error}: {finding.figure}" if finding.error else finding.figure
+    lines = [line for part in text.splitlines() for line in textwrap.wrap(part, 100, break_long_words=False)]
+    return f"{finding.step:<13}{finding.verdict:<8}" + f"\n{' ' * 21}".join(lines)
+
+
+@contextmanager
+def scratch_folder(recipe: Recipe) -> Iterator[Path]:
+    """An empty folder beside the run's, for one rehearsal at a time.
+
+    Raises:
+        LaunchError: the recipe is being rehearsed right now.
+        RecipeError: the folder cannot be written.
+    """
+    folder = recipe.output_dir / f".{recipe.name}.rehearsal"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RecipeError(f"`output_dir`: cannot write to {recipe.output_dir}: {problem.strerror}.") from problem
+    with locked(folder / LOCK, wait=False) as is_ours:
+        if not is_ours:
+            raise LaunchError(f"this recipe is being rehearsed already, in {folder}. Wait for its end.")
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+        yield folder
+
+
+def remove_scratch(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # other runs are there
+        folder.parent.rmdir()
 
 
 def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
-    processes: Annotated[
-        int, typer.Option(min=1, help="Processes on this machine: as many as the run will have.")
-    ] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Processes on this machine, as many as the run's.")] = 1,
     launcher: Annotated[
-        str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')
+        str | None, typer.Option(help='The launcher that starts them, such as "accelerate launch".')
     ] = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the rehearsal's folder: checkpoint, export and logs.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's folder.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
 ) -> None:
-    """Rehearse a run: longest rows, evaluation, save, verify, export, resume, disk. Exit code 2 where something would
-    go wrong.
+    """Rehearse a run: longest rows, first steps, evaluation, save, export, resume, disk. Exit code 2 on a failure.
 
-    It works in a folder of its own beside the run's, on the same disk, and touches nothing of the run. The folder is
-    removed at the end, unless something failed.
+    It works in its own folder beside the run's, on the same disk. The folder is removed at the end, unless something
+    failed.
 
     Example: cpt rehearse recipe.yaml --processes 2
     """
     if "RANK" in os.environ:
-        raise LaunchError(
-            "a rehearsal starts the run's processes itself. Type `cpt rehearse RECIPE --processes N`, or with another"
-            ' launcher: --launcher "accelerate launch --config_file FILE".'
-        )
+        raise LaunchError("a rehearsal starts its processes itself: cpt rehearse RECIPE --processes N, or --launcher.")
     refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
     if launcher is None:
         refuse_more_than_the_machine_holds(processes, on_gpus=not loaded.training.get("use_cpu"))
-    with scratch_folder(loaded) as scratch:
-        rehearsal = Rehearsal(loaded, root, Launch(processes, launcher), scratch)
-        findings = rehearsed(rehearsal, silent=json)
-        failed = [finding.step for finding in findings if finding.verdict == "FAILED"]
-        kept = keep or bool(failed) and failed != ["recipe"]
-        if not kept:
-            remove_scratch(scratch)
-    if json:
-        typer.echo(as_json(findings, str(scratch) if kept else None))
-    where = f" What it made is kept in {scratch}, until the next rehearsal." if kept else ""
-    if failed:
-        raise RehearsalError(f"the run would not go well: {', '.join(failed)}.{where}")
-    if not json:
-        words = ["cpt", "train", str(recipe), *(overrides or ()), *(["--lora"] if lora else [])]
-        if processes > 1 or launcher is not None:
-            words += [
-                "--supervise",
-                *(["--launcher", launcher] if launcher is not None else ["--processes", str(processes)]),
-            ]
-        typer.echo(f"All that the run will do was done once.{where} Start it: {shlex.join(words)}")
-
-
-def rehearsed(rehearsal: Rehearsal, *, silent: bool) -> list[Finding]:
-    """The rows, printed as they become known; whoever stops it, or a disk without room, leaves nothing behind.
-
-    Raises:
-        ResourceError: the disk has not even room for the rehearsal's notes.
-    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     status = open_console(stderr=True).status("")
-    if not silent:
-        rehearsal.tell = lambda finding: typer.echo(shown(finding))
-        rehearsal.begin = lambda what: show_step(status, f"{what} ...")
-    try:
-        with while_working(status):
-            return rehearsal.rehearse()
-    except KeyboardInterrupt as problem:
-        remove_scratch(rehearsal.scratch)
-        typer.echo("Interrupted. The rehearsal's processes are ended, its folder is removed.", err=True)
-        raise typer.Exit(130) from problem
-    except OSError as problem:
-        remove_scratch(rehearsal.scratch)
-        text = (
-            f"`output_dir`: the rehearsal could not write in {rehearsal.recipe.output_dir} ({problem}), and neither"
-            " could the run"
-        )
-        raise ResourceError(f"{text}: free some, or set output_dir to another disk.") from problem
+    findings: list[Finding] = []
+    with scratch_folder(loaded) as scratch:
+        begin = (lambda step: None) if json_output else (lambda step: show_step(status, f"{step} ..."))
+        try:
+            with while_working(status):
+                for finding in Rehearsal(loaded, root, processes, launcher, scratch, begin).rehearse():
+                    findings.append(finding)
+                    if not json_output:
+                        typer.echo(shown(finding))
+        except KeyboardInterrupt as problem:
+            remove_scratch(scratch)
+            typer.echo("Interrupted. The processes have ended, and the rehearsal's folder is removed.", err=True)
+            raise typer.Exit(130) from problem
+        failed = [finding.step for finding in findings if finding.verdict == "FAILED"]
+        is_kept = keep or bool(failed) and failed != ["recipe"]
+        if not is_kept:
+            remove_scratch(scratch)
+    if json_output:
+        rows = [asdict(finding) for finding in findings]
+        folder = str(scratch) if is_kept else None
+        typer.echo(json.dumps({"passed": not failed, "folder": folder, "findings": rows}, indent=1))
+    where = f" The rehearsal's folder is {scratch}, until the next rehearsal." if is_kept else ""
+    if failed:
+        raise RehearsalError(f"the run would fail: {', '.join(failed)}.{where}")
+    if not json_output:
+        words = ["cpt", "train", str(recipe), *(overrides or ()), *(["--lora"] if lora else [])]
+        if processes > 1 or launcher is not None:
+            words += ["--supervise", *(["--launcher", launcher] if launcher else ["--processes", str(processes)])]
+        typer.echo(f"Every step succeeded.{where} Start the run: {shlex.join(words)}")

@@ -1,110 +1,154 @@
-"""One part of a rehearsal, started by any launcher: `part.py PART RECIPE REPORTS`; `cpt rehearse` starts them one
-after the other.
+"""One start of a rehearsed run: `part.py PART RECIPE REPORTS`, started by the run's launcher."""
 
-Its folder must not be first on the path that modules are looked for on: see `starting.py`.
-"""
-
-import dataclasses
-from collections.abc import Callable
+import json
+import resource
+import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+from cpt.command_line import run_command, show_log  # first: it keeps libraries quiet that the others import
+
+# isort: split
+import numpy as np
+import torch
 import typer
+from torch.utils.data import Dataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
-from cpt.command_line import run_command, show_log
-from cpt.errors import CptError
-from cpt.evaluation.after_training import evaluate_after_training
+from cpt.cache import default_cache_dir
+from cpt.data.held_out import HeldOutSet, held_out_set
+from cpt.data.rows.rows import IGNORED, Layout, PackedRows
+from cpt.errors import Interrupted
 from cpt.evaluation.samples import PromptSamples
 from cpt.launchers.processes import leave_processes
-from cpt.ranks import is_main_process
+from cpt.ranks import rank
 from cpt.recipe.load import load_recipe
-from cpt.rehearsal.full_examples import longest_examples
-from cpt.rehearsal.held_out import shortened_set
-from cpt.rehearsal.watching import HELD_OUT, LEFT_OUT, LENGTH, Measuring, failures_noted
-from cpt.runs.record import Run, write_json
 from cpt.stages.trainer import CPTTrainer
 from cpt.train import train
 
-LONGEST_ROWS_STEPS = 3  # the first makes the optimizer's states; after it each kind of full rows has its turn
 SAVED_STEP, LAST_STEP = 2, 4
+LONGEST_ROWS_STEPS = 2  # the first creates the optimizer's states, the second has them from its beginning
+EVALUATED_DOCUMENTS = 64  # of each held-out set: the longest, which take the most memory
+PROMPTS_READ = 4096
+ANSWERS = ("chosen_ids", "rejected_ids", "completion_ids")
 
 
-class EnoughRehearsed(CptError):  # noqa: N818 - it is no error of anybody
-    """Nothing more is to be learned from this part."""
+class EnoughStepsError(Interrupted):
+    """This part needs no further steps."""
 
 
-class EndsAfter(TrainerCallback):
-    """Leaves the run after a step, without what follows the last step of a run."""
+class Rehearsed(TrainerCallback):
+    """Measure the steps, evaluate and save after one of them, and stop early."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, reports: Path, *, evaluates: bool, leaves_after: int | None) -> None:
+        self.report = reports / f"rank-{rank()}.json"
+        self.evaluates, self.leaves_after = evaluates, leaves_after
+        self.began = 0.0
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.began = time.perf_counter()
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """After the update."""
-        if state.global_step >= min(self.step, state.max_steps):
-            raise EnoughRehearsed(f"{state.global_step} steps")
-
-
-class SavesAndStops(TrainerCallback):
-    """Evaluates and saves after one step, and ends the training after another as if the run were through."""
-
-    def __init__(self, *, evaluates: bool) -> None:
-        self.evaluates = evaluates
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        """After the update."""
-        if state.global_step == min(SAVED_STEP, max(1, state.max_steps - 1)):
+        if args.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.measure(time.perf_counter() - self.began)
+        step = state.global_step
+        if self.leaves_after is not None and step >= min(self.leaves_after, state.max_steps):
+            raise EnoughStepsError(f"{step} steps")
+        if step == min(SAVED_STEP, max(1, state.max_steps - 1)):
             control.should_save, control.should_evaluate = True, self.evaluates
-        elif state.global_step >= LAST_STEP:
+        elif step >= LAST_STEP:
             control.should_training_stop = True
 
-
-def longest_rows(trainer: CPTTrainer, reports: Path) -> None:
-    """Full rows only; nothing but steps."""
-    arguments = trainer.args
-    rows_at_once = arguments.per_device_train_batch_size * arguments.world_size // trainer.sharing_rows
-    trainer.rows = longest_examples(trainer, rows_at_once)
-    arguments.eval_on_start = False
-    trainer.remove_callback(PromptSamples)
-    trainer.add_callback(EndsAfter(LONGEST_ROWS_STEPS))
+    def measure(self, seconds: float) -> None:
+        """Write the seconds of a step, and the peak memory of this process in bytes."""
+        found = {"seconds": seconds, "host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        if torch.cuda.is_initialized():
+            total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+            found |= {"gpu": torch.cuda.max_memory_reserved(), "gpu_total": total}
+        self.report.write_text(json.dumps(found))
 
 
-def first_steps(trainer: CPTTrainer, reports: Path, *, evaluates: bool = True) -> None:
-    """The run's own first steps, with a save in their middle and all that comes when a run ends."""
-    sets, batch = trainer.held_out, trainer.args.per_device_eval_batch_size * trainer.args.world_size
-    trainer.held_out = {
-        name: shortened_set(held_out, trainer.recipe.data.packing, batch) for name, held_out in sets.items()
-    }
-    if is_main_process():
-        counts = {name: [trainer.held_out[name].num_documents, of_set.num_documents] for name, of_set in sets.items()}
-        write_json(reports / HELD_OUT, counts)
-    if not evaluates:
+class LongestRows(Dataset[dict[str, Any]]):
+    """Rows as long as the recipe allows, of the run's own tokens.
+
+    Packed rows hold two documents, since the mask between them takes memory. Answers follow a prompt of one token, so
+    that nearly all of the row is scored. What the model writes itself becomes as long as it may be.
+    """
+
+    def __init__(self, trainer: CPTTrainer) -> None:
+        self.rows, self.length = trainer.rows, trainer.recipe.data.sequence_length
+        writing = vars(trainer).get("generation_config")
+        self.model_writes = writing is not None
+        if writing is not None:
+            writing.min_new_tokens = writing.max_new_tokens
+        first, self.longest_prompt = self.rows[0], None
+        if "prompt" in first and "prompt_ids" not in first:
+            prompts = (self.rows[number] for number in range(min(trainer.length.rows, PROMPTS_READ)))
+            self.longest_prompt = max(prompts, key=lambda row: len(str(row["prompt"])))
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        row = self.rows[number]
+        if self.longest_prompt is not None:
+            return self.longest_prompt
+        if "prompt_ids" in row:
+            answers = [name for name in ANSWERS if name in row]
+            words = [word for name in ("prompt_ids", *answers) for word in row[name]]
+            example = (words * -(-self.length // len(words)))[: self.length]
+            return {**row, "prompt_ids": example[:1], **dict.fromkeys(answers, example[1:])}
+        given = row["input_ids"].flatten()
+        ids = given.repeat(-(-self.length // len(given)))[: self.length]
+        labels, positions = ids.clone(), torch.arange(self.length)
+        labels[0] = IGNORED
+        if "attention_mask" in row:  # a row of a token budget is a batch of its own: one document of all its tokens
+            full = {
+                "input_ids": ids,
+                "labels": labels,
+                "position_ids": positions,
+                "attention_mask": ids.new_ones(ids.shape),
+            }
+            return {name: values[None] for name, values in full.items()}
+        if self.model_writes:
+            labels[:-1] = IGNORED
+        elif (half := self.length // 2) > 0:
+            labels[half] = IGNORED
+            positions[half:] -= half
+        return {"input_ids": ids, "labels": labels, "position_ids": positions}
+
+
+def longest_documents(held_out: HeldOutSet, packing: str) -> HeldOutSet:
+    rows, chosen = held_out.rows, held_out.chosen
+    if chosen is None or not isinstance(rows, PackedRows):
+        return held_out
+    lengths = np.diff(rows.documents.offsets)[chosen]
+    longest = chosen[np.sort(np.argsort(-lengths, kind="stable")[:EVALUATED_DOCUMENTS])]
+    layout = Layout(rows.sequence_length, packing, None, rows.pad, held_out.form)
+    return held_out_set(held_out.name, rows.documents, longest, layout, default_cache_dir())
+
+
+def prepare(trainer: CPTTrainer, part: str, reports: Path) -> None:
+    is_longest = part == "longest_rows"
+    if part != "first_steps":
         trainer.args.eval_on_start = False
         trainer.remove_callback(PromptSamples)
-    trainer.add_callback(SavesAndStops(evaluates=evaluates and bool(sets)))
-
-
-PARTS: dict[str, Callable[[CPTTrainer, Path], None]] = {
-    "longest_rows": longest_rows,
-    "first_steps": first_steps,
-    "first_steps_unjudged": partial(first_steps, evaluates=False),
-    "resumed": partial(first_steps, evaluates=False),
-}
-TASKS = "tasks"
+    if is_longest:
+        trainer.rows = LongestRows(trainer)
+    packing = trainer.recipe.data.packing
+    trainer.held_out = {name: longest_documents(held_out, packing) for name, held_out in trainer.held_out.items()}
+    evaluates, leaves_after = bool(trainer.held_out), LONGEST_ROWS_STEPS if is_longest else None
+    trainer.add_callback(Rehearsed(reports, evaluates=evaluates, leaves_after=leaves_after))
 
 
 def command(
-    part: Annotated[str, typer.Argument(help=f"One of {', '.join([*PARTS, TASKS])}.")],
-    recipe: Annotated[Path, typer.Argument(help="The recipe as it is rehearsed.")],
-    reports: Annotated[Path, typer.Argument(help="Folder for what the part tells of itself.")],
+    part: Annotated[str, typer.Argument(help="longest_rows, first_steps or resumed.")],
+    recipe: Annotated[Path, typer.Argument(help="The rehearsed recipe.")],
+    reports: Annotated[Path, typer.Argument(help="Folder for the measurements.")],
     local_rank: Annotated[
         int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")
     ] = None,
@@ -112,24 +156,9 @@ def command(
     """Run one part."""
     show_log()
     disable_progress_bar()
-    with failures_noted(reports):
-        rehearsed = load_recipe(recipe)
-        if part == TASKS:
-            folder = Run(rehearsed.output_dir / rehearsed.name).export_folder
-            _, left_out = evaluate_after_training(folder, rehearsed)
-            write_json(reports / LEFT_OUT, [f"{one.what}: {one.why}" for one in left_out])
-            return
-        with suppress(EnoughRehearsed):
-            train(rehearsed, ready=partial(prepare, part, reports))
+    with suppress(EnoughStepsError):
+        train(load_recipe(recipe), ready=lambda trainer: prepare(trainer, part, reports))
     leave_processes()
-
-
-def prepare(part: str, reports: Path, trainer: CPTTrainer) -> None:
-    """Who watches it, and what the part changes."""
-    if is_main_process():
-        write_json(reports / LENGTH, dataclasses.asdict(trainer.length))
-    trainer.add_callback(Measuring(reports))
-    PARTS[part](trainer, reports)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""What happened to a run besides its training, in one file: each skipped batch, roll-back, restart, damaged
-checkpoint, full disk."""
+"""The run's events.jsonl: each skipped batch, roll-back, restart, damaged checkpoint, full disk."""
 
 import json
 import logging
@@ -9,42 +8,41 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cpt.files import LinesFile
 from cpt.ranks import rank
-from cpt.runs.small_files import LinesFile
+from cpt.runs.folder import EVENTS, read_objects
 
 log = logging.getLogger("cpt")
-FILE_NAME = "events.jsonl"
-OPENED: dict[Path, LinesFile] = {}  # by run: the lines that wait for room must outlive the call that brought them
+OPENED: dict[Path, LinesFile] = {}  # by run: lines that a full disk did not take must outlive the call
 
 
 def record_event(folder: Path, kind: str, message: str, *, step: int | None = None, **details: Any) -> None:
     """Append one line to the run's events.jsonl, and log the sentence.
 
-    Any process may call it, several at once too. A disk that takes no more lines ends nothing: they wait for the next
-    event, or for `write_waiting_events`.
+    Several processes may call it at once. Lines that a full disk does not take wait for the next event, or for
+    `write_waiting_events`.
 
     Args:
         folder: of the run.
         kind: one word for programs, such as `nan_skipped`, `rolled_back`, `restart`, `quarantined`.
         message: one sentence for people.
-        details: what programs may want besides; JSON values.
+        details: JSON values for programs.
     """
     log.warning(message)
     append_event(folder, kind, message, step=step, **details)
 
 
 def append_event(folder: Path, kind: str, message: str, *, step: int | None = None, **details: Any) -> None:
-    """As `record_event`, without the log."""
+    """Like `record_event`, without the log."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     line = json.dumps(
         {"time": now, "kind": kind, "step": step, "rank": rank(), "message": message, **details}, default=str
     )
-    OPENED.setdefault(folder, LinesFile(folder / FILE_NAME)).add(line)
+    OPENED.setdefault(folder, LinesFile(folder / EVENTS)).add(line)
 
 
 class EventHandler(logging.Handler):
-    """Makes an event of a run of each log record that has an `event`: its kind. For code that knows nothing of
-    runs."""
+    """Turns each log record with an `event` (its kind) into an event of the run, for code that knows no runs."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -68,18 +66,17 @@ def logged_events(folder: Path) -> Iterator[None]:
 
 
 def write_waiting_events(folder: Path) -> int:
-    """Write what this process could not write before; how many events still wait."""
+    """Try again to write waiting events; the number that still wait."""
     return OPENED[folder].write_waiting() if folder in OPENED else 0
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """All events of a run, the oldest first; a line that a crash or a full disk cut off is left out."""
-    path = folder / FILE_NAME
-    return parsed(path.read_bytes()) if path.exists() else []
+    """All events of a run, the oldest first, without damaged lines."""
+    return read_objects(folder / EVENTS)
 
 
 def skipped_steps(folder: Path) -> int:
-    """Steps whose update the loss guard skipped; those that were trained again after a roll-back are not counted."""
+    """The number of steps that the loss guard skipped, without those trained again after a roll-back."""
     skipped: set[int] = set()
     for event in read_events(folder):
         if event["kind"] in ("nan_skipped", "spike_skipped"):
@@ -87,26 +84,3 @@ def skipped_steps(folder: Path) -> int:
         elif event["kind"] == "rolled_back" and event.get("to_step") is not None:
             skipped = {step for step in skipped if step <= event["to_step"]}
     return len(skipped)
-
-
-def read_new_events(folder: Path, place: int) -> tuple[list[dict[str, Any]], int]:
-    """The events behind a place in the file, as far as their lines are whole, and the place behind them."""
-    path = folder / FILE_NAME
-    if not path.exists():
-        return [], place
-    with path.open("rb") as file:
-        file.seek(place)
-        content = file.read()
-    whole = content[: content.rfind(b"\n") + 1]
-    return parsed(whole), place + len(whole)
-
-
-def parsed(content: bytes) -> list[dict[str, Any]]:
-    """The lines that are events."""
-    events = []
-    for line in content.decode(errors="replace").splitlines():
-        try:
-            events.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return events

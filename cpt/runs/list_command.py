@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cpt.console import open_console
-from cpt.runs.last_figures import EVALUATED, UNIT
+from cpt.runs.folder import BITS_PER_BYTE, EVALUATED
 from cpt.runs.listing import ListedRun, list_runs
 
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
@@ -89,7 +89,7 @@ def step_of(values: dict[str, Any]) -> str:
 def held_out(values: dict[str, Any]) -> str:
     """Each set with its name where there are several."""
     sets = {
-        key.removeprefix(EVALUATED).removesuffix(UNIT): value
+        key.removeprefix(EVALUATED).removesuffix(BITS_PER_BYTE): value
         for key, value in values.items()
         if key.startswith(EVALUATED)
     }

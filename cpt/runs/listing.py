@@ -13,11 +13,17 @@ from typing import Any
 from cpt.errors import CheckpointError, RecipeError
 from cpt.extend import closest, did_you_mean
 from cpt.recipe.run_results import EXPORT, RECIPE, STATUS
-from cpt.runs.last_figures import EVALUATED, UNIT, last_figures
-from cpt.runs.metrics import FILE_NAME as METRICS
-from cpt.runs.read_back import read_object, read_tree
-from cpt.runs.record import ENVIRONMENT, INPUTS
-from cpt.runs.standing import read_status
+from cpt.runs.folder import (
+    BITS_PER_BYTE,
+    ENVIRONMENT,
+    EVALUATED,
+    INPUTS,
+    METRICS,
+    last_figures,
+    read_object,
+    read_recipe,
+    read_status,
+)
 
 OF_A_RUN = (RECIPE, STATUS, METRICS, ENVIRONMENT, INPUTS)
 NOT_ENTERED = ("checkpoint-*", EXPORT, "held_out", "heartbeats", ".*", "__pycache__")
@@ -86,7 +92,7 @@ def runs_below(folder: Path) -> Iterator[Path]:
 
 def listed(run: Path, folder: Path) -> ListedRun:
     """One run, as far as its files tell."""
-    recipe, status, figures = read_tree(run / RECIPE, []), read_status(run), last_figures(run)
+    recipe, status, figures = read_recipe(run / RECIPE, []), read_status(run), last_figures(run)
     name = str(run.relative_to(folder)) if run != folder else run.name
     evaluated = {key: value for key, value in figures.items() if key.startswith(EVALUATED)}
     tags = recipe.get("tags")
@@ -160,7 +166,7 @@ def checked_column(column: str, known: Sequence[str], option: str) -> str:
         RecipeError: there is not.
     """
     if column not in known:
-        shown = [name for name in known if name in COLUMNS or name.endswith(UNIT)]
+        shown = [name for name in known if name in COLUMNS or name.endswith(BITS_PER_BYTE)]
         hint = did_you_mean(column, known) or f" There are: {', '.join(shown)}."
         raise RecipeError(f"{option}: there is no column `{column}`.{hint}")
     return column

@@ -16,29 +16,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from cpt.errors import CheckpointError, CptError, Interrupted, LaunchError, RecipeError
-from cpt.files import DAMAGED, read_sealed, sealed
+from cpt.files import DAMAGED, LinesFile, read_sealed, sealed, write_atomic
 from cpt.ranks import CONTINUE, is_main_process, main_process_first, same_command, tell
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import dump_recipe, load_recipe
-from cpt.recipe.run_results import EXPORT as EXPORT
-from cpt.recipe.run_results import RECIPE as RECIPE
-from cpt.recipe.run_results import STATUS as STATUS
 from cpt.recipe.schema import Recipe
 from cpt.runs.environment import describe_environment
 from cpt.runs.events import logged_events, record_event, skipped_steps, write_waiting_events
-from cpt.runs.read_back import read_object
+from cpt.runs.folder import ENVIRONMENT, EXPORT, INPUTS, LOCK, METRICS, PLAN, RECIPE, STARTS, STATUS, read_object
 from cpt.runs.signs import forget_signs
-from cpt.runs.small_files import LinesFile, write_whole
 from cpt.runs.writable import refuse_unwritable
 
-ENVIRONMENT, STARTS, INPUTS, PLAN, METRICS = (
-    "environment.json",
-    "starts.jsonl",
-    "inputs.json",
-    "plan.json",
-    "metrics.jsonl",
-)
-LOCK = ".lock"
 SECONDS_BETWEEN_ASKING = 0.2
 
 log = logging.getLogger("cpt")
@@ -107,7 +95,7 @@ class Run:
                 f" filters changed since. Put them back, or start anew with --new. What it began with is in {path}."
             )
         if known is None and is_main_process():
-            write_whole(path, sealed(describe(), indent=2) + "\n")
+            write_atomic(path, sealed(describe(), indent=2) + "\n", reuse_space=True)
 
     def record_plan(self, plan: dict[str, Any] | None) -> None:
         """Keep what was planned for this start, for whoever compares it with what was measured; None where nothing
@@ -271,7 +259,7 @@ def mend_record(recipe: Recipe, folder: Path, problem: RecipeError) -> Path:
     if is_main_process():
         saved, damaged = folder / RECIPE, folder / f"damaged-{RECIPE}"
         saved.replace(damaged)
-        write_whole(saved, dump_recipe(recipe))
+        write_atomic(saved, dump_recipe(recipe), reuse_space=True)
         reason = str(problem).partition("\n")[0]
         message = (
             f"{saved} was damaged and is written again from the recipe of this start. The old file is {damaged}:"
@@ -303,7 +291,9 @@ def write_record(recipe: Recipe, folder: Path) -> Path:
         return folder
     with refused_where_unwritable(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / RECIPE, dump_recipe(recipe))  # another host's supervisor may read it meanwhile
+        write_atomic(
+            folder / RECIPE, dump_recipe(recipe), reuse_space=True
+        )  # another host's supervisor may read it meanwhile
     return folder
 
 
@@ -320,4 +310,4 @@ def refused_where_unwritable(folder: Path) -> Iterator[None]:
 
 def write_json(path: Path, content: Any) -> None:
     """Write the file whole or not at all."""
-    write_whole(path, json.dumps(content, indent=2, default=str) + "\n")
+    write_atomic(path, json.dumps(content, indent=2, default=str) + "\n", reuse_space=True)

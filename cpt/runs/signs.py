@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from cpt.runs.small_files import write_whole
+from cpt.files import write_atomic
+from cpt.runs.folder import HEARTBEATS
 
-FOLDER = "heartbeats"
 Phase = Literal["starting", "training", "between", "ending"]
 
 
@@ -39,16 +39,16 @@ class Sign:
 
 def write_sign(folder: Path, sign: Sign) -> None:
     """Whole or not at all; a full disk must not end a run because of its pulse, nor make it look dead."""
-    path = folder / FOLDER / f"rank-{sign.rank}.json"
+    path = folder / HEARTBEATS / f"rank-{sign.rank}.json"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(sign)))
+        write_atomic(path, json.dumps(asdict(sign)), reuse_space=True)
 
 
 def read_signs(folder: Path) -> list[Sign]:
     """What the processes of a run last said, by rank."""
     signs = []
-    for path in sorted((folder / FOLDER).glob("rank-*.json")):
+    for path in sorted((folder / HEARTBEATS).glob("rank-*.json")):
         try:
             signs.append(Sign(**json.loads(path.read_text())))
         except (OSError, ValueError, TypeError):  # another version's, or gone meanwhile
@@ -79,5 +79,5 @@ def name_processes(some: Sequence[Sign], everyone: Sequence[Sign]) -> str:
 
 def forget_signs(folder: Path) -> None:
     """Before processes are started anew."""
-    for path in (folder / FOLDER).glob("*rank-*"):  # with what a killed process was writing
+    for path in (folder / HEARTBEATS).glob("*rank-*"):  # with what a killed process was writing
         path.unlink(missing_ok=True)

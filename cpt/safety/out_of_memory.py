@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from accelerate.utils.memory import should_reduce_batch_size
 
-from cpt.runs.read_back import read_object
+from cpt.runs.folder import read_object
 from cpt.runs.record import write_json
 
 log = logging.getLogger("cpt")

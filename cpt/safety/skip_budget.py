@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpt.data.mixture.left_out import RowsOfSteps, Stretch
+from cpt.data.mixture import RowsOfSteps, Stretch
 from cpt.safety.loss_guard import Judged
 
 

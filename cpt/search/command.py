@@ -3,22 +3,31 @@ test."""
 
 import os
 import shlex
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cpt.command_line import refuse_ignored, show_log
-from cpt.errors import LaunchError, RecipeError
+from cpt.errors import Interrupted, LaunchError, RecipeError, ResourceError
+from cpt.extend import did_you_mean
+from cpt.files import locked, write_atomic
+from cpt.hardware import find_gpus
 from cpt.launchers.attempts import BY_THE_LAUNCHER
 from cpt.ranks import tell
-from cpt.recipe.load import load_with_places
-from cpt.search.over_space import fitting_space, refuse_mistakes, search_here
-from cpt.search.record import claim, is_known
+from cpt.recipe.difference import differing_keys
+from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.recipe.schema import Recipe
+from cpt.recipe.sense_data import reported_name
+from cpt.search.range_test import range_test
+from cpt.search.search import SEARCHED, TEXT_STAGES, Search, options_of_train
+from cpt.search.space import Space, load_space, recipes_at_ends
+from cpt.search.study import open_study, storage_errors
 
 STEPS = 200
+OF_TRAINING = ("loss", "loss_smoothed", "grad_norm", "tokens_per_second")
+OF_SETS = ("bits_per_byte", "loss", "perplexity", "accuracy")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def command(
@@ -35,58 +44,109 @@ def command(
     ] = None,
     steps: Annotated[int, typer.Option(min=20, help="With --learning-rates: length of that run.")] = STEPS,
     parallel: Annotated[
-        int, typer.Option(min=1, help="Trials at once on this machine; each gets GPUs of its own.")
+        int, typer.Option(min=1, help="Trials at the same time on this machine; each gets GPUs of its own.")
     ] = 1,
     processes: Annotated[int, typer.Option(min=1, help="Processes of each trial, on this machine.")] = 1,
     launcher: Annotated[
         str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')
     ] = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Run the trials on a Ray cluster, with Ray Tune.")] = False,
+    storage: Annotated[
+        str | None, typer.Option(help="Optuna's storage URL, to search on several machines with a shared output_dir.")
+    ] = None,
     new: Annotated[bool, typer.Option("--new", help="Start beside a search of the same name (appends -2).")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the space and the recipes at its ends; start nothing.")
     ] = False,
 ) -> None:
-    """Search for better values of a recipe's keys; each trial is a run. Give the same command again to go on.
+    """Search for better values of a recipe's keys; each trial is a run.
 
-    Give the same command again to go on.
+    Give the same command again to continue a search.
 
     Example: cpt search recipe.yaml --space space.yaml --parallel 2
     """
     show_log()
     if "RANK" in os.environ:
-        raise LaunchError(
-            "a search starts its trials' processes itself: type `cpt search RECIPE --space FILE`, with --processes N."
-        )
-    if (space is None) == (learning_rates is None):
-        raise RecipeError("give either --space SPACE.yaml, or --learning-rates LOW HIGH.")
+        raise LaunchError("a search starts the processes of its trials itself: use `cpt search` with --processes N.")
     refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
-    refuse_ignored(
-        {"--parallel": parallel > 1 and ray}, "with --ray: `search:` of the space says how many trials run at once"
-    )
-    if learning_rates is None:
-        refuse_ignored({"--steps": steps != STEPS}, "without --learning-rates")
-    else:
-        refuse_ignored(
-            {"--parallel": parallel > 1, "--ray": ray, "--dry-run": dry_run}, "with --learning-rates, which is one run"
-        )
-    loaded, root = load_with_places(recipe, overrides or ())
-    if learning_rates is not None:
-        module = import_module("cpt.search.range_test")  # with numpy
-        module.range_test(loaded, root, *learning_rates, steps=steps, processes=processes, launcher=launcher, new=new)
+    options = options_of_train(processes, launcher)
+    if learning_rates is not None and space is None:
+        ignored = {"--parallel": parallel > 1, "--storage": storage is not None, "--dry-run": dry_run}
+        refuse_ignored(ignored, "with --learning-rates, which is one run")
+        range_test(recipe, overrides or (), *learning_rates, steps=steps, options=options, new=new)
         return
-    assert space is not None
-    wanted = fitting_space(space, loaded)
-    if dry_run or not is_known(loaded, wanted, new=new):
-        refuse_mistakes(wanted, loaded, root)
+    if space is None or learning_rates is not None:
+        raise RecipeError("give either --space SPACE.yaml, or --learning-rates LOW HIGH.")
+    refuse_ignored({"--steps": steps != STEPS}, "without --learning-rates")
+    loaded, wanted = load_recipe(recipe, overrides or ()), load_space(space)
+    refuse_unlogged_metric(wanted, loaded)
+    recipes_at_ends(wanted, recipe, overrides or ())
     if dry_run:
         tell(f"{space}: no mistakes.")
         return
-    record = claim(loaded, root, wanted, new=new)
-    search = import_module("cpt.search.on_ray").search_with_ray if ray else partial(search_here, parallel=parallel)
-    options = {"--parallel": parallel, "--processes": processes, "--launcher": launcher}
-    given = [word for name, value in options.items() if value not in (1, None) for word in (name, str(value))] + [
-        "--ray"
-    ] * ray
-    again = shlex.join(["cpt", "search", str(recipe), *(overrides or ()), "--space", str(space), *given])
-    search(record, again, processes=processes, launcher=launcher)
+    folder, number = loaded.output_dir / (wanted.settings.name or f"{loaded.name}-search"), 1
+    name = folder.name
+    while new and folder.exists():
+        number += 1
+        folder = folder.with_name(f"{name}-{number}")
+    if (folder / SEARCHED).exists() and (changes := differing_keys(load_recipe(folder / SEARCHED), loaded)):
+        raise RecipeError(
+            "\n".join([f"{folder} is a search with another recipe. What differs (there -> here):", *changes])
+            + "\nUndo the change, or start a new search: --new."
+        )
+    environments = environments_of(parallel, processes)
+    lock = folder / (f".lock-{os.uname().nodename}" if storage else ".lock")
+    with locked(lock, wait=False) as is_ours:
+        if not is_ours:
+            raise LaunchError(f"another process searches in {folder}. Wait for it, end it, or start anew: --new.")
+        url = storage or f"sqlite:///{(folder / 'study.db').absolute()}"
+        study = open_study(url, folder.name, wanted)
+        write_atomic(folder / SEARCHED, dump_recipe(loaded))
+        search = Search(folder, loaded, wanted, study, options, environments)
+        try:
+            with storage_errors(url):
+                search()
+        except (Interrupted, KeyboardInterrupt) as stopped:
+            search.show_results()
+            words = shlex.join(["cpt", "search", str(recipe), *(overrides or ()), "--space", str(space)])
+            again = f"Give the same command again to continue: {words} ..."
+            if isinstance(stopped, Interrupted):
+                raise Interrupted(f"{stopped} {again}") from stopped
+            tell(f"Interrupted. {again}")
+            raise typer.Exit(130) from stopped
+        search.show_results()
+
+
+def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
+    """Check that a run of the recipe logs the metric; what stages of examples log is for TRL to know.
+
+    Raises:
+        RecipeError: it does not.
+    """
+    metric, evaluation = space.settings.metric, recipe.evaluation
+    sets = [*(recipe.data.sources if evaluation.held_out_share else ()), *evaluation.perplexity]
+    known = [f"eval_{reported_name(one)}_{figure}" for one in sets for figure in OF_SETS] + list(OF_TRAINING)
+    if metric not in known and (recipe.stage in TEXT_STAGES or metric.startswith("eval_") and not sets):
+        raise RecipeError(
+            f"{space.place}: `search.metric`: no run of this recipe logs `{metric}`.{did_you_mean(metric, known)} It"
+            f" logs: {', '.join(known)}. Held-out sets: `evaluation.held_out_share` or `evaluation.perplexity`."
+        )
+
+
+def environments_of(parallel: int, processes: int) -> list[dict[str, str]]:
+    """Variables of the trials that run at the same time: each gets an equal share of the GPUs.
+
+    Raises:
+        ResourceError: there are too few GPUs.
+    """
+    listed = os.environ.get(VISIBLE)
+    gpus = [str(number) for number in range(len(find_gpus()))] if listed is None else listed.split(",")
+    gpus = [name.strip() for name in gpus if name.strip()]
+    if parallel == 1 or not gpus:
+        return [{}] * parallel
+    if len(gpus) < parallel * processes:
+        raise ResourceError(
+            f"--parallel {parallel} with {processes} process(es) each needs {parallel * processes} GPUs, and there are"
+            f" {len(gpus)}."
+        )
+    share = len(gpus) // parallel
+    return [{VISIBLE: ",".join(gpus[slot * share : (slot + 1) * share])} for slot in range(parallel)]

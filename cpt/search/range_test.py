@@ -1,210 +1,155 @@
 """Learning-rate range test: one short run whose learning rate grows until the loss diverges (arXiv 1506.01186)."""
 
-import json
 import math
 import shutil
 import signal
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
-from cpt.errors import Interrupted, RecipeError, TrainingError
-from cpt.launchers.attempts import command_of_attempt
+from cpt.errors import Interrupted, RecipeError, ResourceError, TrainingError
+from cpt.files import read_json_lines
+from cpt.process import Child
 from cpt.ranks import tell
-from cpt.recipe.difference import differing_keys
-from cpt.recipe.load import dump_recipe, load_recipe
-from cpt.recipe.schema import Recipe
-from cpt.recipe.tree import Node, Place
+from cpt.recipe.load import load_recipe
 from cpt.recipe.words import in_yaml
-from cpt.runs.record import RECIPE, Run, write_json
-from cpt.runs.small_files import write_whole
-from cpt.search.figures import Tail
-from cpt.search.gates import mistakes_of
-from cpt.search.growing import exponential
-from cpt.search.range_curve import RULE, RangeCurve, curve_of, plot_curve
-from cpt.search.signals import Signals
-from cpt.search.space import recipe_with
-from cpt.search.trial import TrialRun
+from cpt.runs.folder import METRICS
+from cpt.runs.record import Run
+from cpt.search.search import TRAIN
 
-RESULT, PICTURE = "learning_rates.json", "learning_rates.png"
-FEWEST = 20  # steps, of which a curve can be made
-HOPELESS = 2.0  # times the lowest smoothed loss: the rest of the test would tell nothing
-SECONDS_BETWEEN_LOOKS = 0.5
-SCHEDULE = f"{exponential.__module__}:{exponential.__name__}"
+PICTURE = "learning_rates.png"
+FEWEST = 20  # steps that make a curve
+WINDOW = 1 / 20  # of the test, over which losses are smoothed
+RISE = 1.1  # times the lowest smoothed loss: diverged
+
+Numbers = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Range:
-    """What is tested."""
-
-    low: float
-    high: float
-    steps: int
-    tokens: int
-    """Of the whole test."""
-
-    def learning_rate(self, tokens: int) -> float:
-        """After so many tokens."""
-        return self.high * exponential(tokens, self.tokens, lowest=self.low / self.high)
+def exponential(tokens: float, total_tokens: float, *, lowest: float, highest: float = 1.0) -> float:
+    """The schedule: grow by the same factor in each step, from `lowest` to `highest` times the recipe's learning
+    rate."""
+    return float(highest * (lowest / highest) ** (1 - min(1.0, tokens / total_tokens)))
 
 
 def range_test(
-    recipe: Recipe,
-    root: Node,
+    recipe: Path,
+    overrides: Sequence[str],
     low: float,
     high: float,
     *,
     steps: int,
-    processes: int = 1,
-    launcher: str | None = None,
+    options: Sequence[str] = (),
     new: bool = False,
-) -> RangeCurve:
-    """Run the test, or read what it found before; tell where the loss falls, where it diverges, and the peak to begin
-    with.
+) -> float | None:
+    """Train with a growing learning rate and without loss guard, curriculum, evaluation and checkpoints; print where
+    the loss falls and diverges, and the suggested peak.
+
+    The suggestion is a tenth of the learning rate at the lowest smoothed loss, the rule of fastai's lr_find (arXiv
+    2002.04688).
+
+    Args:
+        options: of `cpt train`.
+
+    Returns:
+        The suggestion; None if the loss did not diverge, so that rates that are too high are not known.
 
     Raises:
-        Interrupted: it was told to stop; the same command begins it anew.
-        RecipeError: the bounds cannot be, the recipe cannot run, or the folder holds another test.
-        typer.Exit: Ctrl-C.
-        TrainingError: the run ended before there was anything to see.
+        Interrupted: by a signal.
+        RecipeError: the bounds make no sense, or the recipe does not run.
+        TrainingError: the run ended after too few steps.
     """
-    if not 0 < low < high or not math.isfinite(high):
-        raise RecipeError(f"--learning-rates {low:g} {high:g}: give two numbers above 0, the lower one first.")
-    wanted = Range(low, high, steps, steps * tokens_per_step(recipe, processes))
-    tested = recipe_of_test(recipe, root, wanted, new=new)
-    run = Run(tested.output_dir / tested.name)
-    if (run.folder / RECIPE).exists() and (differing := differing_keys(load_recipe(run.folder / RECIPE), tested)):
-        listing = "\n".join(f"  {line}" for line in differing)
-        raise RecipeError(
-            f"{run.folder} holds another range test. What differs (there -> here):\n{listing}\nStart anew beside it:"
-            " --new."
-        )
-    if not (run.folder / RESULT).exists():
-        if mistakes := mistakes_of({"": tested})[""]:
-            raise RecipeError("\n".join(mistakes))
-        watched(run, tested, wanted, processes, launcher)
-    return told(run, wanted)
-
-
-def tokens_per_step(recipe: Recipe, processes: int) -> int:
-    """Of the recipe's own optimizer steps.
-
-    Raises:
-        RecipeError: only the machine knows.
-    """
-    if recipe.budget.global_batch_tokens is not None:
-        return recipe.budget.global_batch_tokens
-    factors = [
-        recipe.training.get(key, default)
-        for key, default in (("per_device_train_batch_size", 8), ("gradient_accumulation_steps", 1))
-    ]
-    if not all(isinstance(factor, int) for factor in factors):
-        raise RecipeError(
-            "a range test needs to know the tokens of a step: write `budget.global_batch_tokens` into the recipe."
-        )
-    return recipe.data.sequence_length * processes * math.prod(factors)
-
-
-def recipe_of_test(recipe: Recipe, root: Node, wanted: Range, *, new: bool) -> Recipe:
-    """The recipe with a growing learning rate and without all that would hide what it does: guard, curriculum,
-    evaluation, saves.
-
-    Raises:
-        RecipeError: it does not pass the gates of shape and sense.
-    """
-    rate = min(wanted.high, 1.0)  # a recipe has no higher one; a range test may go beyond it
-    values: dict[str, Any] = {
-        "schedule": {"name": SCHEDULE, "lowest": wanted.low / rate, "highest": wanted.high / rate},
+    if not 0 < low < high < math.inf:
+        raise RecipeError(f"--learning-rates {low:g} {high:g}: expected two numbers above 0, the lower one first.")
+    loaded = load_recipe(recipe, overrides)
+    batch = loaded.budget.global_batch_tokens
+    if batch is None:
+        raise RecipeError("a range test needs `budget.global_batch_tokens`: add it, such as 65_536, to the command.")
+    name, number = f"{loaded.name}-learning-rates", 1
+    while new and (loaded.output_dir / name).exists():
+        number += 1
+        name = f"{loaded.name}-learning-rates-{number}"
+    rate = min(high, 1.0)  # the highest that a recipe may have; a range test may go beyond
+    schedule = {
+        "name": f"{exponential.__module__}:{exponential.__name__}",
+        "lowest": low / rate,
+        "highest": high / rate,
+    }
+    changes: dict[str, Any] = {
+        "schedule": schedule,
         "optimizer.learning_rate": rate,
-        "budget": {"tokens": wanted.tokens, "global_batch_tokens": recipe.budget.global_batch_tokens},
+        "budget": {"tokens": steps * batch, "global_batch_tokens": batch},
         "data.phases": [],
         "data.total_tokens": None,
         "checkpoints": {},
         "evaluation": {},
         "safety.loss_guard": None,
         "training.logging_steps": 1,
+        "name": name,
     }
-    changed = recipe_with(root, values, Place("--learning-rates", 0))
-    name, number = f"{recipe.name}-learning-rates", 1
-    while new and (recipe.output_dir / name).exists():
-        number += 1
-        name = f"{recipe.name}-learning-rates-{number}"
-    about = f"Learning-rate range test from {in_yaml(wanted.low)} to {in_yaml(wanted.high)}"
-    return changed.model_copy(update={"name": name, "description": about, "tags": [*recipe.tags, "range-test"]})
-
-
-def watched(run: Run, recipe: Recipe, wanted: Range, processes: int, launcher: str | None) -> None:
-    """Train until the test is over or the loss has left all bounds.
-
-    Raises:
-        Interrupted: it was told to stop.
-        TrainingError: it ended before there was anything to see.
-    """
-    file = run.folder.with_name(f"{run.folder.name}.yaml")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, dump_recipe(recipe))
-    words = command_of_attempt([str(file), "--resume", "none"], processes, launcher)
-    signals, points, ending, is_hopeless = Signals(), list[tuple[int, float]](), None, False
-    with signals.noted():
-        tell(f"{run.folder}: {wanted.steps} steps, {wanted.low:g} to {wanted.high:g} ...")
-        trial = TrialRun(run, words, "loss", run.folder / "output.log")
-        while ending is None:
-            signals.wake.wait(SECONDS_BETWEEN_LOOKS)
-            new, ending = trial.look()
-            points += new
-            is_hopeless = is_hopeless or left_all_bounds(points, trial.tail)
-            if ending is None and not trial.told and (signals.first or is_hopeless):
-                trial.stop(signals.first or signal.SIGTERM)
-    if signals.first == signal.SIGINT:
-        tell("Interrupted. The same command begins the range test anew.")
+    words = [*overrides, *(f"{key}={in_yaml(value)}" for key, value in changes.items())]
+    load_recipe(recipe, words)  # its mistakes first
+    run = Run(loaded.output_dir / name)
+    tell(f"{run.folder}: {steps} steps, {low:g} to {high:g} ...")
+    code, signalled = Child([*TRAIN, str(recipe), *words, *options]).wait_for_end()
+    if signalled == signal.SIGINT:
         raise typer.Exit(130)
-    if signals.first:
-        raise Interrupted(
-            f"{signal.Signals(signals.first).name}: the range test was stopped; the same command begins it anew."
-        )
-    if len(points) < FEWEST or not (is_hopeless or ending.state in ("complete", "failed")):
-        raise TrainingError(
-            f"the range test ended after {len(points)} steps: {ending.reason or ending.state}. Its output: {trial.log}"
-        )
-    file.unlink(missing_ok=True)
+    if signalled:
+        raise Interrupted(f"{signal.Signals(signalled).name}. The same command starts the range test again.")
+    found = [(line["tokens"], line["loss"]) for line in read_json_lines(run.folder / METRICS) if "loss" in line]
+    finite = [point for point in found if math.isfinite(point[1])]
+    if len(finite) < FEWEST:
+        raise TrainingError(f"the range test ended with code {code} after {len(finite)} steps with a loss.")
     for path in (run.export_folder, *run.folder.glob("checkpoint-*")):  # of a model that was spoilt on purpose
         shutil.rmtree(path, ignore_errors=True)
-    run.write_status("finished", message="the loss diverged, as it was meant to" if is_hopeless else "", exit_code=0)
-    write_json(run.folder / RESULT, {**asdict(wanted), "losses": points})
-
-
-def left_all_bounds(points: list[tuple[int, float]], tail: Tail) -> bool:
-    """Whether the rest of the test would tell nothing: the loss is no number any more, or twice the lowest."""
-    if len(points) < FEWEST:
-        return False
-    smoothed = curve_of(np.ones(len(points)), np.array([loss for _, loss in points]), len(points)).smoothed
-    return tail.last is not None and not math.isfinite(tail.last) or bool(smoothed[-1] > HOPELESS * smoothed.min())
-
-
-def told(run: Run, wanted: Range) -> RangeCurve:
-    """The curve of a test that is over, its picture, and what follows for the recipe."""
-    found = json.loads((run.folder / RESULT).read_text())
-    tokens, losses = (np.array(column, dtype=np.float64) for column in zip(*found["losses"], strict=True))
-    curve = curve_of(np.array([wanted.learning_rate(at) for at in tokens]), losses, wanted.steps)
-    plot_curve(curve, run.folder / PICTURE)
-    for name, index in {
-        "falls fastest": curve.steepest,
-        "is lowest": curve.lowest,
-        "is a tenth above that": curve.diverges,
-    }.items():
-        if index is not None:
-            tell(f"The smoothed loss {name} at {curve.learning_rates[index]:.1e}: {curve.smoothed[index]:.4g}")
-    tell(f"The curve: {run.folder / PICTURE}")
-    if curve.suggested is None:
-        tell(
-            f"It did not diverge up to {wanted.high:g}, so no peak can be suggested: repeat the test with a higher"
-            " one, and --new."
-        )
+    tokens, losses = (np.array(column, dtype=np.float64) for column in zip(*finite, strict=True))
+    rates = np.array([rate * exponential(at, steps * batch, lowest=low / rate, highest=high / rate) for at in tokens])
+    smoothed = smooth(losses, steps)
+    lowest = int(smoothed.argmin())
+    above = np.flatnonzero(smoothed[lowest:] > RISE * smoothed[lowest])
+    has_diverged = len(above) > 0 or len(finite) < len(found)
+    tell(f"The smoothed loss is lowest at {rates[lowest]:.1e}: {smoothed[lowest]:.4g}")
+    if len(above):
+        tell(f"It is a tenth above that at {rates[lowest + above[0]]:.1e}")
+    suggested = float(f"{rates[lowest] / 10:.1e}") if has_diverged else None
+    plot(rates, losses, smoothed, suggested, run.folder / PICTURE)
+    if suggested is None:
+        tell(f"It did not diverge up to {high:g}, so there is no suggestion. Repeat with a higher rate, and --new.")
     else:
-        tell(
-            f"Suggested peak: {curve.suggested:g}, {RULE}. Take it over:"
-            f" optimizer.learning_rate={in_yaml(curve.suggested)}"
-        )
-    return curve
+        tell(f"Suggested peak: optimizer.learning_rate={in_yaml(suggested)}, a tenth of the rate at the lowest loss.")
+    return suggested
+
+
+def smooth(losses: Numbers, steps: int) -> Numbers:
+    """An exponential mean over a twentieth of the test, corrected for its beginning."""
+    kept = 1 - 1 / max(2.0, WINDOW * steps)
+    mean, smoothed = 0.0, []
+    for number, loss in enumerate(losses, start=1):
+        mean = kept * mean + (1 - kept) * float(loss)
+        smoothed.append(mean / (1 - kept**number))
+    return np.array(smoothed)
+
+
+def plot(rates: Numbers, losses: Numbers, smoothed: Numbers, suggested: float | None, path: Path) -> None:
+    """Draw the loss over the learning rate.
+
+    Raises:
+        ResourceError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure  # without pyplot: no display, no state
+    except ImportError as problem:
+        raise ResourceError("the curve needs matplotlib. Install it: pip install 'cpt[search]'") from problem
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes: Any = figure.subplots()
+    axes.plot(rates, losses, color="0.75", linewidth=0.8, label="loss")
+    axes.plot(rates, smoothed, color="C0", label="smoothed")
+    if suggested is not None:
+        axes.axvline(suggested, color="C2", linestyle=":", label=f"suggested peak {suggested:g}")
+    axes.set(xscale="log", ylim=(0.95 * losses.min(), 1.1 * smoothed[0]), xlabel="learning rate", ylabel="loss")
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150)
+    tell(f"The curve: {path}")

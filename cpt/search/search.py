@@ -1,31 +1,76 @@
-"""The loop of a search: ask for values, let trials run beside each other, tell how they ended."""
+"""The loop of a search: draw values, train each trial in processes of its own, prune, and report the results."""
 
+import math
+import shutil
 import signal
+import sys
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from cpt.errors import Interrupted, RecipeError, TrainingError
+from rich.table import Table
+
+from cpt.console import open_console
+from cpt.errors import Interrupted, TrainingError
+from cpt.files import read_json_lines, write_atomic
+from cpt.process import Child, ReceivedSignals
 from cpt.ranks import tell
-from cpt.recipe.words import in_yaml
-from cpt.search.signals import Signals
-from cpt.search.study import PRUNED, TOKENS, Study
-from cpt.search.trial import Ending, Trial
+from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.recipe.schema import Recipe
+from cpt.recipe.words import shortened
+from cpt.runs.record import EXPORT, METRICS, Run, hold, write_json
+from cpt.search.space import Space, import_optuna, overrides_of
+from cpt.search.study import REASON, ask, unfinished
 
-SECONDS_BETWEEN_LOOKS = 0.5
+SEARCHED, BEST, RESULTS, LOGS = "searched.yaml", "best.yaml", "results.json", "logs"
+SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_TO_END = 120.0  # for a save, after which a pruned trial is killed
+CELLS = 100  # of a run's length: trials with different batches are compared at the same tokens
+TEXT_STAGES = ("pretrain", "cpt")
+ORDER = ("complete", "pruned", "running", "fail")  # of the table
+TRAIN = (sys.executable, "-m", "cpt", "train")
 
 
-@dataclass(frozen=True)
-class Draw:
-    """What a trial is to try."""
+def options_of_train(processes: int, launcher: str | None) -> list[str]:
+    """The options of `cpt train` that start each trial: restarted only if it ran out of memory, ended if it hangs."""
+    started_by = ["--processes", str(processes)] if launcher is None else ["--launcher", launcher]
+    return ["--supervise", "--restarts", "0", *started_by]
 
-    number: int
-    values: dict[str, Any]
-    slot: int
-    """Which part of the machine it gets, from 0."""
-    pruned: str = ""
-    """Why an earlier search had decided to end it."""
+
+@dataclass
+class Trial:
+    """A trial with its run, which trains in a child process."""
+
+    drawn: Any
+    """Optuna's trial."""
+    run: Run
+    metric: str
+    child: Child
+    log: Path
+    signalled_at: float | None = None
+    is_pruned: bool = False
+
+    def signal(self, number: int) -> None:
+        """Have the run save and end; once."""
+        if self.signalled_at is None:
+            self.signalled_at = time.monotonic()
+            self.child.send_signal(number)
+
+    def points(self) -> list[tuple[int, float]]:
+        """(tokens, value) of each logged value so far; a resumed run may repeat some."""
+        lines = read_json_lines(self.run.folder / METRICS)
+        return [(int(line["tokens"]), float(line[self.metric])) for line in lines if self.metric in line]
+
+    def failure(self) -> str:
+        """Why the processes ended, by their own record or by the last line that they printed."""
+        status = self.run.status()
+        if status.get("state") == "failed":
+            return f"{status.get('error')}: {status.get('message')}"
+        printed = self.log.read_text(errors="replace").split("\n") if self.log.exists() else []
+        return next((line.strip() for line in reversed(printed) if line.strip()), f"exit code {self.child.returncode}")
 
 
 @dataclass
@@ -33,121 +78,186 @@ class Search:
     """Runs the trials of a study.
 
     Args:
-        start: starts a trial, or goes on with it.
-        parallel: how many at once.
+        folder: of the search, with the recipe in SEARCHED and a run for each trial.
+        options: of `cpt train`.
+        environments: variables of the trials that run at the same time, one entry each.
     """
 
-    study: Study
-    start: Callable[[Draw], Trial]
-    parallel: int = 1
-    ended: Callable[[], None] = lambda: None
-    """Called when a trial is over."""
-    running: dict[int, tuple[Any, Trial]] = field(default_factory=dict)
-    """By slot: Optuna's trial and the run."""
-    failures: list[str] = field(default_factory=list)
-    """Errors of the trials that failed one after the other."""
-    signals: Signals = field(default_factory=Signals)
-    is_passed_on: bool = False
+    folder: Path
+    recipe: Recipe
+    space: Space
+    study: Any
+    options: Sequence[str] = ()
+    environments: Sequence[Mapping[str, str]] = ({},)
+    running: dict[int, Trial] = field(default_factory=dict)
+    failures: int = 0
+    preempted: str = ""
 
-    def run(self) -> None:
-        """All trials that are not over.
+    def __call__(self) -> None:
+        """Run all trials that have not ended.
 
         Raises:
-            Interrupted: it was told to stop, or a trial was.
-            TrainingError: trials fail again and again in the same way.
+            Interrupted: by a signal; the trials have saved.
+            TrainingError: trials failed again and again.
         """
-        waiting = deque(self.study.unfinished())
-        stopped = ""
-        with self.signals.noted():
+        waiting, received = deque(unfinished(self.study, self.space)), ReceivedSignals()
+        with received.noted():
             try:
-                while not (stopped or self.signals.first) and self.fill(waiting) or self.running:
-                    self.signals.wake.wait(SECONDS_BETWEEN_LOOKS)
-                    stopped = self.look() or stopped
-                    self.pass_on(stopped)
-            finally:  # after an error here; else none is left
-                for _, trial in self.running.values():
-                    trial.stop(signal.SIGTERM)
-        if self.signals.first:
-            raise Interrupted(f"{signal.Signals(self.signals.first).name}: the trials under way have stopped.")
-        if stopped:
-            raise Interrupted(f"a trial was told to stop ({stopped}), and so the search stops too.")
+                while self.fill(waiting, is_stopping=bool(received.first or self.preempted)):
+                    received.wait(SECONDS_BETWEEN_LOOKS)
+                    for slot, trial in list(self.running.items()):
+                        if received.interrupts > 1:
+                            trial.child.kill_family()
+                        elif received.first or self.preempted:
+                            trial.signal(received.first or signal.SIGTERM)
+                        if self.is_over(trial):
+                            del self.running[slot]
+            finally:
+                for trial in self.running.values():  # after an error; otherwise none is left
+                    trial.signal(signal.SIGTERM)
+        if received.first == signal.SIGINT:
+            raise KeyboardInterrupt
+        if received.first or self.preempted:
+            raise Interrupted(self.preempted or f"{signal.Signals(received.first).name}: the trials have stopped.")
 
-    def fill(self, waiting: deque[Any]) -> bool:
-        """Start trials where there is room; whether any is under way."""
-        for slot in range(self.parallel):
-            if slot in self.running or not waiting and len(self.study.trials) >= self.study.space.num_trials:
+    def fill(self, waiting: deque[Any], *, is_stopping: bool) -> bool:
+        """Start trials in free slots; whether any is running."""
+        for slot, environment in enumerate(self.environments):
+            if slot in self.running or is_stopping:
                 continue
-            trial = waiting.popleft() if waiting else self.study.ask()
-            values = self.study.values_of(trial)
-            told = ", ".join(f"{key} = {in_yaml(value)}" for key, value in values.items())
-            tell(f"trial {trial.number} of {self.study.space.num_trials}: {told}")
-            try:
-                self.running[slot] = (
-                    trial,
-                    self.start(Draw(trial.number, values, slot, trial.user_attrs.get(PRUNED, ""))),
-                )
-            except RecipeError as problem:  # each value is right by itself, and together they are not
-                self.end(trial, Ending("failed", reason=str(problem), is_of_values=True))
-                return True
+            drawn = waiting.popleft() if waiting else ask(self.study, self.space)
+            if drawn is None:
+                break
+            self.running[slot] = self.start(drawn, environment)
         return bool(self.running)
 
-    def look(self) -> str:
-        """At every trial once; why one of them stopped before its end, empty where none did."""
-        stopped = ""
-        for slot, (trial, run) in list(self.running.items()):
-            points, ending = run.look()
-            worse = [point for point in points if not self.study.report(trial, *point)]
-            if ending is None:
-                if worse and PRUNED not in trial.user_attrs and not self.signals.first:
-                    tokens, value = worse[-1]
-                    reason = (
-                        f"trial {trial.number} is ended at {tokens:,} tokens: {value:.4g} is not among the better ones"
-                    )
-                    trial.set_user_attr(TOKENS, tokens)
-                    trial.set_user_attr(PRUNED, reason)
-                    run.prune(reason)
-                continue
-            del self.running[slot]
-            if ending.state == "stopped":
-                stopped = ending.reason or f"trial {trial.number}"
-            else:
-                self.end(trial, ending)
-        return stopped
+    def start(self, drawn: Any, environment: Mapping[str, str]) -> Trial:
+        """Start a trial's run, or continue it."""
+        overrides = overrides_of(drawn.params)
+        tell(f"{name_of(drawn.number)} of {self.space.settings.trials}: {', '.join(overrides)}")
+        run, log = Run(self.folder / name_of(drawn.number)), self.folder / LOGS / f"{name_of(drawn.number)}.log"
+        if run.folder.is_dir() and (lock := hold(run.folder, SECONDS_TO_END)) is not None:
+            lock.close()  # until now, a process that an earlier search left was saving
+        # Tasks would be evaluated for the base again in each trial: the run of the best recipe has them.
+        evaluation = self.recipe.evaluation
+        has_questions = self.recipe.stage in TEXT_STAGES and (evaluation.held_out_share or evaluation.perplexity)
+        tasks = f"evaluation.tasks=[{'{name: domain_test, questions: 0}' if has_questions else ''}]"
+        own = [f"name={run.folder.name}", f"output_dir={self.folder}", tasks]
+        log.parent.mkdir(exist_ok=True)
+        with log.open("ab") as output:
+            words = [*TRAIN, str(self.folder / SEARCHED), *overrides, *own, *self.options]
+            child = Child(words, environment=environment, output=output)
+        return Trial(drawn, run, self.space.settings.metric, child, log)
 
-    def end(self, trial: Any, ending: Ending) -> None:
-        """A trial's result.
+    def is_over(self, trial: Trial) -> bool:
+        """Report a trial's new values to Optuna, prune it, or note how it ended."""
+        has_ended, points = trial.child.poll() is not None, trial.points()
+        reported = self.study.get_trials(deepcopy=False)[trial.drawn.number].intermediate_values
+        cell = max(1, (self.recipe.budget.tokens or 0) // CELLS)
+        new = {tokens // cell * cell: value for tokens, value in reversed(points) if math.isfinite(value)}
+        for step in sorted(new.keys() - reported.keys()):
+            trial.drawn.report(new[step], step)
+        if has_ended:
+            self.end(trial, points[-1][1] if points else None)
+        elif trial.signalled_at is None and new.keys() - reported.keys() and trial.drawn.should_prune():
+            tell(f"{trial.run.folder.name} is pruned at {points[-1][0]:,} tokens: {points[-1][1]:.5g}")
+            trial.is_pruned = True
+            trial.signal(signal.SIGTERM)
+        elif trial.is_pruned and time.monotonic() - (trial.signalled_at or 0) > SECONDS_TO_END:
+            trial.child.kill_family()
+        return has_ended
+
+    def end(self, trial: Trial, last: float | None) -> None:
+        """Record how a trial ended.
 
         Raises:
-            TrainingError: it failed as the ones before it.
+            TrainingError: it failed, as those before it.
         """
-        self.study.end(trial, ending.state, ending.value, ending.reason)
-        if ending.state != "pruned":  # which was told when it was decided
-            tell(
-                f"trial {trial.number} {ending.state}:"
-                f" {ending.reason if ending.value is None else f'{ending.value:.6g}'}"
-            )
-        self.ended()
-        if ending.state != "failed" or ending.is_of_values:
-            self.failures.clear()
-            return
-        self.failures.append(ending.reason)
-        most = self.study.space.settings.failures
-        if len(self.failures) >= most and len({without_figures(reason) for reason in self.failures[-most:]}) == 1:
-            raise TrainingError(
-                f"{most} trials in a row failed with the same error, so the others would too: {ending.reason}"
-            )
+        states, status = import_optuna().trial.TrialState, trial.run.status()
+        name, number, is_finished = trial.run.folder.name, trial.drawn.number, trial.run.is_finished
+        self.failures, before = 0, self.failures
+        if is_finished and last is not None and math.isfinite(last):
+            self.study.tell(number, last)
+            tell(f"{name} complete: {last:.6g}")
+        elif trial.is_pruned:
+            trial.run.write_status("pruned", message="not among the better trials", exit_code=0)
+            self.study.tell(number, state=states.PRUNED)
+        elif not is_finished and (trial.signalled_at or trial.child.returncode == Interrupted.exit_code):
+            if trial.signalled_at is None:
+                self.preempted = f"{name} was stopped: {status.get('message')}"
+            return  # it is continued later
+        else:
+            reason = trial.failure() if not is_finished else f"the last `{trial.metric}` is {last}"
+            trial.drawn.set_user_attr(REASON, reason)
+            self.study.tell(number, state=states.FAIL)
+            tell(f"{name} failed: {reason}")
+            has_diverged = status.get("error") == TrainingError.__name__ or is_finished and last is not None
+            self.failures = 0 if has_diverged else before + 1
+        self.write_results()
+        if self.failures >= self.space.settings.failures:
+            raise TrainingError(f"{self.failures} trials in a row failed. The last one: {reason}")
 
-    def pass_on(self, stopped: str) -> None:
-        """What the search was told, its trials are told, once; a second Ctrl-C ends them at once."""
-        number = self.signals.first or (signal.SIGTERM if stopped else 0)
-        for _, trial in self.running.values() if number else ():
-            if self.signals.count > 1:
-                trial.kill()
-            elif not self.is_passed_on:
-                trial.stop(number)
-        self.is_passed_on = self.is_passed_on or bool(number)
+    def results(self) -> list[dict[str, Any]]:
+        """One entry for each trial, the best first."""
+        found = []
+        for trial in self.study.get_trials(deepcopy=False):
+            last = max(trial.intermediate_values, default=None)
+            is_complete = trial.state.name == "COMPLETE"
+            value = trial.value if is_complete else trial.intermediate_values.get(last)
+            entry = {"number": trial.number, "run": name_of(trial.number), "state": trial.state.name.lower()}
+            entry |= {"value": value, "tokens": None if is_complete else last, "values": trial.params}
+            found.append(entry | {"reason": trial.user_attrs.get(REASON, "")})
+        started = [one for one in found if one["state"] in ORDER]
+        sign = 1 if self.space.settings.direction == "minimize" else -1
+        worst = {None: math.inf}  # of a trial that failed before its first value
+        return sorted(
+            started, key=lambda one: (ORDER.index(one["state"]), worst.get(one["value"]) or sign * one["value"])
+        )
+
+    def write_results(self) -> Path | None:
+        """Write results.json and the best recipe, and remove weights that are not to be kept; the best recipe's path,
+        None while no trial is complete."""
+        settings, results = self.space.settings, self.results()
+        best = next((one for one in results if one["state"] == "complete"), None)
+        number = None if best is None else best["number"]
+        content = {"metric": settings.metric, "direction": settings.direction, "best": number, "trials": results}
+        write_json(self.folder / RESULTS, content)
+        for one in results if settings.keep == "best" else ():
+            folder = self.folder / one["run"]
+            if one["state"] != "running" and one is not best:
+                for path in [
+                    *folder.glob("checkpoint-*"),
+                    *folder.glob("weights-*"),
+                    folder / "average",
+                    folder / EXPORT,
+                ]:
+                    shutil.rmtree(path, ignore_errors=True)
+        if best is None:
+            return None
+        overrides = overrides_of(best["values"])
+        recipe = load_recipe(self.folder / SEARCHED, [*overrides, f"name={self.folder.name}-best"])
+        heading = f"# {best['run']}, the best of {len(results)} trials: {settings.metric} {best['value']:.6g}\n"
+        changes = "".join(f"#   {override}\n" for override in overrides)
+        write_atomic(self.folder / BEST, heading + changes + dump_recipe(recipe))
+        return self.folder / BEST
+
+    def show_results(self) -> None:
+        """Print the trials, and the command that trains the best recipe."""
+        results, best = self.results(), self.write_results()
+        keys = [axis.key for axis in self.space.axes]
+        table = Table("trial", "state", self.space.settings.metric, *keys, "reason")
+        for one in results:
+            at = "" if one["tokens"] is None else f" at {one['tokens']:,}"
+            value = "" if one["value"] is None else f"{one['value']:.5g}{at}"
+            drawn = [override.partition("=")[2] for override in overrides_of(one["values"])]
+            table.add_row(one["run"], one["state"], value, *map(shortened, drawn), shortened(one["reason"]))
+        open_console().print(table, markup=False)
+        if best is None:
+            tell("No trial is complete yet.")
+        else:
+            tell(f"Train the best recipe: cpt train {best}\nCompare the trials: cpt compare {self.folder}/trial-*")
 
 
-def without_figures(reason: str) -> str:
-    """The kind of an error: its first line without numbers, which differ from trial to trial."""
-    return "".join(letter for letter in reason.partition("\n")[0] if not letter.isdigit())
+def name_of(number: int) -> str:
+    """`trial-003`: the run's name."""
+    return f"trial-{number:03d}"

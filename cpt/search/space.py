@@ -1,54 +1,104 @@
-"""SPACE.yaml: which keys of a recipe may be what, and how they are searched; each mistake is told with its line."""
+"""SPACE.yaml: which keys of a recipe a search tries, with which values, and how; mistakes come with file and line."""
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from cpt.errors import RecipeError
-from cpt.recipe.load import checked
-from cpt.recipe.overrides import put, steps_of
-from cpt.recipe.references import resolved
+from pydantic import BeforeValidator, Field, ValidationError
+
+from cpt.errors import RecipeError, ResourceError
+from cpt.extend import did_you_mean
+from cpt.recipe.load import load_recipe
+from cpt.recipe.overrides import steps_of
 from cpt.recipe.schema import Recipe
-from cpt.recipe.tree import Mistakes, Node, Place, copied
-from cpt.recipe.words import in_yaml
+from cpt.recipe.section import Component, Section
+from cpt.recipe.sections import annotation_at
+from cpt.recipe.shape import kinds_of
+from cpt.recipe.tree import Mistakes, Node, Place, place_of, plain
+from cpt.recipe.words import in_words, in_yaml
+from cpt.recipe.written_numbers import Positive, whole_number
 from cpt.recipe.yaml_lines import UnreadableError, read_yaml
-from cpt.search.axes import Axis, read_axis
-from cpt.search.settings import Settings, read_settings
 
 SEARCH = "search"
-SET_BY_SEARCH = ("name", "description", "tags", "output_dir")
+SET_BY_SEARCH = ("name", "output_dir")
+OF_A_RANGE = ("low", "high", "log", "step")
+EXAMPLE = "{low: 1e-6, high: 1e-3, log: true}"
+
+Named = Annotated[Component, BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)]
+"""`sampler: tpe` is short for `sampler: {name: tpe}`."""
+
+
+class Settings(Section):
+    """The `search:` section."""
+
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """The search's folder is output_dir/name; by default the recipe's name and `-search`."""
+    metric: str
+    """A figure of metrics.jsonl, its last value: `eval_<held-out set>_bits_per_byte`, `loss`, ..."""
+    direction: Literal["minimize", "maximize"] = "minimize"
+    trials: Positive = 20
+    """Pruned and failed ones included."""
+    sampler: Named = Component(name="tpe")
+    """tpe, random or grid; or a class such as `optuna.samplers:CmaEsSampler`. Options are Optuna's."""
+    pruner: Named = Component(name="median")
+    """median, percentile, halving, hyperband or none; or a class such as `optuna.pruners:PatientPruner`. Options are
+    Optuna's; a step is a token."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Of the sampler. The runs have the recipe's own."""
+    failures: Positive = 3
+    """So many failed trials in a row end the search. A loss that diverges is a result and does not count."""
+    keep: Literal["all", "best"] = "all"
+    """best: only the best trial keeps its checkpoints and its model; all keep their metrics."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A key of the recipe with Optuna's distribution of its values. Choices are YAML text, as on the command line:
+    they may be whole sections, which Optuna does not know."""
+
+    key: str
+    place: Place
+    distribution: Any
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """The values to check before the search: where both ends of a range pass, those between do too."""
+        found = vars(self.distribution).get("choices")
+        return (self.distribution.low, self.distribution.high) if found is None else tuple(found)
 
 
 @dataclass(frozen=True)
 class Space:
-    """What may be tried, and how."""
+    """What a search tries, and how."""
 
-    file: Path
     settings: Settings
+    place: Place
     axes: tuple[Axis, ...]
-    root: Node
-
-    def described(self) -> dict[str, Any]:
-        """The values that may be tried, as the search's record keeps them."""
-        return {axis.key: axis.described() for axis in self.axes}
 
     @property
-    def num_trials(self) -> int:
-        """How many there will be; of a grid no more than it has points."""
-        if self.settings.sampler.name != "grid":
-            return self.settings.trials
-        return min(self.settings.trials, math.prod(len(values) for values in (self.grid() or {}).values()))
+    def distributions(self) -> dict[str, Any]:
+        """As Optuna takes them."""
+        return {axis.key: axis.distribution for axis in self.axes}
 
-    def grid(self) -> dict[str, list[Any]] | None:
-        """All values of each key as Optuna sees them; None where a range has no step."""
-        found = {axis.key: axis.grid for axis in self.axes}
-        return None if None in found.values() else {key: values or [] for key, values in found.items()}
+
+def import_optuna() -> Any:
+    """Optuna, silent unless something is wrong.
+
+    Raises:
+        ResourceError: it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError as problem:
+        raise ResourceError("`cpt search` needs Optuna. Install it: pip install 'cpt[search]'") from problem
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
 
 
 def load_space(path: Path) -> Space:
-    """Read the file by itself; whether its values fit a recipe is asked by `recipes_at_ends`.
+    """Read the file; whether its values fit a recipe is for `recipes_at_ends`.
 
     Raises:
         RecipeError: all mistakes, one per line.
@@ -60,82 +110,86 @@ def load_space(path: Path) -> Space:
         mistakes.raise_if_any()
         raise
     entries: dict[str, Node] = root.value
-    settings = read_settings(entries.get(SEARCH), root, mistakes)
-    found = {key: read_axis(key, node, mistakes) for key, node in entries.items() if key != SEARCH}
-    axes = [axis for axis in found.values() if axis is not None]
+    section = entries.get(SEARCH, Node({}, root.place))
+    settings = read_settings(section, mistakes)
+    found = [read_axis(key, node, mistakes) for key, node in entries.items() if key != SEARCH]
+    axes = tuple(axis for axis in found if axis is not None)
     if not found:
-        mistakes.add(
-            root.place, "no key of the recipe to search: `optimizer.learning_rate: {low: 1e-6, high: 1e-3, log: true}`"
-        )
-    for number, axis in enumerate(axes):
-        if axis.key.partition("[")[0].partition(".")[0] in SET_BY_SEARCH:
-            mistakes.add(axis.place, f"`{axis.key}` is set by the search for each trial: take it out")
-        for other in axes[:number]:
-            if is_below(axis.key, other.key) or is_below(other.key, axis.key):
-                mistakes.add(
-                    axis.place,
-                    f"`{axis.key}` and `{other.key}` (line {other.place.line}) are in each other's way: keep one",
-                )
+        mistakes.add(root.place, f"no key of the recipe to search, such as `optimizer.learning_rate: {EXAMPLE}`")
+    for axis, above in permutations(axes, 2):
+        if steps_of(axis.key)[: len(steps_of(above.key))] == steps_of(above.key):
+            mistakes.add(axis.place, f"`{axis.key}` is part of `{above.key}` (line {above.place.line}): keep one")
     mistakes.raise_if_any()
-    assert settings is not None, "settings without mistakes are there"
-    return Space(path, settings, tuple(axes), root)
+    assert settings is not None, "settings without mistakes were read"
+    return Space(settings, section.place, axes)
 
 
-def is_below(key: str, other: str) -> bool:
-    """Whether `key` is the other one, or stands below it."""
-    steps, above = steps_of(key), steps_of(other)
-    return steps[: len(above)] == above
+def read_settings(node: Node, mistakes: Mistakes) -> Settings | None:
+    """The `search:` section; None after a mistake."""
+    try:
+        return Settings.model_validate(plain(node))
+    except ValidationError as found:
+        for problem in found.errors(include_url=False):
+            name = ".".join(map(str, problem["loc"]))
+            hint = did_you_mean(name, Settings.model_fields) if problem["type"] == "extra_forbidden" else ""
+            mistakes.add(place_of(node, problem["loc"]), f"`search.{name}`: {problem['msg']}.{hint}")
+        return None
 
 
-def recipe_with(root: Node, values: Mapping[str, Any], place: Place) -> Recipe:
-    """The recipe with these values in their places.
+def read_axis(key: str, node: Node, mistakes: Mistakes) -> Axis | None:
+    """A range or a list of values; None after a mistake."""
+    distributions, value = import_optuna().distributions, plain(node)
+    try:
+        if steps_of(key)[0] in SET_BY_SEARCH:
+            raise ValueError("the search sets it for each trial")
+        if isinstance(value, list):
+            distribution = distributions.CategoricalDistribution([in_yaml(one) for one in value])
+        else:
+            distribution = range_of(key, value, distributions)
+    except (ValueError, TypeError) as problem:
+        mistakes.add(node.place, f"`{key}`: {problem}")
+        return None
+    return Axis(key, node.place, distribution)
 
-    Args:
-        root: its tree, of `load_with_places`.
-        values: by key, `data.sources[0].weight`.
-        place: where mistakes in the values are shown.
+
+def range_of(key: str, value: Any, distributions: Any) -> Any:
+    """Optuna's distribution of a range: of whole numbers if the recipe says so, or if all numbers are whole.
 
     Raises:
-        RecipeError: they do not pass the gates of shape and sense.
+        ValueError: it is not a range.
     """
-    mistakes, tree = Mistakes(), copied(root)
-    for key, value in values.items():
-        put(tree, steps_of(key), node_of(value, place), mistakes)
-        tree = resolved(tree, Recipe, mistakes, trail=())
-    mistakes.raise_if_any()
-    return checked(tree, mistakes)
+    if not isinstance(value, dict) or not {"low", "high"} <= value.keys():
+        raise ValueError(f"expected a range such as {EXAMPLE}, or a list of values, got {in_words(value)}")
+    for name in value.keys() - OF_A_RANGE:
+        raise ValueError(f"a range has no `{name}`.{did_you_mean(name, OF_A_RANGE)}")
+    numbers = {name: whole_number(number) for name, number in value.items() if name != "log"}
+    kinds = kinds_of(annotation_at(tuple(int(step) if step.isdigit() else step for step in steps_of(key))))
+    # `{low: 0, high: 1}` of a key that takes any number, such as a weight, means the numbers between, too.
+    is_whole = kinds == ["int"] or kinds != ["float"] and all(isinstance(value[name], int) for name in numbers)
+    kind = distributions.IntDistribution if is_whole else distributions.FloatDistribution
+    return kind(**numbers, log=bool(value.get("log", False)))
 
 
-def node_of(value: Any, place: Place) -> Node:
-    """A plain value as a tree."""
-    if isinstance(value, dict):
-        return Node({key: node_of(child, place) for key, child in value.items()}, place)
-    if isinstance(value, list):
-        return Node([node_of(child, place) for child in value], place)
-    return Node(value, place)
+def overrides_of(values: Mapping[str, Any]) -> list[str]:
+    """Drawn values as overrides of the recipe."""
+    return [f"{key}={float(f'{one:.6g}') if isinstance(one, float) else one}" for key, one in values.items()]
 
 
-def single_values(space: Space) -> Iterator[tuple[Axis, Any]]:
-    """Each value that the gates look at: the ends of ranges and all choices, one at a time on top of the recipe."""
-    for axis in space.axes:
-        for value in axis.ends:
-            yield axis, value
-
-
-def recipes_at_ends(space: Space, root: Node) -> dict[str, tuple[Axis, Recipe]]:
-    """The recipe with each such value: what is tried -> its key and recipe.
+def recipes_at_ends(space: Space, recipe: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[Place, Recipe]]:
+    """The recipe with each single value of a list and each end of a range: override -> where it was written, recipe.
 
     Raises:
-        RecipeError: every value that does not pass the gates of shape and sense, with the space's line.
+        RecipeError: all values that the recipe cannot have.
     """
     found, wrong = {}, []
-    for axis, value in single_values(space):
-        told = f"{axis.key} = {in_yaml(value)}"
-        try:
-            found[told] = (axis, recipe_with(root, {axis.key: value}, axis.place))
-        except RecipeError as problem:
-            lines = [line.removeprefix(f"{axis.place}: ") for line in str(problem).splitlines()]
-            wrong += [f"{axis.place}: with {told}: {line}" for line in lines]
+    for axis in space.axes:
+        for value in axis.ends:
+            (override,) = overrides_of({axis.key: value})
+            try:
+                found[override] = (axis.place, load_recipe(recipe, [*overrides, override]))
+            except RecipeError as problem:
+                lines = str(problem).replace("on the command line: ", "").splitlines()
+                wrong += [f"{axis.place}: {line}" for line in lines]
     if wrong:
-        raise RecipeError("\n".join(dict.fromkeys(wrong)))
+        raise RecipeError("\n".join(wrong))
     return found

@@ -1,147 +1,148 @@
-"""The study: every trial's values, figures and end, kept in one SQLite file that a kill or a full disk does not spoil.
+"""Optuna's study of a search: sampler, pruner, and the trials so far, in one SQLite file or at a storage URL."""
 
-Optuna's journal file would do the same with less. But where a kill or a full disk leaves half a line in it, the next
-line is written behind that half, and from then on the file cannot be read any more.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from itertools import product
+from math import prod
+from socket import gethostname
 from typing import Any
 
-from cpt.errors import CheckpointError, ResourceError
-from cpt.search.library import optuna
-from cpt.search.pruners import build_pruner
-from cpt.search.samplers import build_sampler
-from cpt.search.space import Space
+import numpy as np
 
-STUDY = "study.db"
-NAME = "search"
-PRUNED = "pruned"  # attribute of a trial: why it was ended, noted before its process is
-TOKENS = "tokens"  # attribute of a trial: where that was
-REASON = "reason"  # attribute of a trial: why it failed
-AGAIN = "Make room or give the right to write; the same command goes on."
-CELLS = 100  # of a trial's length in which values are compared with those of others
+from cpt.errors import RecipeError, ResourceError
+from cpt.extend import find
+from cpt.recipe.section import Component
+from cpt.search.space import Space, import_optuna
+
+HOST, REASON = "host", "reason"  # attributes of a trial: the machine that runs it; why it did not come to its end
+GRID = "grid"
 
 
-@dataclass(frozen=True)
-class Study:
-    """Asks Optuna for trials and tells it how they went."""
-
-    space: Space
-    optuna: Any
-    cell_tokens: int
-    """Values are reported in steps of so many tokens, so that trials with other batches meet at the same ones."""
-
-    @property
-    def trials(self) -> list[Any]:
-        """All of them, as they stand."""
-        found: list[Any] = self.optuna.get_trials(deepcopy=False)
-        return found
-
-    def unfinished(self) -> list[Any]:
-        """The trials that were under way when an earlier search ended, to go on with."""
-        state = optuna().trial.TrialState
-        study = self.optuna
-        return [
-            optuna().trial.Trial(study, trial._trial_id)
-            for trial in self.trials
-            if trial.state in (state.RUNNING, state.WAITING)
-        ]
-
-    def ask(self) -> Any:
-        """A new trial."""
-        self.optuna.sampler = build_sampler(self.space, len(self.trials))
-        return self.optuna.ask()
-
-    def values_of(self, trial: Any) -> dict[str, Any]:
-        """What it tries: drawn now, or as they were drawn before."""
-        return {axis.key: axis.suggest(trial) for axis in self.space.axes}
-
-    def report(self, trial: Any, tokens: int, value: float) -> bool:
-        """Whether the trial may go on after this value; the first in each cell counts, what a resumed run repeats does
-        not."""
-        step = tokens // self.cell_tokens * self.cell_tokens
-        if step in self.optuna._storage.get_trial(trial._trial_id).intermediate_values:
-            return True
-        trial.report(value, step)
-        return not trial.should_prune()
-
-    def end(self, trial: Any, state: str, value: float | None, reason: str) -> None:
-        """Its last word.
-
-        Args:
-            state: complete, pruned or failed.
-            value: of a complete one.
-        """
-        states = optuna().trial.TrialState
-        if reason:
-            trial.set_user_attr(REASON, reason)
-        if state == "complete":
-            self.optuna.tell(trial, value)
-        else:
-            self.optuna.tell(trial, state=states.PRUNED if state == "pruned" else states.FAIL)
-
-
-def open_study(folder: Path, space: Space, total_tokens: int | None) -> Study:
-    """The study of a search's folder, with the trials that were made already.
-
-    Args:
-        total_tokens: of a trial, None where it is not known.
+def open_study(url: str, name: str, space: Space) -> Any:
+    """The study with all trials that were made already; a new grid's trials wait in it.
 
     Raises:
-        CheckpointError: the file is there and is none of a study.
+        RecipeError: an option that the sampler or pruner does not take, or a range without steps in a grid.
+        ResourceError: the storage cannot be read or written.
     """
-    path = folder / STUDY
-    library = optuna()
-    with storage_errors(path):
-        try:
-            storage = library.storages.RDBStorage(f"sqlite:///{path.absolute()}")
-        except RuntimeError as problem:
-            raise CheckpointError(
-                f"{path} was written by another version of Optuna: {problem}. Start anew beside it: --new."
-            ) from problem
-        study = library.create_study(
-            storage=storage,
-            study_name=NAME,
-            direction=space.settings.direction,
-            pruner=build_pruner(space.settings, total_tokens),
-            sampler=build_sampler(space, 0),
-            load_if_exists=True,
+    optuna, settings = import_optuna(), space.settings
+    build_sampler(space, 0)
+    pruners = {
+        "median": optuna.pruners.MedianPruner,
+        "percentile": optuna.pruners.PercentilePruner,
+        "halving": optuna.pruners.SuccessiveHalvingPruner,
+        "hyperband": optuna.pruners.HyperbandPruner,
+        "none": optuna.pruners.NopPruner,
+    }
+    pruner = build("pruner", settings.pruner, pruners, space)
+    grid = list(product(*values_of_grid(space))) if settings.sampler.name == GRID else []
+    with storage_errors(url, RuntimeError):  # of Optuna: another version has written it
+        study = optuna.create_study(
+            storage=url, study_name=name, direction=settings.direction, pruner=pruner, load_if_exists=True
         )
-    return Study(space, study, max(1, (total_tokens or 0) // CELLS))
+        for values in grid[: settings.trials]:
+            study.enqueue_trial(dict(zip(space.distributions, values, strict=True)), skip_if_exists=True)
+    return study
+
+
+def values_of_grid(space: Space) -> Iterator[list[Any]]:
+    """All values of each key.
+
+    Raises:
+        RecipeError: a range of numbers has no step.
+    """
+    for axis in space.axes:
+        distribution = vars(axis.distribution)
+        if "choices" in distribution:
+            yield list(axis.ends)
+        elif (step := axis.distribution.step) is None or axis.distribution.log:
+            raise RecipeError(f"{axis.place}: `sampler: grid` needs a `step` or a list of values for `{axis.key}`.")
+        else:
+            low, high = axis.ends
+            yield [low + index * step for index in range(round((high - low) / step) + 1)]
+
+
+def build_sampler(space: Space, number: int) -> Any:
+    """The sampler of trial `number`, seeded by the search's seed and that number.
+
+    A new one for each trial draws after a kill what it would have drawn without: all that samplers know is in the
+    study.
+    """
+    samplers = import_optuna().samplers
+    seed = int(np.random.SeedSequence([space.settings.seed, number]).generate_state(1)[0])
+    known = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler, GRID: samplers.RandomSampler}
+    return build("sampler", space.settings.sampler, known, space, seed=seed)
+
+
+def build(kind: str, section: Component, known: Mapping[str, Callable[..., Any]], space: Space, **given: Any) -> Any:
+    """A sampler or a pruner by its name, with Optuna's own options.
+
+    Raises:
+        RecipeError: no such name or option, or a value that Optuna refuses.
+    """
+    try:
+        return find(kind, section.name, known)(**given, **section.options)
+    except (TypeError, ValueError, RecipeError) as problem:
+        raise RecipeError(f"{space.place}: `search.{kind}`: {problem}") from problem
+
+
+def ask(study: Any, space: Space) -> Any:
+    """The next trial with its values drawn; None if all were started.
+
+    Raises:
+        RecipeError: a list of values changed since the search began.
+    """
+    trials = study.get_trials(deepcopy=False)
+    total = space.settings.trials
+    if space.settings.sampler.name == GRID:
+        total = min(total, prod(map(len, values_of_grid(space))))
+    started = sum(trial.state.name != "WAITING" for trial in trials)
+    if started >= total:
+        return None
+    study.sampler = build_sampler(space, started)
+    try:
+        trial = study.ask(space.distributions)
+    except ValueError as problem:
+        raise RecipeError(
+            f"the space does not fit the trials so far: {problem} Start a new search: --new."
+        ) from problem
+    trial.set_user_attr(HOST, gethostname())
+    return trial
+
+
+def unfinished(study: Any, space: Space) -> list[Any]:
+    """The trials that an earlier search on this machine left, to continue with the same values."""
+    optuna = import_optuna()
+    running = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
+    own = [trial for trial in running if trial.user_attrs.get(HOST) == gethostname()]
+    for trial in own:
+        if trial.params.keys() != space.distributions.keys():  # killed while the values were drawn
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    # `_trial_id`: Optuna has no public way to continue a trial of another process.
+    return [
+        optuna.trial.Trial(study, trial._trial_id)
+        for trial in own
+        if trial.params.keys() == space.distributions.keys()
+    ]
 
 
 @contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Say what to do where the study's file, or what stands beside it, cannot be read or written.
+def storage_errors(url: str, *further: type[Exception]) -> Iterator[None]:
+    """Turn the database's errors into one with a remedy.
 
     Raises:
-        CheckpointError: it is damaged.
-        ResourceError: the disk is full, or may not be written.
+        ResourceError: it cannot be read or written.
     """
-    library = optuna()
+    import sqlalchemy.exc
+
     try:
         yield
-    except (library.exceptions.StorageInternalError, OSError) as problem:
-        raise told(path, problem) from problem
-    except Exception as problem:  # SQLAlchemy's own, which Optuna lets through while it opens the file
-        if not type(problem).__module__.startswith("sqlalchemy."):
-            raise
-        raise told(path, problem) from problem
-
-
-def told(path: Path, problem: BaseException) -> CheckpointError | ResourceError:
-    """An error of the disk or of the database in words."""
-    if isinstance(problem, OSError):
-        return ResourceError(f"{problem.filename or path.parent} cannot be written: {problem.strerror}. {AGAIN}")
-    causes = [problem]
-    while (cause := causes[-1].__cause__) is not None:
-        causes.append(cause)
-    said = str(causes[-1]).splitlines()[0]
-    if any(word in said for word in ("malformed", "not a database", "corrupt")):
-        return CheckpointError(
-            f"{path} is damaged ({said}). The trials' own records are whole; start the search anew with --new."
-        )
-    return ResourceError(f"{path} cannot be written: {said}. {AGAIN}")
+    except (import_optuna().exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError, *further) as problem:
+        cause: BaseException = problem
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = str(cause).partition("\n")[0]
+        raise ResourceError(
+            f"the study {url} cannot be read or written: {reason}. Free disk space or repair it, then give the same"
+            " command again; or start anew: --new."
+        ) from problem

@@ -9,11 +9,9 @@ from transformers import PreTrainedTokenizerBase
 
 from cpt.errors import CptError
 from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
-from cpt.evaluation.verdict_page import CONTENT
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.runs.read_back import read_object
-from cpt.runs.record import RECIPE
+from cpt.runs.folder import RECIPE, VERDICT, read_object
 
 LONGEST, SHORTEST = 160, 24
 """Characters of a beginning."""
@@ -22,7 +20,7 @@ FIRST_DOCUMENTS = 200
 
 def headline_of(run: Path) -> str:
     """Of the verdict, or how to come by one."""
-    headline = read_object(run / CONTENT, []).get("headline")
+    headline = read_object(run / VERDICT, []).get("headline")
     return f"No verdict on this run yet: cpt verdict {run}" if headline is None else str(headline)
 
 

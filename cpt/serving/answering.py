@@ -11,7 +11,7 @@ import torch
 from jinja2 import TemplateError
 from transformers import GenerationConfig, StoppingCriteria, TextIteratorStreamer
 
-from cpt.data.tokenization import adds_bos
+from cpt.data.store.tokenization import adds_bos
 from cpt.errors import CheckpointError, DataError, LaunchError
 from cpt.serving.sides import Side
 

@@ -12,10 +12,10 @@ from types import FrameType
 import typer
 
 from cpt.checkpoints.own_code import import_own_code
-from cpt.data.form_of_stage import form_of_stage
+from cpt.data.readers.forms import form_of_stage
 from cpt.errors import ResourceError
 from cpt.recipe.load import load_recipe
-from cpt.runs.record import RECIPE
+from cpt.runs.folder import RECIPE
 from cpt.serving.about_run import beginnings_of, headline_of
 from cpt.serving.answering import Answers, Sampling, sampling_of
 from cpt.serving.checks import check_port

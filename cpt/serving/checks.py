@@ -19,7 +19,8 @@ from cpt.errors import CheckpointError, LaunchError, RecipeError, ResourceError
 from cpt.models.config import read_config
 from cpt.models.families.register import FAMILIES
 from cpt.recipe.schema import Model
-from cpt.runs.record import EXPORT, RECIPE, Run
+from cpt.runs.folder import EXPORT, RECIPE
+from cpt.runs.record import Run
 from cpt.serving.own_models import can_be_served
 
 

@@ -13,6 +13,7 @@ from cpt.evaluation.retention import StopWhenForgetting
 from cpt.evaluation.samples import PromptSamples
 from cpt.monitoring.trackers import put_trackers_last
 from cpt.recipe.schema import Recipe
+from cpt.runs.folder import SAMPLES
 from cpt.runs.record import Run
 from cpt.stages.arguments import training_arguments
 from cpt.stages.checkpointing.data_position import DataPosition
@@ -58,7 +59,7 @@ def build_trainer(
         trainer.add_callback(StopWhenForgetting(Run(folder), recipe.evaluation.retain))
     if recipe.evaluation.prompts:
         samples = PromptSamples(
-            folder / "samples.jsonl", tokenizer, recipe.evaluation.prompts, before_each=trainer.tell_prediction_step
+            folder / SAMPLES, tokenizer, recipe.evaluation.prompts, before_each=trainer.tell_prediction_step
         )
         trainer.add_callback(samples)
     put_trackers_last(trainer, folder)

@@ -3,8 +3,8 @@
 from transformers import PreTrainedTokenizerBase
 
 from cpt.data.build import build_data
-from cpt.data.form_of_stage import form_of_stage
 from cpt.data.prepared import PreparedData
+from cpt.data.readers.forms import form_of_stage
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.schema import Recipe
 

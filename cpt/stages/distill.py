@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.data.prepared import PreparedData
-from cpt.data.rows import IGNORED
+from cpt.data.rows.rows import IGNORED
 from cpt.recipe.schema import Recipe
 from cpt.stages.divergence import summed_divergence
 from cpt.stages.length import RunLength

@@ -11,7 +11,7 @@ from trl.experimental.gkd import GKDConfig
 from trl.experimental.gkd import GKDTrainer as Experimental
 
 from cpt.data.prepared import PreparedData
-from cpt.data.rows import IGNORED, Row
+from cpt.data.rows.rows import IGNORED, Row
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer

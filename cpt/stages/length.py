@@ -59,9 +59,7 @@ def length_of(recipe: Recipe, data: PreparedData, folder: Path) -> RunLength:
     Raises:
         RecipeError: see `run_length`.
     """
-    return run_length(
-        recipe, data.num_tokens, folder, rows_of_sources=None if data.form == "document" else data.num_rows
-    )
+    return run_length(recipe, data.num_rows, folder)
 
 
 def tell_rounding(recipe: Recipe, length: RunLength) -> None:
@@ -75,18 +73,15 @@ def tell_rounding(recipe: Recipe, length: RunLength) -> None:
         )
 
 
-def run_length(
-    recipe: Recipe, tokens_of_sources: int, folder: Path | None = None, *, rows_of_sources: int | None = None
-) -> RunLength:
+def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None) -> RunLength:
     """The budget in optimizer steps, for the number of processes that run now.
 
     A stage whose trainer does not read its micro-batches row by row says how many rows a step takes:
     `rows_of_step(training, rows)` in its module, where `rows` are those that all processes train on in a step.
 
     Args:
-        tokens_of_sources: tokens of all sources once; one epoch.
+        rows_of_sources: rows of one epoch. Padding counts, so that an epoch reads each row once.
         folder: of the run, which may have learned that the recipe's micro-batch does not fit.
-        rows_of_sources: an epoch in rows, where it is told so: examples that share no row leave most of it empty.
 
     Raises:
         RecipeError: the global batch does not divide into micro-batches over the processes.
@@ -110,15 +105,10 @@ def run_length(
     trained = rows_at_once * accumulation
     rows_per_step = trained if rows_of_step is None else rows_of_step(recipe.training, trained)
     tokens_per_step = trained * recipe.data.sequence_length
-    if recipe.budget.tokens is None and rows_of_sources is not None:
+    if recipe.budget.tokens is None:
         steps = math.ceil((recipe.budget.epochs or 0) * rows_of_sources / rows_per_step)
     else:
-        tokens = (
-            recipe.budget.tokens
-            if recipe.budget.tokens is not None
-            else (recipe.budget.epochs or 0) * tokens_of_sources
-        )
-        steps = math.ceil(tokens / tokens_per_step)
+        steps = math.ceil(recipe.budget.tokens / tokens_per_step)
     steps = max(1, steps)
     fits = learned_micro_batch(folder, world_size()) if folder is not None else None
     parts = micro_batch // fits if fits is not None and micro_batch % fits == 0 else 1

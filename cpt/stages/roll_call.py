@@ -9,9 +9,9 @@ from pathlib import Path
 from cpt.errors import LaunchError
 from cpt.ranks import rank, world_size
 from cpt.runs.events import record_event
+from cpt.runs.folder import is_alive
 from cpt.runs.record import Run
 from cpt.runs.signs import Sign, is_of_this_host, name_processes, read_signs
-from cpt.runs.standing import is_alive
 from cpt.safety.lost_others import lost_others
 from cpt.stages.checkpointing.saving_on_errors import goes_on_from
 

@@ -14,8 +14,8 @@ from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
 from cpt.data.held_out import HeldOutSet
 from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture.left_out import RowsOfSteps
-from cpt.data.rows import stack_rows
+from cpt.data.mixture import RowsOfSteps
+from cpt.data.rows.rows import stack_rows
 from cpt.errors import Interrupted, RecipeError, ResourceError
 from cpt.evaluation.document_losses import measure_and_keep
 from cpt.evaluation.retention import evaluated_steps
@@ -28,13 +28,12 @@ from cpt.optim.one_kernel_adamw import OneKernelAdamW
 from cpt.optim.schedules import build_schedule
 from cpt.ranks import main_process_decides, tell
 from cpt.recipe.schema import Recipe
+from cpt.runs.folder import METRICS
 from cpt.safety.out_of_memory import is_out_of_memory
 from cpt.stages.length import RunLength
 from cpt.stages.steps.lean_steps import LeanSteps
 from cpt.stages.steps.released_steps import ReleasedSteps
 from cpt.stages.steps.sequence_parallel import SharedRows
-
-METRICS = "metrics.jsonl"
 
 
 class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):

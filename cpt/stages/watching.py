@@ -6,23 +6,19 @@ import torch
 from transformers import TrainerCallback
 
 from cpt.data.prepared import PreparedData
-from cpt.monitoring.clock import TrainingClock
+from cpt.monitoring.callbacks import build_callbacks
 from cpt.monitoring.console import ConsoleProgress
-from cpt.monitoring.gpu_memory import GpuMemory
-from cpt.monitoring.gpu_state import GpuState
+from cpt.monitoring.figures import RealisedShares, SmoothedLoss, TrainingClock
 from cpt.monitoring.machine import MachineUse
-from cpt.monitoring.own import build_callbacks
 from cpt.monitoring.profiler import StepProfile, check_profiled_steps
 from cpt.monitoring.run_files import MetricsFile, StatusFile
-from cpt.monitoring.shares import RealisedShares
-from cpt.monitoring.smoothed import SmoothedLoss
 from cpt.monitoring.source_losses import SourceLosses
-from cpt.monitoring.time_to_go import TimeToGo
 from cpt.monitoring.utilization import ModelFlopsUtilization
 from cpt.recipe.schema import Recipe
+from cpt.runs.folder import METRICS
 from cpt.runs.record import Run
 from cpt.stages.model import PACKED
-from cpt.stages.trainer import METRICS, CPTTrainer
+from cpt.stages.trainer import CPTTrainer
 
 OWN_LOSS = ("pretrain", "cpt", "sft", "distill_text")
 """Stages whose steps are a language model's own forward and backward pass of each token, and nothing besides."""
@@ -41,10 +37,7 @@ def watching_callbacks(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) 
         SmoothedLoss(),
         RealisedShares(data, trainer.rows_of_steps),
         *callbacks_of_packed_rows(recipe, trainer, data),
-        GpuMemory(folder),
-        GpuState(),
-        MachineUse(),
-        TimeToGo(),
+        MachineUse(folder),
         *build_callbacks(monitoring.callbacks, folder, tokens),
         MetricsFile(folder / METRICS, tokens),
         StatusFile(Run(folder)),

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from transformers import PreTrainedTokenizerBase
 
-from cpt.data.tokenization import adds_bos
+from cpt.data.store.tokenization import adds_bos
 from cpt.errors import RecipeError
 from cpt.synthesis.prompts import TEXT
 

@@ -20,8 +20,8 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.data.documents import Document
-from cpt.data.sources import open_source
+from cpt.data.readers.documents import Document
+from cpt.data.readers.sources import open_source
 from cpt.errors import RecipeError
 from cpt.models.build import build_model
 from cpt.models.hashes import hash_weights, weights_folder

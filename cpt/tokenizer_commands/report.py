@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from cpt.command_line import refuse_ignored
 from cpt.console import open_console
-from cpt.data.checking.files import keyed_sources
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.open_sources import keyed_sources
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import DocumentSource, Model, Recipe, Tokenizer

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cpt.data.sources import Document, open_source
+from cpt.data.readers.sources import Document, open_source
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import DocumentSource
 from cpt.recipe.sense_data import reported_name

@@ -1,71 +1,40 @@
 #!/usr/bin/env bash
-# One node of the run `production-multi-gpu`: its environment, the check of the cluster, then torchrun with 8 process(es).
+# Start one node of the run `production-multi-gpu`:
 #
 #   srun bash launch/slurm_two_nodes/node.sh
 #
-# SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this script: the run saves at the end of its step and ends. SIGUSR2 ends it at
-# once. How it ended is in runs/production-multi-gpu/status.json; the exit codes of launchers do not say it.
+# SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this script: the run saves at the end of its step and ends; the same command resumes it.
+# A second SIGINT kills it. The exit code is the run's: 0 finished, 75 stopped and saved, 2 a mistake that you can fix, 1 any other error.
 set -euo pipefail
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." # the folder that the recipe's paths are relative to
 
+FOLDER=launch/slurm_two_nodes
+# shellcheck disable=SC2034 # for environment.sh
+VENV=.venv
 NODES=2
-GPUS_PER_NODE=8
-
-NODE_RANK=${SLURM_NODEID:?this is started by srun, from launch/slurm_two_nodes/job.sbatch}
-: "${CPT_NODES:?job.sbatch sets it}" "${MASTER_ADDR:?job.sbatch sets it}" "${MASTER_PORT:?job.sbatch sets it}"
+GPUS_PER_NODE=8 # processes of a node
+NODE_RANK=${SLURM_NODEID:?srun starts this script, from launch/slurm_two_nodes/job.sbatch}
+mapfile -t HOSTS < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+MASTER_ADDR=${HOSTS[0]} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) # another one for each job
 
 # shellcheck source=/dev/null
-source launch/slurm_two_nodes/environment.sh
+source "$FOLDER/environment.sh"
 
-# Launchers answer signals in ways of their own: some end the run after 30 s, some leave it behind. So they get none (a
-# session of their own, SIGUSR1 ignored), and the run's processes are told directly. One that is still starting hears
-# of it the next time.
-SECONDS_BETWEEN_SIGNALS=10
-launcher=
-told_to_stop=
-trap 'told_to_stop=1' INT TERM HUP USR1
-trap 'tell KILL ""' USR2
-pid_file=launch/slurm_two_nodes/node-$NODE_RANK.pid # for start.sh, or whoever wants to send one of these signals
-echo "$$" > "$pid_file"
-trap 'rm -f "$pid_file"' EXIT
-
-tell() { # a signal $1 to the launcher and all below it whose command line has the word $2
-    ps -e -ww -o pid=,ppid=,args= | awk -v top="${launcher:-none}" -v word="$2" '
-        { above[$1] = $2; line[$1] = $0 }
-        END {
-            for (pid in above) {
-                for (up = pid; up in above && up != top; up = above[up]);
-                if (up == top && index(line[pid], word)) print pid
-            }
-        }' | xargs -r kill "-$1" 2>/dev/null || true
-}
-
-start() { # and wait for its end, whatever signals come
-    (trap '' USR1 && exec setsid -- "$@") &
-    launcher=$!
-    while kill -0 "$launcher" 2>/dev/null; do
-        if [ -z "$told_to_stop" ]; then
-            wait "$launcher" || true
-        else
-            tell USR1 train.py
-            sleep "$SECONDS_BETWEEN_SIGNALS" > /dev/null 2>&1 &
-            wait -n "$launcher" "$!" || true
-        fi
-    done
-    code=0
-    wait "$launcher" || code=$?
-}
-
-# Whether the nodes fit together: versions, recipe, data, ports, shared folders. It names what does not, and where.
-start python -m cpt doctor recipes/production_multi_gpu.yaml training.gradient_accumulation_steps=4 --node-rank "$NODE_RANK" --nodes "$CPT_NODES" --master "$MASTER_ADDR:$MASTER_PORT"
-[ "$code" = 0 ] || exit "$code"
-[ -z "$told_to_stop" ] || exit 75
-export CPT_PREFLIGHT_SECONDS=0 # the run would do the same again
-
-start torchrun \
-    --nnodes "$NODES" --node-rank "$NODE_RANK" --nproc-per-node "$GPUS_PER_NODE" \
-    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \
-    cpt/train.py recipes/production_multi_gpu.yaml training.gradient_accumulation_steps=4
-# srun ends the other nodes as soon as this one ends with an error: they may still be saving.
-[ "$code" = 0 ] || sleep 5
+# Launchers treat signals in different ways: some kill the run after 30 s, some leave its processes behind. `cpt train` passes signals to
+# the run's own processes. With --supervise it also restarts the run after a failure, from its newest checkpoint.
+set -m # in a process group of its own: Ctrl-C reaches it through the traps below
+python -m cpt train recipes/production_multi_gpu.yaml training.gradient_accumulation_steps=4 \
+    --launcher "torchrun --nnodes $NODES --node-rank $NODE_RANK --nproc-per-node $GPUS_PER_NODE --master-addr $MASTER_ADDR --master-port $MASTER_PORT" &
+run=$!
+for signal in INT TERM HUP USR1; do
+    # shellcheck disable=SC2064 # with the values of now
+    trap "kill -s $signal $run 2> /dev/null || true" "$signal"
+done
+echo "$$" > "$FOLDER/node-$NODE_RANK.pid" # for start.sh, or whoever wants to send one of these signals
+while kill -0 "$run" 2> /dev/null; do wait "$run" || true; done
+code=0
+wait "$run" || code=$?
+rm -f "$FOLDER/node-$NODE_RANK.pid"
+# srun kills the other nodes as soon as this one ends with an error; they may still be ending by themselves.
+[ "$code" = 0 ] || [ -z "${SLURM_NODEID:-}" ] || sleep 10
 exit "$code"

@@ -10,9 +10,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from cpt.data.open_sources import open_source
-from cpt.data.store.fill import make_shards
-from cpt.data.store.tokenized import TokenizedSource
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.data.store.tokenized import TokenizedSource, make_shards
 from cpt.recipe.schema import Component, Data, Source
 
 settings.register_profile("shared machine", deadline=None)

@@ -9,7 +9,7 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.data.build import build_data
 from cpt.errors import DataError, RecipeError
-from cpt.recipe.schema import Budget, Component, Data, Evaluation, HeldOut, Phase
+from cpt.recipe.schema import Component, Data, Evaluation, HeldOut
 
 TEXTS = [f"document {number} of many" for number in range(400)]
 
@@ -87,14 +87,6 @@ def test_no_source_trains_on_a_text_that_another_one_holds_out(build, source, to
     assert not chosen & texts_in(prepared.windowed[1].window(0), tokenizer)
 
 
-def test_a_share_of_the_text_far_from_the_one_asked_for_is_warned_of(build, source, caplog):
-    build(source("a", [*TEXTS, *["w" * 5_000] * 3]), evaluation=Evaluation(held_out_share=0.2))
-    assert "`evaluation.held_out_share`" in caplog.text and "a: " in caplog.text
-    caplog.clear()
-    build(source("b", TEXTS), evaluation=Evaluation(held_out_share=0.2))
-    assert "held_out_share" not in caplog.text
-
-
 def test_documents_of_a_held_out_set_are_never_trained_on(build, source, tokenizer):
     exam = source("exam", TEXTS[:10])
     prepared = build(source("a", TEXTS), evaluation=Evaluation(perplexity=[HeldOut(path=exam.path)]))
@@ -125,25 +117,6 @@ def test_a_source_that_is_all_held_out_is_refused(build, source):
         build(first, evaluation=Evaluation(perplexity=[HeldOut(path=first.path)]))
 
 
-def test_a_share_that_takes_no_document_is_told(build, source, caplog):
-    sources = source("a", ["one"]), source("b", TEXTS)
-    assert list(build(*sources, evaluation=Evaluation(held_out_share=0.1)).held_out) == ["b"]
-    assert "a: none of its 1 documents fell into `evaluation.held_out_share`" in caplog.text
-
-
-def test_a_share_that_leaves_nothing_to_evaluate_is_refused_with_one_that_does(build, source):
-    with pytest.raises(
-        DataError, match="none of 400 documents fell into it, so nothing can be evaluated. Make it 0.12, or name files"
-    ):
-        build(source("a", TEXTS), evaluation=Evaluation(held_out_share=1e-9))
-
-
-def test_a_general_set_that_is_not_there_names_a_public_one(build, source):
-    evaluation = Evaluation(perplexity=[HeldOut(path="nowhere.jsonl", name="general")], retain={"general": None})
-    with pytest.raises(DataError, match="nowhere.jsonl: no such file.*A public general set: .*fineweb-edu"):
-        build(source("a", TEXTS), evaluation=evaluation)
-
-
 def test_reports_count_documents_tokens_rows_and_shares(build, source):
     prepared = build(source("a", ["abc", "", "abcde"], weight=3), source("b", ["x" * 63] * 5), sequence_length=64)
     first, second = prepared.sources
@@ -158,54 +131,6 @@ def test_reports_count_documents_tokens_rows_and_shares(build, source):
     assert (second.documents, second.tokens, second.rows, second.share) == (5, 320, 5, 0.25)
     assert prepared.num_tokens == 330
     assert [len(value) for value in first.files.values()] == [32]
-
-
-def test_a_line_is_logged_for_each_source(build, source, caplog):
-    caplog.set_level(logging.INFO, logger="cpt")
-    build(source("a", ["abc", ""]), source("b", ["abc"]))
-    assert "a: 1 documents, 4 tokens in 1 rows (93.75% padding), 0 held out, 1 dropped (empty)" in caplog.text
-    assert "b: 1 documents" in caplog.text
-
-
-def test_a_document_that_outweighs_all_others_is_told_with_its_place(build, source, caplog):
-    heavy = source("a", [*TEXTS, "x" * 50_000])
-    build(heavy, source("b", TEXTS))
-    assert (
-        f"a: one of 401 documents ({heavy.path}:401) makes up 86% of the tokens" in caplog.text
-        and "b: one of" not in caplog.text
-    )
-
-
-def test_filters_of_all_and_of_one_source_both_count(build, source):
-    prepared = build(
-        source("a", ["short", "long enough", "long but bad"], filters=[Component(name="pattern", drop="bad")]),
-        source("b", ["long but bad"]),
-        filters=[Component(name="length", min_characters=8)],
-    )
-    assert prepared.sources[0].dropped == {"shorter than 8 characters": 1, "matches bad": 1}
-    assert prepared.sources[1].dropped == {}
-
-
-def test_overlapping_windows_are_counted_as_what_is_read(build, source):
-    held_out = HeldOut(path=source("exam", ["y" * 99]).path)
-    options = {"packing": "sliding_window", "stride": 16, "evaluation": Evaluation(perplexity=[held_out])}
-    prepared = build(source("a", ["x" * 95]), sequence_length=32, **options)
-    (report,) = prepared.sources
-    assert (report.tokens, report.rows, report.padding, prepared.num_tokens) == (96, 5, 0.0, 96)
-    exam = prepared.held_out["exam"]  # windows that overlap would count its tokens twice
-    assert (len(exam.rows), exam.num_tokens) == (4, 100)
-
-
-def test_the_second_time_a_source_is_read_other_documents_stand_in_a_row_together(build, source):
-    prepared = build(source("a", TEXTS))
-    rows, length = prepared.rows, prepared.sources[0].rows
-
-    def read(epoch):
-        return [tuple(rows[number]["input_ids"].tolist()) for number in range(epoch * length, (epoch + 1) * length)]
-
-    first, second = read(0), read(1)
-    assert not set(first) & set(second)
-    assert sorted(x for row in first for x in row) == sorted(x for row in second for x in row)
 
 
 def test_transforms_come_before_filters_and_reach_held_out_sets_too(build, source):
@@ -239,24 +164,6 @@ def test_equal_documents_are_read_once_where_that_is_asked(build, source, caplog
         {"exact duplicate": 50},
     )
     assert "0 held out, 50 dropped (exact duplicate)" in caplog.text and once.fingerprint != both.fingerprint
-
-
-def test_held_out_documents_are_there_once_too(build, source):
-    options = {"deduplicate": "exact", "evaluation": Evaluation(held_out_share=0.2)}
-    once, twice = build(source("a", TEXTS), **options), build(source("b", TEXTS * 2, name="a"), **options)
-    assert once.held_out["a"].num_documents == twice.held_out["a"].num_documents
-    (report,) = twice.sources
-    assert report.documents + once.held_out["a"].num_documents == report.dropped["exact duplicate"] == 400
-
-
-def test_near_duplicates_are_counted_by_themselves(build, source):
-    texts = [
-        f"{text} {number} of the texts that are nearly the same as each other {number}"
-        for number, text in enumerate(TEXTS[:9])
-    ]
-    report = build(source("a", [*texts, texts[0] + ".", texts[1]]), deduplicate="near").sources[0]
-    assert report.dropped["exact duplicate"] == 1 and report.dropped["near duplicate"] >= 1
-    assert report.documents + sum(report.dropped.values()) == 11
 
 
 def test_names_of_sources_and_of_held_out_sets_must_be_unique(build, source):
@@ -334,44 +241,3 @@ def test_a_temperature_gives_weights_by_size(build, source):
     prepared = build(source("a", ["x" * 63] * 400), source("b", ["y" * 63] * 100), temperature=2.0)
     assert [report.share for report in prepared.sources] == pytest.approx([2 / 3, 1 / 3])
     assert list(prepared.shares(3000).values()) == pytest.approx([2 / 3, 1 / 3], abs=0.001)
-
-
-def test_phases_read_each_source_on_where_the_phase_before_left_it(build, source):
-    phases = [
-        Phase(until=64 * 30, weights={"a": 1.0}),
-        Phase(until=64 * 80, weights={"b": 1.0}),
-        Phase(weights={"a": 1.0}),
-    ]
-    prepared = build(
-        source("a", ["x" * 63] * 40), source("b", ["y" * 63] * 50), phases=phases, budget=Budget(tokens=64 * 90)
-    )
-    assert sorted(prepared.rows.locate(number) for number in range(90)) == [
-        (source, row) for source in (0, 1) for row in range((40, 50)[source])
-    ]
-    assert [report.share for report in prepared.sources] == pytest.approx([4 / 9, 5 / 9])
-    assert prepared.shares(80, first=30) == {"a": 0, "b": 1} and prepared.epochs(90) == {"a": 1, "b": 1}
-
-
-def test_the_fingerprint_changes_with_a_phase(build, source):
-    def phased(until):
-        return build(
-            source("a", TEXTS),
-            source("b", TEXTS),
-            phases=[Phase(until=until, weights={"a": 1.0}), Phase(weights={"b": 1.0})],
-        )
-
-    assert phased(64 * 1000).fingerprint != phased(64 * 1001).fingerprint
-
-
-def test_repeats_are_told_or_refused_before_the_run(build, source, caplog):
-    small = source("small", ["x" * 63] * 10)
-    build(small, source("large", ["y" * 63] * 100), budget=Budget(epochs=1))
-    assert "small 5.50 times (640 tokens)" in caplog.text
-    with pytest.raises(RecipeError, match="`small` has 640 tokens, the run needs 5.50 times as many"):
-        build(small, source("large", ["y" * 63] * 100), budget=Budget(epochs=1), when_exhausted="stop")
-
-
-def test_the_cache_is_where_the_environment_says(tokenizer, source, tmp_path, monkeypatch):
-    monkeypatch.setenv("CPT_CACHE", str(tmp_path / "mine"))
-    build_data(Data(sources=[source("a", ["x"])]), tokenizer, seed=1)
-    assert {path.name for path in (tmp_path / "mine").iterdir()} == {"tokens", "rows"}

@@ -1,7 +1,7 @@
 import pytest
 
-from cpt.data import documents
-from cpt.data.documents import BadRow, Document, Origin, lines_before
+from cpt.data.readers import documents
+from cpt.data.readers.documents import BadRow, Document, Origin
 
 
 @pytest.fixture
@@ -20,15 +20,3 @@ def test_a_place_is_told_as_its_unit_has_it(five_lines):
 def test_a_line_of_a_later_piece_has_its_number_in_the_whole_file(five_lines):
     second_piece = Origin(five_lines, "line", start=5)  # begins with the third line
     assert Document("4444", second_piece, 2).where == BadRow("bad", "bad", second_piece, 2).where == f"{five_lines}:4"
-
-
-def test_lines_are_counted_on_from_the_last_place_and_anew_before_it(five_lines):
-    assert [lines_before(five_lines, byte) for byte in (5, 14, 2, 20, 0)] == [2, 4, 1, 5, 0]
-
-
-def test_near_tells_a_place_without_counting_what_stands_before(five_lines, monkeypatch):
-    monkeypatch.setattr(documents, "lines_before", lambda *_: pytest.fail("it was read"))
-    assert Document("4444", Origin(str(five_lines), "line", 8), 2).near == f"{five_lines}: line 1 after byte 9"
-    assert Document("1", Origin(str(five_lines), "line"), 1).near == f"{five_lines}:1"
-    monkeypatch.setattr(documents, "COUNTABLE_BYTES", 7)
-    assert Document("4444", Origin(str(five_lines), "line", 8), 2).where == f"{five_lines}: line 1 after byte 9"

@@ -4,13 +4,9 @@ import json
 import pytest
 
 from cpt.data.build import build_data
-from cpt.data.encoders import encoder_of
-from cpt.data.examples.chat import transcript
-from cpt.data.examples.chat_encoder import ChatEncoder
-from cpt.data.fill_in_the_middle import MARKS, MiddleEncoder
-from cpt.data.tokenization import DocumentEncoder
-from cpt.errors import RecipeError
-from cpt.recipe.schema import Data, Evaluation, Source
+from cpt.data.examples.encoders import MARKS
+from cpt.data.readers.chat import transcript
+from cpt.recipe.schema import Data, Evaluation
 
 CHATML = """{% if messages[0].role != 'user' %}{{ raise_exception('the user speaks first') }}{% endif %}
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"""
@@ -34,13 +30,6 @@ def write(path, chats):
     return str(path)
 
 
-def test_a_source_gets_the_encoder_that_it_asks_for(chatter):
-    plain = DocumentEncoder(chatter)
-    assert encoder_of(Source(path="a"), plain, "") is plain
-    assert type(encoder_of(Source(path="a", chat="messages"), plain, "")) is ChatEncoder
-    assert type(encoder_of(Source(path="a", fill_in_the_middle={}), plain, "")) is MiddleEncoder
-
-
 def test_chats_are_trained_on_and_held_out(chatter, tmp_path):
     talks = [*(chat(number) for number in range(40)), chat(40, first="assistant")]
     source = {"path": write(tmp_path / "talks.jsonl", talks), "chat": "messages"}
@@ -62,16 +51,3 @@ def test_chats_are_trained_on_and_held_out(chatter, tmp_path):
     assert judged.num_documents == 2 and judged.num_bytes == sum(
         len(transcript(chat(number), "").encode()) for number in (3, 99)
     )
-
-
-def test_a_chat_needs_a_template(tokenizer, tmp_path):
-    source = {"path": write(tmp_path / "talks.jsonl", [chat(1)]), "chat": "messages"}
-    with pytest.raises(RecipeError, match=r"`data.sources\[0\].chat`: the tokenizer .* has no chat template"):
-        build_data(Data(sources=[source]), tokenizer, seed=1, cache_dir=tmp_path)
-
-
-def test_another_template_makes_the_tokens_anew(chatter, tmp_path):
-    data = Data(sources=[{"path": write(tmp_path / "talks.jsonl", [chat(1)]), "chat": "messages"}], sequence_length=64)
-    first = build_data(data, chatter, seed=1, cache_dir=tmp_path).fingerprint
-    chatter.chat_template = f"{CHATML}!"
-    assert build_data(data, chatter, seed=1, cache_dir=tmp_path).fingerprint != first

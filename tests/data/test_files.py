@@ -4,8 +4,8 @@ import os
 import fsspec
 import pytest
 
-from cpt.data.files import files_of, hash_file, kind_of, states_of, tell_formats
-from cpt.data.sources import open_source
+from cpt.data.readers.files import files_of, kind_of, states_of, tell_formats
+from cpt.data.readers.sources import open_source
 from cpt.errors import DataError
 from cpt.recipe.schema import Source
 
@@ -64,12 +64,6 @@ def test_links_to_folders_and_to_nothing_are_told_since_they_are_not_read(folder
     assert "3 txt" in caplog.text and "not followed: the link(s) elsewhere, gone.txt" in caplog.text
 
 
-def test_what_a_folder_holds_is_told(folder, caplog):
-    caplog.set_level("INFO", "cpt")
-    tell_formats(Source(path=str(folder)))
-    assert [record.message for record in caplog.records] == [f"{folder}: 2 txt, 1 md, 1 jsonl, 2 skipped: .py, .txt"]
-
-
 def test_states_follow_files_and_what_a_server_says_of_them(folder):
     before = states_of(Source(path=str(folder)), "k")
     os.utime(folder / "b.txt", ns=(1, 1))
@@ -95,12 +89,6 @@ def test_a_url_without_files_is_said_with_the_key(path, message):
     with pytest.raises(DataError, match=message) as error:
         texts(path)
     assert "`data.sources[0].path`" in str(error.value)
-
-
-def test_a_files_hash_follows_its_content(folder):
-    before = hash_file(folder / "b.txt", "k")
-    (folder / "b.txt").write_text("changed")
-    assert hash_file(folder / "b.txt", "k") != before
 
 
 def test_a_pdf_is_to_be_converted_first(tmp_path):

@@ -1,15 +1,11 @@
 import copy
-import pickle
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cpt.data.build import build_data
-from cpt.data.fill_in_the_middle import MARKS, MiddleEncoder
-from cpt.data.tokenization import DocumentEncoder
-from cpt.errors import RecipeError
-from cpt.recipe.schema import Data
+from cpt.data.examples.encoders import MARKS, MiddleEncoder
+from cpt.data.store.tokenization import DocumentEncoder
 
 TEXTS = [f"def function_{number}(argument):\n    return argument + {number}\n" for number in range(300)]
 PREFIX, SUFFIX, MIDDLE = MARKS[0]
@@ -63,33 +59,3 @@ def test_marks_inside_a_text_stay_text(coder):
     text = f"say {PREFIX} and {MIDDLE}"
     ids, _ = encoder(coder, rate=1.0).encode([text])
     assert [sum(ids == coder.convert_tokens_to_ids(mark)) for mark in (PREFIX, MIDDLE)] == [1, 1]
-
-
-def test_it_travels_to_workers_and_to_a_faster_engine(coder):
-    first = encoder(coder)
-    expected = first.encode(TEXTS)[0].tolist()
-    assert pickle.loads(pickle.dumps(first)).encode(TEXTS)[0].tolist() == expected
-    assert first.proven_for(TEXTS).encode(TEXTS)[0].tolist() == expected
-
-
-def test_rates_and_marks_are_in_the_fingerprint(coder):
-    found = {encoder(coder).fingerprint, encoder(coder, rate=0.4).fingerprint, DocumentEncoder(coder).fingerprint}
-    assert len(found) == 3
-
-
-def test_a_tokenizer_without_marks_is_refused(tokenizer):
-    with pytest.raises(
-        RecipeError, match=r"`data.sources\[0\].fill_in_the_middle`: the tokenizer .* has no marks for it"
-    ):
-        encoder(tokenizer)
-
-
-def test_a_source_asks_for_it_by_its_key(coder, source, tmp_path):
-    whole, gaps = source("a", TEXTS), source("b", TEXTS, fill_in_the_middle={"rate": 1.0})
-    prepared = build_data(Data(sources=[whole, gaps], sequence_length=128), coder, seed=1, cache_dir=tmp_path)
-    first, second = (
-        "".join(coder.decode(row["input_ids"]) for row in rows)
-        for rows in (one.window(0) for one in prepared.windowed)
-    )
-    assert PREFIX not in first and second.count(PREFIX) == second.count(MIDDLE) == 300
-    assert prepared.sources[1].tokens == prepared.sources[0].tokens + 3 * 300

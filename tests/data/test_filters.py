@@ -1,17 +1,12 @@
 import pytest
 
-from cpt.data.filters import FILTERS, build_filters, reason_to_drop, source_text
+from cpt.data.filters.filters import FILTERS, build_filters, reason_to_drop
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Component
 
 
 def view(text):
     return {"text": text, "source": "s", "where": "s.txt"}
-
-
-@pytest.mark.parametrize("text", ["", " \n\t "])
-def test_a_document_without_visible_characters_is_empty(text):
-    assert reason_to_drop(view(text), []) == "empty"
 
 
 def test_the_first_refusing_filter_gives_the_reason():
@@ -57,12 +52,6 @@ def my_filters(tmp_path, monkeypatch):
         "def truthy(document):\n    return True\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-
-
-def test_a_users_filter_is_called_by_its_name(my_filters):
-    filters = build_filters({"data.filters": [Component(name="my_lab_filters:no_tables", mark="#")]})
-    assert [reason_to_drop(view(text), filters) for text in ("a # b", "a | b")] == ["table", None]
-    assert "mark='|'" in source_text("my_lab_filters:no_tables")
 
 
 def test_a_filter_that_returns_no_reason_is_refused(my_filters):

@@ -2,22 +2,9 @@ import numpy as np
 import pytest
 
 from cpt.data.examples.segments import LEARNED
-from cpt.data.forms import source_with_form
 from cpt.data.held_out import held_out_set
-from cpt.data.layout import Layout
-
-
-def test_a_set_counts_documents_tokens_and_bytes_of_the_chosen(tokenized, source, tmp_path):
-    opened = tokenized(source("a", ["öne", "two", "three"]))
-    documents = opened.documents([0])
-    found = held_out_set("exam", documents, np.array([0, 2]), Layout(16, "best_fit", None, 257), tmp_path / "cache")
-    assert (found.name, found.num_documents, found.num_tokens, found.num_bytes, len(found.rows)) == (
-        "exam",
-        2,
-        4 + 1 + 6,
-        4 + 5,
-        1,
-    )
+from cpt.data.readers.forms import source_with_form
+from cpt.data.rows.rows import Layout
 
 
 def test_overlapping_windows_are_no_way_to_judge(tokenized, source, tmp_path):

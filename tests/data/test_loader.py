@@ -1,18 +1,13 @@
-import copy
-import os
-import signal
 import threading
-import time
 
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
 from cpt.data import loader as loader_module
 from cpt.data.build import build_data
 from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture.mixture import MixtureRows
-from cpt.data.rows import stack_rows
+from cpt.data.rows.rows import stack_rows
 from cpt.recipe.schema import Data
 
 
@@ -53,9 +48,7 @@ def with_first_positions(batch):
     return {**batch, "first": batch["position_ids"][:, 0]}
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"depth": 0}, {"num_workers": 2}, {"collate_fn": lambda some: stack_rows(some)}]
-)
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"collate_fn": lambda some: stack_rows(some)}])
 def test_batches_are_completed_where_they_are_made(rows, options):
     plain, completed = batches(rows), batches(rows, complete=with_first_positions, **options)
     assert same(plain, completed) and all(batch["first"].tolist() == [0, 0] for batch in completed)
@@ -67,30 +60,11 @@ def test_workers_change_nothing(rows, context):
     assert same(batches(rows, num_workers=2, multiprocessing_context=context), batches(rows))
 
 
-@pytest.mark.parametrize(
-    "options", [{"depth": 0}, {"depth": 1}, {"depth": 4}, {}, {"num_workers": 2}, {"num_workers": 4}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 4}], ids=str)
 def test_the_way_of_feeding_changes_nothing(rows, options):
     assert same(
         batches(rows, rows_in_all=400, **options), [stack_rows([rows[n], rows[n + 1]]) for n in range(0, 400, 2)]
     )
-
-
-def test_several_threads_change_nothing(rows):
-    class SlowRows(MixtureRows):
-        def __getitem__(self, number):
-            time.sleep(0.002)
-            return super().__getitem__(number)
-
-    slow = copy.copy(rows)
-    slow.__class__ = SlowRows
-    loader = CPTDataLoader(slow, micro_batch=2, rows_in_all=400)
-    feed = loader.prefetched()
-    assert same(list(feed), batches(rows, rows_in_all=400)) and feed.num_threads > 1
-
-
-def test_rows_of_others_are_read_by_one_thread(rows):
-    assert CPTDataLoader(Subset(rows, range(9)), micro_batch=1, rows_in_all=9).prefetched().most_threads == 1
 
 
 def test_a_batch_is_pinned_by_the_thread_where_there_is_a_device(rows, monkeypatch):
@@ -107,18 +81,13 @@ def test_a_batch_is_pinned_by_the_thread_where_there_is_a_device(rows, monkeypat
     loader = CPTDataLoader(
         rows, micro_batch=1, rows_in_all=3, pin_memory=True, collate_fn=lambda some: Pinnable(stack_rows(some))
     )
-    assert len(list(loader)) == 3 and pinned == ["data-prefetch"] * 3 and devices == [3]
+    assert len(list(loader)) == 3 and pinned == ["data-prefetch_0"] * 3 and devices == [3]
 
 
 @pytest.mark.gpu
 def test_batches_are_pinned_on_a_machine_with_a_gpu(rows):
     for batch in CPTDataLoader(rows, micro_batch=2, rows_in_all=8, pin_memory=True):
         assert all(values.is_pinned() for values in batch.values())
-
-
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="for machines without a GPU")
-def test_without_a_device_nothing_is_pinned(rows):
-    assert same(batches(rows, pin_memory=True), batches(rows))
 
 
 def test_an_error_in_the_thread_reaches_the_loop():
@@ -178,60 +147,3 @@ def test_reading_leaves_the_global_random_state_alone(rows):
 
 def test_every_rank_has_equally_many_batches_when_rows_do_not_divide(rows):
     assert {len(batches(rows, rows_in_all=47, rank=rank, world_size=4)) for rank in range(4)} == {5}
-
-
-def test_far_rows_cost_no_more_than_near_ones(rows):
-    (batch,) = batches(rows, first_row=10**9, rows_in_all=10**9 + 2)
-    assert torch.equal(batch["input_ids"][1], rows[10**9 + 1]["input_ids"])
-
-
-def test_a_subclass_may_change_the_batches(rows):
-    class Reversed(CPTDataLoader):
-        def __iter__(self):
-            return iter(list(super().__iter__())[::-1])
-
-    assert same(list(Reversed(rows, micro_batch=2, rows_in_all=48)), batches(rows)[::-1])
-
-
-class Suicidal(torch.utils.data.Dataset):
-    """Rows that are their number; the first worker that reaches row 13 is killed there, as the kernel does where
-    memory ends."""
-
-    def __init__(self, mark):
-        self.mark = mark
-
-    def __getitem__(self, number):
-        if number == 13 and not self.mark.exists():
-            self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return {"input_ids": torch.full((4,), number)}
-
-    def __len__(self):
-        return 10**9
-
-
-def numbers_of(loader):
-    return [batch["input_ids"][:, 0].tolist() for batch in loader]
-
-
-@pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_killed_workers_are_replaced_and_the_stream_goes_on_exactly(tmp_path, persistent):
-    told = []
-    options = {"micro_batch": 2, "rows_in_all": 40, "rank": 1, "world_size": 2, "first_row": 4}
-    workers = {"num_workers": 2, "persistent_workers": persistent, "on_lost_workers": told.append}
-    undisturbed = numbers_of(CPTDataLoader(Suicidal(tmp_path), **options))
-    assert [13 in batch for batch in undisturbed].count(True) == 0, "rank 1 does not read row 13 here"
-    options["rank"] = 0
-    expected = numbers_of(CPTDataLoader(Suicidal(tmp_path), **options))
-    assert any(13 in batch for batch in expected)
-    assert numbers_of(CPTDataLoader(Suicidal(tmp_path / "killed"), **options, **workers)) == expected
-    assert len(told) == 1 and "replaced" in told[0]
-
-
-def test_an_error_of_the_rows_themselves_is_no_lost_worker(tmp_path):
-    class Broken(Suicidal):
-        def __getitem__(self, number):
-            raise RuntimeError("out of rows")
-
-    with pytest.raises(RuntimeError, match="out of rows"):
-        numbers_of(CPTDataLoader(Broken(tmp_path), micro_batch=2, rows_in_all=8, num_workers=1))

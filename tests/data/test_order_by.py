@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from cpt.data import plan
 from cpt.data.build import build_data
-from cpt.errors import DataError, RecipeError
+from cpt.data.store import plan
+from cpt.errors import DataError
 from cpt.recipe.schema import Data, Evaluation, Source
 
 NUMBER = 1500
@@ -47,15 +47,6 @@ def test_documents_come_from_low_scores_to_high_ones_and_all_of_them(scored, bui
 
 
 @pytest.mark.slow
-def test_inside_a_part_they_are_shuffled_and_each_time_in_another_way(scored, build, tokenizer):
-    prepared = build(scored)
-    rows = prepared.sources[0].rows
-    first, second = levels(prepared, tokenizer, range(20)), levels(prepared, tokenizer, range(rows, rows + 20))
-    assert first != second and first != sorted(first)
-    assert max(level for row in first + second for level in row) < 0.2 * NUMBER
-
-
-@pytest.mark.slow
 def test_a_function_of_the_text_may_give_the_score(scored, build, tokenizer, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_scores.py").write_text("def length(text):\n    return len(text)\n")
@@ -71,11 +62,6 @@ def test_held_out_documents_stay_out(scored, build, tokenizer):
     assert prepared.held_out["scored"].num_documents == prepared.sources[0].held_out
 
 
-def test_few_documents_are_not_spread_over_many_rows(build, tmp_path):
-    (tmp_path / "few.csv").write_text("text,level\none,2\ntwo,1.5\n")
-    assert build(Source(path=str(tmp_path / "few.csv"), order_by="level")).sources[0].rows == 1
-
-
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -88,20 +74,3 @@ def test_a_row_without_a_score_is_bad(build, tmp_path, row, reason):
     (tmp_path / "a.jsonl").write_text(f"{row}\n")
     with pytest.raises(DataError, match=reason):
         build(Source(path=str(tmp_path / "a.jsonl"), order_by="level"))
-
-
-def test_texts_have_no_columns_to_order_by(build, tmp_path):
-    (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(DataError, match="`order_by: level` gives it nan, expected a number"):
-        build(Source(path=str(tmp_path / "a.txt"), order_by="level"))
-
-
-def test_a_function_that_is_not_there_is_told(scored, build):
-    with pytest.raises(RecipeError, match="cannot import `no_such_module`"):
-        build(scored.model_copy(update={"order_by": "no_such_module:score"}))
-
-
-@pytest.mark.slow
-def test_changing_the_order_makes_the_tokens_anew_and_the_score_of_another_column_too(scored, build):
-    first = build(scored).windowed[0].tokenized.name
-    assert build(scored.model_copy(update={"order_by": None})).windowed[0].tokenized.name != first

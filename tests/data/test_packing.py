@@ -1,11 +1,9 @@
-from dataclasses import fields
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.packing import PACKINGS, fill_packing, open_packing, pack
+from cpt.data.rows.packing import PACKINGS, pack
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
@@ -28,13 +26,6 @@ def test_every_token_stands_in_exactly_one_row(name, lengths, sequence_length, s
     assert sorted(tokens) == list(range(sum(lengths)))
 
 
-@pytest.mark.parametrize("name", PACKINGS)
-@given(LENGTHS, st.integers(1, 16))
-def test_no_row_is_empty_or_too_long(name, lengths, sequence_length):
-    for row in rows_of(pack(*documents(lengths), sequence_length, name, 0)):
-        assert 1 <= sum(length for _, length in row) <= sequence_length
-
-
 @pytest.mark.parametrize("name", ["best_fit", "none"])
 @given(LENGTHS, st.integers(1, 16))
 def test_only_documents_longer_than_a_row_are_cut(name, lengths, sequence_length):
@@ -54,13 +45,6 @@ def test_best_fit_equals_the_plain_algorithm(lengths, sequence_length):
             room[room.index(fullest)] = fullest - piece
     rows = rows_of(pack(*documents(lengths), sequence_length, "best_fit", 0))
     assert sorted(sequence_length - sum(length for _, length in row) for row in rows) == sorted(room)
-
-
-@given(LENGTHS, st.integers(1, 16))
-def test_concatenated_rows_are_full_but_for_the_last(lengths, sequence_length):
-    rows = rows_of(pack(*documents(lengths), sequence_length, "concatenate", 0))
-    sizes = [sum(length for _, length in row) for row in rows]
-    assert sizes[:-1] == [sequence_length] * (len(sizes) - 1) and len(sizes) == -(-sum(lengths) // sequence_length)
 
 
 @given(LENGTHS, st.integers(1, 16), st.integers(0, 3))
@@ -91,11 +75,6 @@ def test_windows_begin_each_stride_until_they_reach_the_end(lengths, sequence_le
     assert {at for start, length in pieces for at in range(start, start + length)} == set(range(sum(lengths)))
 
 
-def test_a_full_window_has_a_row_of_its_own():
-    packing = pack(*documents([10, 3]), 4, "sliding_window", 0, 2)
-    assert sorted(rows_of(packing)) == [[(0, 4)], [(2, 4)], [(4, 4)], [(6, 4)], [(10, 3)]]
-
-
 @pytest.mark.parametrize("name", PACKINGS)
 @given(LENGTHS, st.integers(1, 16), st.integers(0, 5))
 def test_every_piece_stands_in_one_row_of_every_epoch(name, lengths, sequence_length, epoch):
@@ -120,13 +99,6 @@ def test_other_documents_share_a_row_in_another_epoch():
     assert len(first & second) < 0.1 * len(first) and len(second & third) < 0.1 * len(first)
 
 
-def test_a_row_of_any_epoch_is_found_without_the_others():
-    packing = pack(*documents([5, 5, 5, 3, 3, 2, 2, 9] * 9), 10, "best_fit", 0)
-    assert [packing.pieces(4, epoch)[0].tolist() for epoch in (10**9, 1, 10**9)][::2] == [
-        packing.pieces(4, 10**9)[0].tolist()
-    ] * 2
-
-
 @given(LENGTHS, st.integers(1, 40), st.integers(0, 4))
 def test_a_token_budget_holds_for_the_padded_documents_of_every_epoch(lengths, budget, epoch):
     packing = pack(*documents(lengths), budget, "token_budget", 0)
@@ -135,38 +107,10 @@ def test_a_token_budget_holds_for_the_padded_documents_of_every_epoch(lengths, b
         assert len(sizes) * sizes.max() <= budget
 
 
-@given(LENGTHS, st.integers(1, 40))
-def test_a_token_budget_puts_together_what_is_alike(lengths, budget):
-    packing = pack(*documents(lengths), budget, "token_budget", 0)
-    rows = [[length for _, length in row] for row in rows_of(packing)]
-    for row, following in zip(rows, rows[1:], strict=False):
-        assert min(row) >= max(following), "no document of one row fits between those of another"
-        assert (len(row) + 1) * max(row) > budget, "a row is left only when it is full"
-
-
-def test_documents_of_a_token_budget_are_hardly_padded():
-    lengths = np.maximum(1, np.random.default_rng(0).lognormal(6, 1.2, 50_000)).astype(np.int64)
-    packing = pack(*documents(lengths), 8192, "token_budget", 0)
-    padded = sum(len(row) * max(length for _, length in row) for row in rows_of(packing))
-    assert packing.lengths.sum() == lengths.sum() >= 0.995 * padded
-
-
 def test_one_document_a_row_without_packing():
     packing = pack(*documents([3, 5, 10]), 4, "none", 0)
     assert sorted(length for row in rows_of(packing) for _, length in row) == [1, 2, 3, 4, 4, 4]
     assert all(len(row) == 1 for row in rows_of(packing))
-
-
-def test_the_seed_decides_which_equal_documents_come_together():
-    first, again, other = (rows_of(pack(*documents([3] * 50), 9, "best_fit", seed)) for seed in (1, 1, 2))
-    assert first == again != other
-
-
-def test_many_documents_are_packed_densely_and_at_once():
-    lengths = np.maximum(1, np.random.default_rng(0).lognormal(6, 1.2, 100_000)).astype(np.int64)
-    packing = pack(*documents(lengths), 2048, "best_fit", 0)
-    assert packing.lengths.sum() == lengths.sum()
-    assert lengths.sum() / (packing.num_rows * 2048) > 0.9998
 
 
 @pytest.mark.slow
@@ -176,12 +120,3 @@ def test_at_most_three_in_a_thousand_are_padding_and_none_is_lost(mu, sigma, seq
     lengths = np.maximum(1, np.random.default_rng(1).lognormal(mu, sigma, 200_000)).astype(np.int64)
     packing = pack(*documents(lengths), sequence_length, "best_fit", 0)
     assert packing.lengths.sum() == lengths.sum() >= 0.997 * packing.num_rows * sequence_length
-
-
-def test_a_packing_is_written_and_read_back(tmp_path):
-    starts, lengths = documents([3, 5, 10])
-    fill_packing(starts, lengths, 4, "best_fit", 0, None, tmp_path)
-    read, packing = open_packing(tmp_path), pack(starts, lengths, 4, "best_fit", 0)
-    assert all(
-        getattr(read, field.name).tolist() == getattr(packing, field.name).tolist() for field in fields(packing)
-    )

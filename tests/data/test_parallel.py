@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpt.data.parallel import map_in_order, num_workers
+from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.errors import DataError, ResourceError
 
 WORK = """
@@ -55,14 +55,14 @@ def work(tmp_path, monkeypatch):
 def test_results_come_in_the_order_of_the_arguments(work, workers):
     results = list(map_in_order(lambda: work.square, range(20), workers))
     assert [result for result, _ in results] == [number**2 for number in range(20)]
-    assert len({process for _, process in results} - {os.getpid()}) == workers
+    assert (os.getpid() in {process for _, process in results}) == (workers == 0)
 
 
 def test_the_first_failure_in_order_is_raised_and_what_is_before_it_is_given(work):
     given = []
-    with pytest.raises(DataError, match="bad row in 2") as raised:
+    with pytest.raises(DataError, match="bad row in 2"):
         given.extend(map_in_order(lambda: work.fail_from_two_on, range(10), 2))
-    assert "in fail_from_two_on" in raised.value.__notes__[0]
+    assert given == [0, 1]
 
 
 def test_an_exception_that_does_not_travel_keeps_its_words(work):
@@ -71,13 +71,13 @@ def test_an_exception_that_does_not_travel_keeps_its_words(work):
 
 
 def test_a_killed_worker_is_a_resource_error(work):
-    with pytest.raises(ResourceError, match="killed by signal 9.*memory.*CPT_WORKERS=1"):
+    with pytest.raises(ResourceError, match="memory.*CPT_WORKERS=1"):
         list(map_in_order(lambda: work.die, range(4), 2))
 
 
 def test_a_worker_that_cannot_start_is_an_error_and_no_waiting(work, tmp_path):
     (tmp_path / "users_work.py").write_text("raise ImportError('gone')")
-    with pytest.raises(ResourceError, match="ended with code 1"):
+    with pytest.raises(ImportError, match="gone"):
         list(map_in_order(lambda: work.square, range(4), 2))
 
 
@@ -93,7 +93,7 @@ def test_workers_end_with_a_parent_that_is_killed(work, tmp_path):
     """And a script without a main guard is not run again in its workers."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import users_work\nfrom cpt.data.parallel import map_in_order\n"
+        "import users_work\nfrom cpt.data.store.parallel import map_in_order\n"
         "results = map_in_order(lambda: users_work.square, range(10_000), 2)\n"
         "for _ in range(5):\n    print(next(results)[1], flush=True)\n"
         "import time; time.sleep(60)\n"
@@ -122,5 +122,5 @@ def test_the_number_of_workers_can_be_asked_for(monkeypatch):
     monkeypatch.delenv("CPT_WORKERS")
     assert num_workers() >= 1
     monkeypatch.setenv("CPT_WORKERS", "many")
-    with pytest.raises(ResourceError, match="`many`, expected a whole number"):
+    with pytest.raises(ResourceError, match="CPT_WORKERS.*many"):
         num_workers()

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data import plan
-from cpt.data.plan import SHARD_BYTES, Plan, in_windows, plan_of
-from cpt.data.sources import states_of
+from cpt.data.readers.sources import states_of
+from cpt.data.store import plan
+from cpt.data.store.plan import SHARD_BYTES, in_windows, plan_of
 from cpt.recipe.schema import Source
 
 KEY = "data.sources[0]"
@@ -37,13 +37,6 @@ def test_documents_that_are_counted_stay_in_one_shard(folder):
     assert [piece.path[-5] for piece in shard] == ["a", "b", "c", "d", "d", "d"]
 
 
-def test_a_source_up_to_the_size_of_a_window_is_one(folder):
-    assert (
-        planned(folder, window_bytes=370).windows == [[0, 1, 2, 3, 4]] and planned(folder, window_bytes=370).is_whole
-    )
-    assert planned(folder).held_out == [0, 1, 2, 3, 4]
-
-
 def test_a_larger_source_has_windows_in_an_order_drawn_from_the_seed(folder):
     orders = [planned(folder, window_bytes=100, seed=seed).windows for seed in range(8)]
     assert all(sorted(shard for window in windows for shard in window) == [0, 1, 2, 3, 4] for windows in orders)
@@ -60,22 +53,6 @@ def test_windows_begin_small_and_grow_to_their_size(num_bytes):
         assert size <= most * SHARD_BYTES
 
 
-def test_the_first_windows_have_1_1_2_and_4_shards():
-    assert [len(window) for window in in_windows(range(20), [SHARD_BYTES] * 20, SHARD_BYTES, 4 * SHARD_BYTES)] == [
-        1,
-        1,
-        2,
-        4,
-        4,
-        4,
-        4,
-    ]
-
-
-def test_a_shard_larger_than_a_window_is_one_by_itself():
-    assert in_windows([0, 1, 2], [1, 99 * SHARD_BYTES, 1], SHARD_BYTES, 4 * SHARD_BYTES) == [[0], [1], [2]]
-
-
 def test_moving_the_files_changes_no_fingerprint_and_other_sizes_do(folder, tmp_path):
     before = planned(folder, window_bytes=100)
     shutil.copytree(folder.path, tmp_path / "there")
@@ -83,7 +60,3 @@ def test_moving_the_files_changes_no_fingerprint_and_other_sizes_do(folder, tmp_
     assert planned(there, window_bytes=100).fingerprint == before.fingerprint
     (tmp_path / "there" / "a.txt").write_text("another length")
     assert planned(there, window_bytes=100).fingerprint != before.fingerprint
-
-
-def test_the_bytes_before_each_window_are_known():
-    assert Plan([[]] * 4, [1, 2, 3, 4], [[2], [0, 3], [1]], []).bytes_upto == [0, 3, 8, 10]

@@ -15,13 +15,6 @@ def prepared(tokenizer, source, tmp_path):
     return run
 
 
-def test_shares_and_epochs_are_arithmetic(prepared):
-    data = prepared()
-    assert data.shares(1000) == pytest.approx({"a": 0.75, "b": 0.25}, abs=0.002) and data.num_tokens == 50 * 16
-    assert data.epochs(400) == pytest.approx({"a": 7.5, "b": 10.0}, abs=0.1)
-    assert sum(data.shares(1000, 500).values()) == pytest.approx(1)
-
-
 def test_tokens_and_padding_are_arithmetic(prepared):
     data = prepared(packing="none")  # each document with its end fills a row
     assert data.tokens(1000) == pytest.approx({"a": 12_000, "b": 4_000}, rel=0.01) and data.filled(1000) == 1
@@ -29,22 +22,6 @@ def test_tokens_and_padding_are_arithmetic(prepared):
     assert [data.rows.documents_in(row).tolist() for row in range(3)] == [[16]] * 3
 
 
-def test_rows_that_are_half_padding_are_half_filled(tokenizer, source, tmp_path):
-    data = build_data(
-        Data(sources=[source("a", ["x" * 7] * 40)], sequence_length=16, packing="none"),
-        tokenizer,
-        seed=1,
-        cache_dir=tmp_path,
-    )
-    assert data.filled(40) == data.filled(40, first=8) == 0.5 and data.tokens(40) == {"a": 320}
-    assert data.rows.documents_in(3).tolist() == [8]
-
-
 def test_small_sources_leave_nothing_to_be_read_ahead_nor_to_be_kept(prepared):
     data = prepared()
     assert data.read_ahead(0) is None and data.state(7) == {"fingerprint": data.fingerprint, "row": 7, "windows": {}}
-
-
-def test_a_source_in_windows_is_read_ahead_and_kept(prepared):
-    data = prepared(window_bytes=200)
-    assert data.read_ahead(0) is not None and set(data.state(3)["windows"]) == {"a", "b"}

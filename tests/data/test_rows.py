@@ -1,13 +1,10 @@
-import pickle
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpt.data.build import build_data
-from cpt.data.packing import PACKINGS
-from cpt.data.rows import stack_rows
+from cpt.data.rows.packing import PACKINGS
 from cpt.recipe.schema import Data
 
 PAD = 257
@@ -73,12 +70,6 @@ def test_neither_a_documents_first_token_nor_padding_is_learned(rows_of):
     assert row["labels"].tolist() == [-100, *ids[1:5], -100, *ids[6:8], -100, -100, -100]
 
 
-def test_rows_are_int64_of_the_sequence_length(rows_of):
-    (row,) = rows_of(["abc"])
-    assert set(row) == {"input_ids", "labels", "position_ids"}
-    assert {(values.dtype, values.shape) for values in row.values()} == {(torch.int64, (16,))}
-
-
 @pytest.mark.parametrize("epoch", [0, 3])
 @FIXTURES_ARE_READ_ONLY
 @given(texts=st.lists(st.text("abc", min_size=1, max_size=40), min_size=1, max_size=20))
@@ -105,13 +96,6 @@ def test_a_row_of_a_token_budget_holds_each_piece_in_a_line(rows_of, tokenizer, 
     assert sorted(found) == sorted(expected)
 
 
-def test_the_padding_of_a_token_budget_is_what_stands_in_its_batches(rows_of):
-    rows = rows_of(["a" * 9, "a" * 6, "a", "a"], packing="token_budget")  # with their ends 10, 7, 2 and 2
-    assert [tuple(row["input_ids"].shape) for row in rows] == [(1, 10), (2, 7), (1, 2)]
-    assert rows.num_positions == sum(row["input_ids"].numel() for row in rows)
-    assert rows.num_tokens == sum(int(row["attention_mask"].sum()) for row in rows) == 21
-
-
 def test_shares_of_a_mixture_are_of_tokens_however_full_the_batches_are(tokenizer, source, tmp_path):
     sources = [source("long", ["a" * 600] * 40), source("short", ["b" * 9] * 2000)]
     prepared = build_data(
@@ -123,39 +107,6 @@ def test_shares_of_a_mixture_are_of_tokens_however_full_the_batches_are(tokenize
     assert tokens[0] / sum(tokens) == pytest.approx(0.5, abs=0.01)
     assert prepared.shares(300)["long"] == pytest.approx(0.5, abs=0.01)
     assert [report.padding for report in prepared.sources] == [0.0, 0.0]
-
-
-def test_a_row_that_is_a_batch_is_not_stacked(rows_of):
-    rows = rows_of(["abc", "abc", "a" * 14], packing="token_budget")
-    assert stack_rows([rows[0]]) is not None and stack_rows([rows[0]])["input_ids"].dim() == 2
-    with pytest.raises(ValueError, match="too many values"):
-        stack_rows([rows[0], rows[1]])
-
-
-def test_a_row_may_be_changed_without_changing_the_store(rows_of):
-    rows = rows_of(["abc"])
-    rows[0]["input_ids"].zero_()
-    assert rows[0]["input_ids"].any()
-
-
-def test_rows_are_a_sequence(rows_of):
-    rows = rows_of(["a" * 100])
-    assert len(list(rows)) == len(rows) == 7
-    assert torch.equal(rows[-1]["input_ids"], rows[6]["input_ids"]) and len(rows[2:5]) == 3
-    for number in (7, -8):
-        with pytest.raises(IndexError):
-            rows[number]
-
-
-def test_rows_travel_to_other_processes_by_name(rows_of):
-    rows = rows_of(["a" * 10_000])
-    assert len(pickle.dumps(rows)) < 1000
-    assert torch.equal(pickle.loads(pickle.dumps(rows))[3]["input_ids"], rows[3]["input_ids"])
-
-
-def test_rows_are_stacked_by_name():
-    batch = stack_rows([{"input_ids": torch.tensor([1, 2])}, {"input_ids": torch.tensor([3, 4])}])
-    assert batch["input_ids"].tolist() == [[1, 2], [3, 4]]
 
 
 def test_rows_of_another_epoch_hold_the_same_documents_in_other_company(rows_of):

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.selection import Selection, is_held_out, longest_held_out, part_by_score
+from cpt.data.rows.selection import Selection, part_by_score
 
 
 class Documents:
@@ -41,27 +41,6 @@ def test_a_document_longer_than_the_limit_is_trained_on_whatever_its_hash_is():
     ).documents.tolist() == [1]
 
 
-@pytest.mark.parametrize(
-    ("documents", "share", "spread"), [(50, 0.2, 1.0), (400, 0.05, 1.0), (400, 0.05, 2.0), (2000, 0.02, 1.5)]
-)
-def test_the_held_out_share_of_the_bytes_stays_near_the_one_asked_for_beside_a_huge_document(documents, share, spread):
-    draw = np.random.default_rng(0)
-    for _ in range(100):
-        num_bytes = np.exp(draw.normal(8, spread, documents)).astype(np.int64)
-        num_bytes[0] = num_bytes[1:].sum() * 9 // 16  # 36 % of all
-        hashes = draw.integers(0, 2**64, documents, dtype=np.uint64)
-        longest = longest_held_out(int(num_bytes.sum()), documents, share)
-        chosen = is_held_out(hashes, num_bytes, share, longest)
-        assert not chosen[0] and num_bytes[chosen].sum() <= 2.5 * share * num_bytes.sum()
-
-
-def test_documents_of_one_length_are_all_held_out_by_their_hash():
-    hashes = np.random.default_rng(0).integers(0, 2**64, 100, dtype=np.uint64)
-    num_bytes = np.full(100, 1000)
-    longest = longest_held_out(100_000, 100, 0.05)
-    assert np.array_equal(is_held_out(hashes, num_bytes, 0.05, longest), is_held_out(hashes, num_bytes, 0.05))
-
-
 def test_what_the_model_is_judged_by_is_not_trained_on():
     chosen = selection(judged=np.array([7], np.uint64)).choose(Documents([5, 5], hashes=[7, 8]), [0], 0)
     assert (chosen.documents.tolist(), chosen.held_out, chosen.is_limit_reached) == ([1], 1, False)
@@ -83,7 +62,3 @@ def test_the_parts_by_score_hold_each_document_once_in_order(lengths, sequence_l
     parts = [part_by_score(documents, np.arange(len(lengths)), part, sequence_length).tolist() for part in range(64)]
     order = [number for part in parts for number in part]
     assert sorted(order) == list(range(len(lengths))) and [scores[number] for number in order] == sorted(scores)
-
-
-def test_what_decides_a_choice_is_told():
-    assert selection().content() != selection(max_tokens=5).content() != selection(held_out_share=0.1).content()

@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpt.data.documents import Document
-from cpt.data.readers.formats import READERS
-from cpt.data.readers.opening import COMPRESSED
-from cpt.data.sources import files_with_sizes, open_source, pieces_of, read_piece
+from cpt.data.readers.documents import Document
+from cpt.data.readers.sources import files_with_sizes, open_source, pieces_of, read_piece
 from cpt.errors import DataError, ResourceError
 from cpt.recipe.schema import Source
-from cpt.recipe.sense_data import COMPRESSED_FILES, DOCUMENT_FILES
 
 
 def texts(path, **options):
@@ -45,31 +42,11 @@ def test_a_glob_reads_what_it_matches(folder):
     assert texts(folder / "**/*.txt") == ["B", "C"]
 
 
-def test_a_path_is_relative_to_where_the_command_is_started(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    assert texts("sub/c.txt") == texts("./sub/c.txt") == texts("sub/c*") == ["C"]
-
-
-def test_max_documents_are_the_first_ones(folder):
-    assert texts(folder, max_documents=3) == ["A", "B", "C"]
-
-
-def test_an_empty_text_among_others_is_an_empty_document(folder):
-    (folder / "empty.txt").touch()
-    assert texts(folder) == ["A", "B", "", "C", "D"]
-
-
 @pytest.mark.parametrize("name", ["alone.txt", "alone.jsonl", "alone.parquet", "alone.csv"])
 def test_an_empty_file_is_an_error_that_names_it(tmp_path, name):
     (tmp_path / name).touch()
     with pytest.raises(DataError, match=f"{name}: the file is empty.*data.sources.0.*path"):
         texts(tmp_path / name)
-
-
-def test_an_empty_shard_among_others_is_an_error(folder):
-    (folder / "sub/e.jsonl").touch()
-    with pytest.raises(DataError, match=r"e\.jsonl: the file is empty"):
-        texts(folder)
 
 
 @pytest.mark.parametrize(
@@ -87,15 +64,6 @@ def test_what_is_not_there_is_said_with_the_key(folder, monkeypatch, path, messa
     with pytest.raises(DataError, match=message) as error:
         texts(path)
     assert "`data.sources[0].path`" in str(error.value)
-
-
-def test_a_folder_without_documents_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="holds no .txt"):
-        texts(tmp_path)
-
-
-def test_the_sense_gate_knows_the_same_files():
-    assert set(READERS) == DOCUMENT_FILES and set(COMPRESSED) == COMPRESSED_FILES
 
 
 def test_a_hub_dataset_without_the_hub_says_what_to_do(monkeypatch):

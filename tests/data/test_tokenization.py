@@ -1,6 +1,5 @@
 import copy
 import logging
-import pickle
 
 import numpy as np
 import pytest
@@ -9,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
-from cpt.data import tokenization
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.store import tokenization
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import RecipeError
 
 EOS = 256
@@ -91,17 +90,6 @@ def test_the_users_tokenizer_keeps_its_settings(tokenizer):
     assert mine("ab<|endoftext|>cdefg")["input_ids"] == before
 
 
-def test_ids_are_kept_in_two_bytes_where_they_fit(tokenizer):
-    assert DocumentEncoder(tokenizer).dtype == np.uint16
-    words = {f"w{number}": number for number in range(2**16)}
-    large = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w2")), eos_token="w0"
-    )
-    assert DocumentEncoder(large).dtype == np.uint16
-    large.add_tokens(["one more"])
-    assert DocumentEncoder(large).dtype == np.uint32
-
-
 def test_a_tokenizer_in_plain_python_follows_the_same_rules():
     tokenizer = ByT5Tokenizer()
     (ids,) = documents(DocumentEncoder(tokenizer), ["a</s>b"])
@@ -157,8 +145,8 @@ def test_a_tokenizer_that_gigatoken_reads_otherwise_stays_with_hugging_face(toke
 
 def test_a_difference_in_the_runs_own_documents_is_enough(tokenizer, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "cpt")
-    monkeypatch.setattr("cpt.data.gigatoken_proof.HARD_STRINGS", [])
-    monkeypatch.setattr("cpt.data.gigatoken_proof.around_added_tokens", lambda content: [])
+    monkeypatch.setattr("cpt.data.store.tokenization.HARD_STRINGS", [])
+    monkeypatch.setattr("cpt.data.store.tokenization.around_added_tokens", lambda content: [])
     grown = copy.deepcopy(tokenizer)
     grown.add_tokens([AddedToken("word", single_word=True)])
     assert DocumentEncoder(grown).proven_for(["nothing"]).engine.startswith("gigatoken")
@@ -166,32 +154,8 @@ def test_a_difference_in_the_runs_own_documents_is_enough(tokenizer, monkeypatch
     assert "its ids differ for 'a swordfish'" in caplog.text
 
 
-def test_tokenizers_that_gigatoken_is_not_made_for_are_told(caplog):
-    caplog.set_level(logging.INFO, "cpt")
-    words = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "e": 1}, unk_token="a")), eos_token="e"
-    )
-    assert DocumentEncoder(words).proven_for(["a"]).engine.startswith("tokenizers")
-    assert "byte-level BPE, and this is WordLevel" in caplog.text
-    assert DocumentEncoder(ByT5Tokenizer()).proven_for(["a"]).engine == "ByT5Tokenizer"
-
-
 def test_without_gigatoken_the_work_is_done_all_the_same(tokenizer, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "cpt")
     monkeypatch.setattr(tokenization, "gigatoken_version", lambda: None)
     assert DocumentEncoder(tokenizer).proven_for(["a"]).engine.startswith("tokenizers")
     assert "pip install gigatoken" in caplog.text
-
-
-def test_an_encoder_travels_to_other_processes(encoders):
-    for encoder in encoders:
-        copied = pickle.loads(pickle.dumps(encoder))
-        assert copied.engine == encoder.engine and documents(copied, ["the model"]) == documents(
-            encoder, ["the model"]
-        )
-
-
-def test_no_documents_are_no_ids(encoders):
-    for encoder in encoders:
-        ids, lengths = encoder.encode([])
-        assert len(ids) == len(lengths) == 0

@@ -1,11 +1,8 @@
-import unicodedata
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from cpt.data.transforms import apply_transforms, build_transforms, c4_lines, normalise, transform_content
+from cpt.data.filters.filters import apply_transforms, build_transforms, c4_lines, normalise
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Component
 
@@ -19,12 +16,6 @@ def test_normalise_writes_the_same_text_in_one_way():
     assert normalise(view("ﬁ"))["text"] == "ﬁ"
     assert normalise(view("ﬁ"), form="NFKC")["text"] == "fi"
     assert normalise(view("e\u0301  \r\n"), form=None, keep_trailing_whitespace=True)["text"] == "e\u0301  \n"
-
-
-@given(st.text())
-def test_normalising_twice_changes_nothing_more(text):
-    once = normalise(view(text))
-    assert normalise(once) == once and unicodedata.is_normalized("NFC", once["text"])
 
 
 def test_c4_keeps_lines_that_are_sentences():
@@ -61,19 +52,6 @@ def test_transforms_follow_each_other_and_may_make_several_documents(my_transfor
     assert run("a", *[])[0] == ["a"]
 
 
-def test_a_document_of_which_nothing_is_left_is_counted(my_transforms):
-    assert run("---", Component(name="my_lab_transforms:pages"), Component(name="normalise")) == (
-        [],
-        {"the transform pages left nothing": 1},
-    )
-
-
-@pytest.mark.parametrize("name", ["forgetful", "text_only"])
-def test_what_is_no_document_is_refused(my_transforms, name):
-    with pytest.raises(RecipeError, match=f"the transform {name} returned .*It must return the document, changed"):
-        run("a", Component(name=f"my_lab_transforms:{name}"))
-
-
 @pytest.mark.parametrize(
     "component, message",
     [
@@ -88,10 +66,3 @@ def test_what_is_no_document_is_refused(my_transforms, name):
 def test_a_wrong_transform_is_refused_with_its_place(component, message):
     with pytest.raises(RecipeError, match=message):
         run("a", component)
-
-
-def test_the_key_of_stored_tokens_holds_names_options_and_code(my_transforms):
-    ((name, options, code),) = transform_content(
-        {"data.transforms": [Component(name="my_lab_transforms:pages", mark="=")]}
-    )
-    assert (name, options) == ("my_lab_transforms:pages", {"mark": "="}) and "def pages" in code

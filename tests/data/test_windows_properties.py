@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpt.data.build import build_data
-from cpt.data.mixture import order
-from cpt.data.packing import PACKINGS
-from cpt.data.windows import rows as windows
+from cpt.data.rows.packing import PACKINGS
 from cpt.recipe.schema import Data, Source
 
 END, PAD = 256, 257
@@ -93,24 +91,3 @@ def test_a_row_is_the_same_whatever_was_read_before_and_whatever_is_stored(token
             assert row.keys() == in_order[number].keys() and all(
                 torch.equal(row[name], in_order[number][name]) for name in row
             )
-
-
-@pytest.mark.parametrize("permutation", ["rows", "shards"])
-def test_these_tests_notice_an_order_that_is_none(tokenizer, tmp_path, monkeypatch, permutation):
-    """With the identity in place of a permutation, neighbours stay neighbours."""
-
-    def neighbours(cache):
-        data = prepared(
-            tmp_path, tokenizer, texts_of([20] * 200), cache=cache, sequence_length=21, window_bytes=1000, seed=3
-        )
-        numbers = [int(bytes(row["input_ids"][:3].tolist()).translate(digits_back)) for row in read(data, range(200))]
-        return sum(abs(one - other) == 1 for one, other in zip(numbers, numbers[1:], strict=False))
-
-    digits = tokenizer("0123456789")["input_ids"]
-    digits_back = bytes(48 + digits.index(token) if token in digits else 0 for token in range(256))
-    shuffled_neighbours = neighbours("cache")
-    if permutation == "rows":
-        monkeypatch.setattr(windows, "shuffled", lambda place, size, seed: place)
-    else:
-        monkeypatch.setattr(order, "permutation", lambda size, seed: list(range(size)))
-    assert shuffled_neighbours < 40 and neighbours("identity") != shuffled_neighbours

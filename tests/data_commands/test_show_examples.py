@@ -4,11 +4,10 @@ import pytest
 from rich.console import Console
 from tiny import write_recipe
 
-from cpt.data.checking.preview import Example
-from cpt.data.encoders import encoder_of
-from cpt.data.forms import source_with_form
-from cpt.data.tokenization import DocumentEncoder
-from cpt.data_commands.show_examples import show_examples, shown
+from cpt.data.examples.encoders import encoder_of
+from cpt.data.readers.forms import source_with_form
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.data_commands.preview import Example, show_examples, shown
 from cpt.recipe.schema import Source
 from cpt.tokenizer.load import load_tokenizer
 

@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data_commands.showing import chosen_sources
+from cpt.data_commands.check import chosen_sources
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
 

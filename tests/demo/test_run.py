@@ -12,7 +12,7 @@ from cpt.console import open_console
 from cpt.demo.corpus import write_files
 from cpt.demo.run import FOLDER, RECIPES, command, moved_paths, run_demo, title
 from cpt.errors import ResourceError
-from cpt.init.choices import MOST_HELD_OUT
+from cpt.init.rules import MOST_HELD_OUT
 from cpt.recipe.load import load_recipe
 
 BASE = RECIPES / "demo" / "base.yaml"

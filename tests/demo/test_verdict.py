@@ -4,8 +4,7 @@ import pytest
 from rich.console import Console
 
 from cpt.demo.answer import Answer
-from cpt.demo.verdict import CONTENT, PAGE, Row, show, summarize, worst, write_summary
-from cpt.evaluation import verdict_page
+from cpt.demo.verdict import Row, show, summarize, worst, write_summary
 from cpt.runs.record import Run
 
 
@@ -36,10 +35,6 @@ def write_run(folder, domain_after, general_after, worked=True):
 @pytest.fixture
 def base(tmp_path):
     return write_run(tmp_path / "base", 2.0, 1.0)
-
-
-def test_the_names_are_those_of_the_verdict_s_files():
-    assert (PAGE, CONTENT) == (verdict_page.PAGE, verdict_page.CONTENT)
 
 
 def test_a_row_has_the_figures_of_the_verdict_and_the_median_speed(tmp_path, base):

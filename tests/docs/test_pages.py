@@ -1,52 +1,44 @@
-"""Every command of the documentation exists, and those that a CPU can run are run: see README.md in this folder."""
-
-from pathlib import Path
+"""The commands, recipes and links of the documentation are right; what the tutorials do, works."""
 
 import pytest
-from documented.blocks import read_blocks
-from documented.forks import programs_of_forks
-from documented.pages import PREPARED_BY, ROOT, make_folder, pages, preparation_name, preparation_of
-from documented.reading import complaints_about
-from documented.running import run_blocks
+from documented import PAGES, TUTORIALS, blocks_of, complaints, run_page
+from prepared import prepare
 
-PAGES = {preparation_name(page): page for page in pages()}
+LONG = ("code_base", "evaluate_and_compare", "new_language", "sft_and_dpo", "training", "trouble", "your_own_model")
 
 
-def running() -> list:
-    """Pages with something to run; those that take their time are not of the default suite."""
-    found = []
-    for name, page in PAGES.items():
-        if "```" in (ROOT / page).read_text():
-            suite = preparation_of(page).suite
-            found.append(pytest.param(name, marks=[getattr(pytest.mark, suite)] if suite else []))
-    return found
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_the_commands_recipes_and_links_of_a_page_are_right(page, tmp_path, monkeypatch):
+    prepare(page.with_stem("no_page"), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert "\n".join(complaints(page, tmp_path)) == ""
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_can_be_read(name, tmp_path):
-    make_folder(tmp_path / "page")
-    assert "\n".join(complaints_about(ROOT / PAGES[name], tmp_path / "page")) == ""
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.long if page.stem in LONG else pytest.mark.slow, id=str(page))
+        for page in TUTORIALS
+        if any(block.is_run for block in blocks_of(page))
+    ],
+)
+def test_a_tutorial_runs(page, tmp_path):
+    prepare(page, tmp_path)
+    run_page(page, tmp_path)
 
 
-@pytest.fixture(scope="session")
-def programs() -> Path | None:
-    return programs_of_forks()
-
-
-@pytest.mark.timeout(1800)  # a page may wait for many programs, on a machine that does other work
-@pytest.mark.parametrize("name", running())
-def test_a_page_does_what_it_says(name, tmp_path, request):
-    preparation = preparation_of(PAGES[name])
-    blocks = read_blocks(ROOT / PAGES[name])
-    if any(block.is_run for block in blocks):
-        make_folder(tmp_path / "page")
-        preparation.prepare(tmp_path / "page")
-        run_blocks(blocks, tmp_path / "page", preparation.ports, request.getfixturevalue("programs"))
-
-
-def test_two_pages_share_no_name():
-    assert len(PAGES) == len(pages())
-
-
-def test_what_is_prepared_is_for_a_page():
-    assert {file.stem for file in PREPARED_BY.glob("*.py")} <= PAGES.keys()
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("```\ncpt trian recipe.yaml\n```", "trian"),
+        ("```\ncpt train recipe.yaml --supervice\n```", "--supervice"),
+        ("```\ncpt train recipe.yaml budget.token=5\n```", "budget.token"),
+        ("```yaml\nbudget: {token: 5}\n```", "budget.token"),
+        ("[here](nowhere.md)", "nowhere.md"),
+    ],
+)
+def test_a_mistake_in_a_page_is_found(tmp_path, monkeypatch, text, problem):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "page.md").write_text(text)
+    assert problem in "\n".join(complaints(tmp_path / "page.md", tmp_path))

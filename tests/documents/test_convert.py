@@ -1,8 +1,6 @@
 import gzip
 import hashlib
 import random
-import tomllib
-from pathlib import Path
 
 import pytest
 from tiny_documents import PAGE, chapter, write_docx, write_epub, write_pdf
@@ -11,7 +9,6 @@ from cpt.documents import convert as converting
 from cpt.documents.convert import (
     LIBRARIES,
     FileConverter,
-    convert_markdown,
     convert_plain,
     require_libraries,
     with_clean_text,
@@ -63,12 +60,6 @@ def test_compressed_files_are_read(files, tmp_path, kind):
     assert convert(packed)[0].reason
 
 
-def test_what_a_compressed_file_holds_is_limited(tmp_path, monkeypatch):
-    monkeypatch.setattr(converting, "MAX_UNPACKED_BYTES", 1000)
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"a" * 1001))
-    assert convert(tmp_path / "a.txt.gz")[0].reason == "too large when unpacked"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pdf", "docx", "epub", "html"])
 def test_no_damage_to_a_file_is_more_than_a_reason(files, tmp_path, kind):
@@ -83,16 +74,6 @@ def test_no_damage_to_a_file_is_more_than_a_reason(files, tmp_path, kind):
     assert {entry.reason for entry, _ in outcomes} - {None} and "took too long" not in {
         entry.reason for entry, _ in outcomes
     }
-
-
-def test_what_is_known_is_not_converted_again(files):
-    entry, row = convert(files["txt"], frozenset([convert(files["txt"])[0].sha256]))
-    assert row is None and entry.reason is None
-
-
-def test_a_file_that_cannot_be_read_has_a_reason(tmp_path):
-    entry, _ = convert(tmp_path / "gone.pdf")
-    assert (entry.reason, entry.detail, entry.sha256) == ("cannot be read", "No such file or directory", None)
 
 
 def test_what_no_text_has_is_taken_out():
@@ -116,19 +97,8 @@ def test_what_is_no_text_has_a_reason(raw, reason):
         convert_plain(raw)
 
 
-def test_the_first_heading_of_markdown_is_its_title():
-    assert convert_markdown(b"\n# The title\n\ntext").title == "The title" and convert_markdown(b"text").title is None
-
-
 def test_missing_libraries_are_named_with_the_command_that_installs_them(monkeypatch):
     require_libraries()
     monkeypatch.setattr(converting, "LIBRARIES", {**LIBRARIES, "no_such_module": "no-such-package"})
     with pytest.raises(ResourceError, match=r"no-such-package.*pip install 'cpt\[documents\]'"):
         require_libraries()
-
-
-def test_the_extra_installs_them():
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert {line.partition(">")[0] for line in project["optional-dependencies"]["documents"]} == set(
-        LIBRARIES.values()
-    )

@@ -5,15 +5,14 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 
 import pytest
 from tiny_documents import PAGE, SENTENCE, chapter, write_docx, write_epub, write_pdf
 
-from cpt.data.sources import open_source
 from cpt.documents import ingest as ingesting
 from cpt.documents.ingest import ingest
-from cpt.recipe.schema import DocumentSource
+from cpt.documents.output import open_output
+from cpt.errors import LaunchError, ResourceError
 
 
 @pytest.fixture(autouse=True)
@@ -79,12 +78,6 @@ def test_documents_become_rows_and_what_does_not_is_listed(library, tmp_path):
     assert listed == {"scan.pdf", "empty.md", "g.pdf"}
 
 
-def test_a_source_reads_the_documents_and_passes_over_the_rest(library, tmp_path):
-    ingest([library], tmp_path / "out")
-    texts = [document.text for document in open_source(DocumentSource(path=str(tmp_path / "out")), "k")]
-    assert texts == [row["text"] for row in rows_of(tmp_path / "out")]
-
-
 def test_the_bytes_do_not_depend_on_the_number_of_workers_or_batches(library, tmp_path, monkeypatch):
     ingest([library], tmp_path / "one")
     monkeypatch.setenv("CPT_WORKERS", "2")
@@ -104,12 +97,6 @@ def test_a_second_run_does_only_what_is_new(library, tmp_path):
     assert after.items() > before.items() and rows_of(tmp_path / "out")[-1]["text"] == "New."
 
 
-def test_failed_files_are_tried_again_when_asked(library, tmp_path):
-    ingest([library], tmp_path / "out")
-    done = ingest([library], tmp_path / "out", retry_failed=True)
-    assert sum(counts["files"] for counts in done.new.values()) == 3 and len(rows_of(tmp_path / "out")) == 6
-
-
 def test_a_changed_file_takes_the_place_of_what_it_was(library, tmp_path):
     """And what was its duplicate becomes a document; a new time alone changes nothing."""
     ingest([library], tmp_path / "out")
@@ -121,39 +108,23 @@ def test_a_changed_file_takes_the_place_of_what_it_was(library, tmp_path):
     assert rows["a.pdf"] == "Something else." and rows["g.pdf"].startswith(SENTENCE) and "b.pdf" in rows
 
 
-def test_a_document_stays_when_its_file_is_gone(library, tmp_path):
-    ingest([library], tmp_path / "out")
-    (library / "f.txt").unlink()
-    ingest([library], tmp_path / "out")
-    assert len(rows_of(tmp_path / "out")) == 6
-
-
 def test_a_file_that_hangs_the_converter_is_listed(library, tmp_path):
     done = ingest([library / "b.pdf", library / "f.txt"], tmp_path / "out", max_seconds=1e-4)
     assert reasons(done)["b.pdf"] == "took too long"
-
-
-def test_a_name_that_is_no_utf8_is_written_as_it_can_be(library, tmp_path):
-    os.rename(library / "f.txt", os.fsencode(library) + b"/f\xff.txt")
-    ingest([library], tmp_path / "out")
-    assert any(row["path"].endswith("f\\udcff.txt") for row in rows_of(tmp_path / "out"))
-    assert ingest([library], tmp_path / "out").new == {}
 
 
 SCRIPT = """
 import sys
 from pathlib import Path
 from cpt.documents.ingest import ingest
+from cpt.documents.output import open_output
+from cpt.errors import LaunchError, ResourceError
 ingest([Path(sys.argv[1])], Path(sys.argv[2]), shard_mb=1)
 """
 
 
-def num_recorded(own):
-    """Files whose outcome is on the disk."""
-    with suppress(FileNotFoundError):  # a log that has just become a shard
-        lines = [line for file in own.glob("*.jsonl") for line in file.read_text().splitlines(keepends=True)]
-        return len({json.loads(line).get("entry", json.loads(line))["path"] for line in lines if line.endswith("\n")})
-    return 0
+def num_recorded(journal):
+    return journal.read_text().count("\n") if journal.exists() else 0
 
 
 @pytest.mark.parametrize("moment", [1, 7, 15, 18])
@@ -164,10 +135,25 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, moment):
         (library / f"{number:02}.txt").write_text(f"{number} {SENTENCE}\n" * 2500)
     ingest([library], tmp_path / "straight", shard_mb=1)
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(library), str(tmp_path / "out")])
-    while process.poll() is None and num_recorded(tmp_path / "out/.ingest") < moment:
+    while process.poll() is None and num_recorded(tmp_path / "out/.ingest/journal.jsonl") < moment:
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     process.wait()
     done = ingest([library], tmp_path / "out", shard_mb=1)
     assert done.num_known >= moment and bytes_of(tmp_path / "out") == bytes_of(tmp_path / "straight")
     assert len(bytes_of(tmp_path / "out")) == 4
+
+
+def test_only_one_process_writes_and_only_where_it_may(tmp_path):
+    with open_output(tmp_path, 10), pytest.raises(LaunchError), open_output(tmp_path, 10):
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(ResourceError), open_output(tmp_path / "file", 10):
+        pass
+
+
+def test_documents_whose_shard_was_removed_are_converted_again(library, tmp_path):
+    ingest([library], tmp_path / "out")
+    (tmp_path / "out/documents-00000.jsonl").unlink()
+    ingest([library], tmp_path / "out")
+    assert len(rows_of(tmp_path / "out")) == 6

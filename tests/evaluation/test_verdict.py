@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import write_recipe
 
-from cpt.data.checking.contamination import Contamination, Hit
+from cpt.data.contamination import Contamination, Hit
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.kept_losses import DocumentLosses, save_losses
 from cpt.evaluation.paired import Difference, bits_per_byte_difference
@@ -294,3 +294,9 @@ def test_a_run_whose_steps_were_nearly_all_skipped_says_so(recipe, tmp_path):
     (run / "events.jsonl").write_text(json.dumps(events[0]) + "\n")
     seldom = verdict_of_run(run)
     assert "skipped" not in seldom.headline() and "1 of 50 steps were skipped" in verdict_page(seldom)
+
+
+def test_general_text_of_which_only_a_gain_is_excluded_is_unknown():
+    difference = Difference(1.0, 1.01, 0.01, -0.005, 0.05, items=40, negligible=0.02)
+    assert outcome_of_set(difference, is_general=True) == "unknown"
+    assert outcome_of_set(difference, is_general=False) == "not better"

@@ -6,7 +6,7 @@ import pytest
 from full_disk import disk_of_its_own, fill
 from tiny import write_recipe
 
-from cpt.data.checking.contamination import Contamination, ExactCopy, Hit
+from cpt.data.contamination import Contamination, ExactCopy, Hit
 from cpt.evaluation.findings import ScoreFinding
 from cpt.evaluation.held_out_examples import ExampleSet
 from cpt.evaluation.paired import Difference

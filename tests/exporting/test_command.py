@@ -121,34 +121,26 @@ def test_a_tensor_that_is_lacking_is_named(base_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "message"),
+    ("words", "error", "named"),
     [
-        (["-o", "taken"], CheckpointError, "is not empty"),
-        (["-o", "new", "--max-shard-size", "huge"], RecipeError, "is no size"),
-        (["-o", "new", "--adapter-only", "--pth", "x.pth"], RecipeError, "Leave one of them out"),
-        (["-o", "new", "--pth", "taken/file"], CheckpointError, "exists"),
+        (["-o", "taken"], CheckpointError, "taken"),
+        (["-o", "new", "--max-shard-size", "huge"], RecipeError, "--max-shard-size"),
+        (["-o", "new", "--adapter-only", "--pth", "x.pth"], RecipeError, "--pth"),
+        (["-o", "new", "--pth", "taken/file"], CheckpointError, "--pth"),
         (["-o", "new", "--adapter-only"], CheckpointError, "holds no adapter"),
-        (
-            ["-o", "new", "--quantize", "int8", "--gguf", "f16"],
-            RecipeError,
-            "--quantize and --gguf are different ways out",
-        ),
-        (
-            ["-o", "new", "--gguf", "f16", "--pth", "x.pth"],
-            RecipeError,
-            "--pth holds a whole model, --gguf writes none",
-        ),
-        (["-o", "new", "--max-rise", "0.1"], RecipeError, "--max-rise belongs to --quantize and --gguf"),
-        (["-o", "new", "--private"], RecipeError, "belong to --push-to-hub"),
-        (["-o", "new", "--push-to-hub", "nobody"], RecipeError, "is no name on the Hub"),
-        ([], RecipeError, "--output is missing"),
+        (["-o", "new", "--quantize", "int8", "--pth", "x.pth"], RecipeError, "--pth"),
+        (["-o", "new", "--max-rise", "0.1"], RecipeError, "--quantize"),
+        (["-o", "new", "--private"], RecipeError, "--push-to-hub"),
+        (["-o", "new", "--push-to-hub", "nobody"], RecipeError, "nobody"),
+        (["--push-to-hub", "me/x", "--private", "--quantize", "int8"], RecipeError, "--quantize"),
+        ([], RecipeError, "--output"),
     ],
 )
-def test_wishes_that_cannot_be_met_are_refused_at_once(base_folder, tmp_path, monkeypatch, words, error, message):
+def test_options_that_make_no_sense_are_refused_at_once(base_folder, tmp_path, monkeypatch, words, error, named):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=named):
         export(base_folder, *words)
 
 

@@ -8,8 +8,9 @@ import pytest
 from tiny import TINY_LLAMA
 from transformers import AutoTokenizer
 
-from cpt.init.base_model import BaseModel
-from cpt.init.documents import DocumentFacts, TokenEstimate, look_at_documents
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.init.documents import DocumentFacts, read_documents
+from cpt.init.rules import BaseModel
 from cpt.models.build import build_model
 from cpt.models.config import config_from
 from cpt.models.inventory import build_on_meta, count_model_parameters, longest_row
@@ -46,23 +47,15 @@ def base_of(tokenizer_folder: Path) -> Callable[..., BaseModel]:
     def with_shape(shape: str, path: str = "some/base") -> BaseModel:
         config = config_from(SHAPES[shape])
         model = build_on_meta(config)
-        count = count_model_parameters(model)
         tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_folder)
-        return BaseModel(
-            path, model, tokenizer, count.total, count.active, config.vocab_size, longest_row(config), shape != "mamba", known_base(path),  # noqa: E501
-            None, "",
-        )  # fmt: skip
+        parameters, packs = count_model_parameters(model).total, shape != "mamba"
+        return BaseModel(path, model, tokenizer, parameters, longest_row(config), packs, known_base(path))
 
     return with_shape
 
 
-@pytest.fixture
-def facts(corpus: Path) -> DocumentFacts:
+@pytest.fixture(scope="session")
+def facts(corpus: Path, tokenizer_folder: Path) -> DocumentFacts:
     """Of the domain's documents."""
-    return look_at_documents(str(corpus / "domain.jsonl"))
-
-
-@pytest.fixture
-def estimate() -> TokenEstimate:
-    """100M tokens of text that looks like English."""
-    return TokenEstimate(100_000_000, 98_000_000, 102_000_000, 400, 4.2, 0.95)
+    encoder = DocumentEncoder(AutoTokenizer.from_pretrained(tokenizer_folder))
+    return read_documents(str(corpus / "domain.jsonl"), None, encoder)

@@ -1,152 +1,173 @@
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from tiny_launch import RECIPE, write_programs
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.utils import DistributedType
 
 from cpt.cli import main
-from cpt.launchers.launch_command import ENGINES
+from cpt.launchers.launch_command import LAUNCHERS, TEMPLATES
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "launch" / "README.md").read_text()
+LINES = {line.rsplit("/", 1)[1]: shlex.split(line) for line in README.splitlines() if line.startswith("cpt launch ")}
+CONFIGS = sorted((ROOT / "launch").glob("*.yaml"))
+RECIPE = """
+name: tiny
+model: {path: none}
+data: {sequence_length: 64, sources: [{path: documents.jsonl}]}
+budget: {tokens: 65536, global_batch_tokens: 4096}
+training: {per_device_train_batch_size: 2}
+"""
+ZERO = "training.deepspeed={zero_optimization: {stage: 2}}"
 
 
 @pytest.fixture
-def work(tmp_path, monkeypatch):
-    """The folder that a user types in."""
+def launch(tmp_path, monkeypatch, capsys):
+    """Types `cpt launch recipe.yaml WORDS`; the code, and what was printed."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+
+    def typed(*words: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["launch", "recipe.yaml", *words])
+        shown = capsys.readouterr()
+        return ended.value.code, shown.out + shown.err
+
+    return typed
 
 
-def launch(capsys, *words):
-    """What is said, and the code."""
-    with pytest.raises(SystemExit) as ended:
-        main(["launch", "recipe.yaml", *words])
-    shown = capsys.readouterr()
-    return ended.value.code, shown.out + shown.err
-
-
-ZERO = "training.deepspeed={zero_optimization: {stage: 2}}"
-COMMANDS = {
-    "accelerate": "bash {0}/node.sh",
-    "torchrun": "bash {0}/node.sh",
-    "deepspeed": "bash {0}/node.sh",
-    "slurm": "sbatch {0}/job.sbatch",
-}
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_one_node_is_one_command(work, capsys, engine):
-    code, said = launch(capsys, ZERO, "--launcher", engine, "--gpus-per-node", "4")
-    assert code == 0 and said.rstrip().endswith("    " + COMMANDS[engine].format(f"launch/tiny-{engine}-1x4"))
-    for path in (work / f"launch/tiny-{engine}-1x4").iterdir():
-        assert "@" not in path.read_text().replace('"$@"', "").replace("[@]", "").replace("USR1@300", ""), path
-
-
-def test_several_nodes_are_one_command_too(work, capsys):
-    code, said = launch(
-        capsys, "--nodes", "2", "--gpus-per-node", "8", "--hosts", "b,a", "--no-ssh", "--output", "there"
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_files_are_complete_and_one_command_starts_them(launch, tmp_path, launcher, nodes):
+    several = ["--nodes", "2", *(["--hosts", "b,a"] if launcher != "slurm" else [])] if nodes == 2 else []
+    code, printed = launch(
+        ZERO, "--lora", "--launcher", launcher, "--gpus-per-node", "4", "--output", "there", *several
     )
-    assert (
-        code == 0
-        and said.startswith("16 process(es) on 2 node(s), with torchrun.")
-        and said.rstrip().endswith("    bash there/start.sh")
-    )
-    assert (work / "there" / "hostfile").read_text().splitlines()[1:] == ["b slots=8", "a slots=8"]
+    script = "job.sbatch" if launcher == "slurm" else "start.sh" if nodes == 2 else "node.sh"
+    assert code == 0 and printed.rstrip().endswith(f"there/{script}")
+    for path in (tmp_path / "there").iterdir():
+        assert not re.search(r"@[A-Z]+@", path.read_text()), path
+        if path.suffix != ".yaml" and path.name != "hostfile":
+            checked = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True)
+            assert checked.returncode == 0, checked.stderr
+    assert f"python -m cpt train recipe.yaml {shlex.quote(ZERO)} --lora " in (tmp_path / "there/node.sh").read_text()
+    if nodes == 2 and launcher != "slurm":
+        assert (tmp_path / "there/hostfile").read_text() == "b slots=4\na slots=4\n"
 
 
-def test_ones_own_hostfile_is_kept_as_it_is(work, capsys):
-    (work / "hosts").write_text("# rack 2\n  # good ones\nb slots=8 # new\n\na slots=8\nspare slots=8\n")
-    assert (
-        launch(capsys, "--nodes", "2", "--gpus-per-node", "8", "--hostfile", "hosts", "--no-ssh", "--output", "there")[
-            0
-        ]
-        == 0
-    )
-    assert (work / "there" / "hostfile").read_text() == (work / "hosts").read_text()
-    assert (
-        launch(
-            capsys,
-            "--nodes",
-            "2",
-            "--gpus-per-node",
-            "8",
-            "--hostfile",
-            "there/hostfile",
-            "--no-ssh",
-            "--output",
-            "there",
-            "--force",
-        )[0]
-        == 0
-    )
-    assert (work / "there" / "hostfile").read_text() == (work / "hosts").read_text()
+def test_a_slurm_job_has_its_options_before_the_first_command(launch, tmp_path):
+    words = [
+        "--launcher",
+        "slurm",
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "2",
+        "--partition",
+        "gpu",
+        "--sbatch=--qos=high",
+    ]
+    launch(*words, "--output", "gpu")
+    lines = (tmp_path / "gpu/job.sbatch").read_text().splitlines()
+    options = {line for line in lines[: lines.index("set -uo pipefail")] if line.startswith("#SBATCH ")}
+    expected = ["--nodes=2", "--gpus-per-node=2", "--requeue", "--signal=B:USR1@300", "--partition=gpu", "--qos=high"]
+    assert {f"#SBATCH {option}" for option in expected} <= options
+    launch(*words, "training.use_cpu=true", "--output", "cpu")
+    assert "--gpus-per-node" not in (tmp_path / "cpu/job.sbatch").read_text()
 
 
-def test_the_hosts_are_asked_by_ssh_before_anything_is_written(work, capsys, monkeypatch):
-    programs = write_programs(work / "bin", ssh='echo "Permission denied (publickey)." >&2; exit 255')
-    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    code, said = launch(capsys, "--nodes", "2", "--hosts", "a,b")
-    assert (
-        code == 2
-        and "  a: Permission denied (publickey).\n  b: Permission denied" in said
-        and not (work / "launch").exists()
-    )
+def test_a_hostfile_is_kept_with_its_comments_and_spare_hosts(launch, tmp_path):
+    (tmp_path / "hosts").write_text("# rack 2\n  # good ones\nb slots=8 # new\n\na slots=8\nspare slots=4\n")
+    words = ["--nodes", "2", "--gpus-per-node", "8", "--output", "there"]
+    assert launch(*words, "--hostfile", "hosts")[0] == 0
+    assert launch(*words, "--hostfile", "there/hostfile", "--force")[0] == 0
+    assert (tmp_path / "there/hostfile").read_text() == (tmp_path / "hosts").read_text()
 
 
-def test_existing_files_may_have_been_edited(work, capsys):
-    launch(capsys, "--output", "there")
-    (work / "there" / "node.sh").write_text("mine")
-    code, said = launch(capsys, "--output", "there")
-    assert (
-        code == 2
-        and "there/environment.sh, there/node.sh exist(s) already" in said
-        and (work / "there" / "node.sh").read_text() == "mine"
-    )
-    assert (
-        launch(capsys, "--output", "there", "--force")[0] == 0 and (work / "there" / "node.sh").read_text() != "mine"
-    )
+def test_existing_files_are_overwritten_with_force_only(launch, tmp_path):
+    launch("--output", "there")
+    (tmp_path / "there/node.sh").write_text("mine")
+    code, printed = launch("--output", "there")
+    assert code == 2 and "there/node.sh" in printed and (tmp_path / "there/node.sh").read_text() == "mine"
+    assert launch("--output", "there", "--force")[0] == 0 and (tmp_path / "there/node.sh").read_text() != "mine"
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "cause"),
     [
-        (["--nodes", "0"], "--nodes 0: a run has at least one"),
-        (["--gpus-per-node", "-1"], "--gpus-per-node -1"),
-        (["--launcher", "torchrunn"], "--launcher torchrunn: there is no such launcher. Did you mean `torchrun`?"),
-        (["--launcher", "ray"], "There are: accelerate, torchrun, deepspeed, slurm."),
-        (["--port", "80"], "--port 80: take one from 1024"),
-        (["--nodes", "2"], "--nodes 2: name them, --hosts node-a,node-b or --hostfile FILE"),
-        (["--hosts", "a"], "one node needs no --hosts"),
-        (["--nodes", "2", "--hosts", "a,b", "--hostfile", "x"], "--hostfile and --hosts both name the nodes"),
-        (["--nodes", "2", "--launcher", "slurm", "--hosts", "a,b"], "SLURM chooses the nodes by itself"),
-        (["--partition", "gpu"], "--partition=gpu is an option of SLURM, but this is --launcher torchrun"),
-        (["--launcher", "slurm", "--sbatch", "qos=high"], "--sbatch qos=high: expected an option of sbatch"),
-        (["--nodes", "2", "--hostfile", "gone"], "--hostfile gone cannot be read"),
-        (["--output", "/elsewhere"], "the files belong into a folder below this one"),
-        (["--output", "."], "the files belong into a folder below this one"),
-        (["--output", "my files"], "take a name of letters"),
-        (["--launcher", "deepspeed"], "names no DeepSpeed profile"),
-        (["--nodes", "3", "--hosts", "a,b,c"], "does not divide into 3 node(s)"),
+        (["--launcher", "torchrunn"], "Did you mean `torchrun`?"),
+        (["--nodes", "2"], "--hosts"),
+        (["--hosts", "a"], "--hosts"),
+        (["--nodes", "2", "--hosts", "a,b", "--hostfile", "x"], "--hostfile and --hosts"),
+        (["--nodes", "2", "--hosts", "a,a"], "--hosts:2: a: "),
+        (["--nodes", "2", "--hosts", "a,b c"], "--hosts:2: "),
+        (["--nodes", "2", "--hosts", "a"], "--hosts has 1 host(s)"),
+        (["--nodes", "2", "--hostfile", "gone"], "--hostfile gone"),
+        (["--nodes", "2", "--gpus-per-node", "4", "--hostfile", "few"], "few: b has 2 slots"),
+        (["--nodes", "2", "--hostfile", "wrong"], "wrong:2: "),
+        (["--nodes", "2", "--launcher", "slurm", "--hosts", "a,b"], "--nodelist"),
+        (["--partition", "gpu"], "--partition=gpu"),
+        (["--launcher", "slurm", "--sbatch", "qos=high"], "--sbatch qos=high"),
+        (["--output", "/elsewhere"], "--output /elsewhere"),
+        (["--output", "my files"], "--output my files"),
+        (["--output", "recipe.yaml/x"], "--output recipe.yaml/x"),
+        (["--launcher", "deepspeed"], "DeepSpeed profile"),
+        (["--nodes", "3", "--hosts", "a,b,c"], "numbers of nodes: 1, 2, 4"),
+        (["--gpus-per-node", "3", "training.parallelism_config={sp_size: 2}"], "parallelism_config"),
+        (["--port", "29501"], "--port"),
         (["budget.tokenz=3"], "Did you mean `tokens`"),
-        (["--output", "recipe.yaml/x"], "Not a directory"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_is_written(work, capsys, words, complaint):
-    before = sorted(work.rglob("*"))
-    code, said = launch(capsys, *words)
-    assert code == 2 and complaint in said and "Traceback" not in said
-    assert sorted(work.rglob("*")) == before
+def test_words_that_do_not_fit_are_refused_before_anything_is_written(launch, tmp_path, words, cause):
+    (tmp_path / "few").write_text("a slots=4\nb slots=2\n")
+    (tmp_path / "wrong").write_text("a slots=1\nb\n")
+    before = sorted(tmp_path.rglob("*"))
+    code, printed = launch(*words)
+    assert code == 2 and cause in " ".join(printed.split()), printed
+    assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_recipe_that_is_not_there_is_named(work, capsys):
-    (work / "recipe.yaml").unlink()
-    code, said = launch(capsys)
-    assert code == 2 and "recipe.yaml" in said
-
-
-def test_it_needs_no_torch(work):
+def test_it_needs_no_torch(launch):
     code = (
-        "import sys; from cpt.cli import main\ntry: main(['launch', 'recipe.yaml'])\nexcept SystemExit as e: assert"
-        " not e.code\n"
+        "import sys; from cpt.cli import main\ntry: main(['launch', 'recipe.yaml'])\n"
+        "except SystemExit as ended: assert not ended.code\n"
+        "assert not {'torch', 'transformers', 'accelerate'} & set(sys.modules)"
     )
-    code += "assert not {'torch', 'transformers', 'accelerate'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+# --- launch/ ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_for_accelerate_starts_the_processes_that_it_names(path):
+    config = load_config_from_file(str(path))
+    assert config.distributed_type != DistributedType.MULTI_CPU and config.use_cpu is False
+    assert (config.num_processes > 1) == (config.distributed_type != DistributedType.NO)
+    assert config.mixed_precision in (None, "no")
+    if config.distributed_type == DistributedType.DEEPSPEED:
+        assert (ROOT / config.deepspeed_config["deepspeed_config_file"]).is_file()
+    assert f"`{path.name}`" in README
+
+
+@pytest.mark.parametrize("name", sorted({path.parent.name for path in (ROOT / "launch").glob("*/node.sh")}))
+def test_an_example_is_what_its_line_in_the_readme_writes(name, tmp_path, monkeypatch):
+    for folder in ("recipes", "deepspeed_configs"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(LINES[name][1:])
+    assert ended.value.code == 0
+    written = {path.name: path.read_text() for path in (tmp_path / "launch" / name).iterdir()}
+    kept = {path.name: path.read_text() for path in (ROOT / "launch" / name).iterdir()}
+    assert written == kept, f"type the line of {name} in launch/README.md"
+
+
+def test_the_docs_explain_every_variable():
+    names = set(re.findall(r"export ([A-Z_0-9]+)=", (TEMPLATES / "environment.sh").read_text()))
+    docs = (ROOT / "docs" / "launching.md").read_text()
+    assert len(names) > 12 and not {name for name in names if f"`{name}`" not in docs}

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from cpt.errors import LaunchError
-from cpt.launchers.restart_policy import Decision
-from cpt.launchers.supervise import Supervisor, supervise_run
+from cpt.launchers.supervise import Decision, Ended, Supervisor, next_move, supervise_run
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import read_events
 from cpt.runs.record import Run
@@ -59,13 +58,13 @@ def recipe(folder):
     )
 
 
-def test_without_restarts_a_run_that_dies_is_started_once_and_no_event_says_more(tmp_path):
+def test_without_supervise_a_run_that_dies_is_started_once(tmp_path):
     decision = supervised(tmp_path, "os.kill(os.getpid(), 9)", restarts=None).supervise()
     assert (decision.what, decision.code) == ("give up", 1) and "--supervise" in decision.why
     assert len(list(tmp_path.glob("try-*"))) == 1 and read_events(tmp_path) == []
 
 
-def test_a_run_that_dies_is_started_again_until_it_is_done(tmp_path):
+def test_a_run_that_dies_is_restarted_until_it_is_done(tmp_path):
     body = """
         if tries < 2: os.kill(os.getpid(), 9)
         status(state="finished", exit_code=0)
@@ -75,7 +74,7 @@ def test_a_run_that_dies_is_started_again_until_it_is_done(tmp_path):
     assert [event["kind"] for event in read_events(tmp_path)] == ["restart", "restart"]
 
 
-def test_a_mistake_of_the_user_is_not_tried_again(tmp_path):
+def test_a_mistake_of_the_user_is_not_retried(tmp_path):
     body = """
         status(state="failed", error="RecipeError", exit_code=2, message="no such key")
         sys.exit(2)
@@ -85,7 +84,7 @@ def test_a_mistake_of_the_user_is_not_tried_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_that_stands_still_is_ended_with_its_stacks_asked_for(tmp_path, monkeypatch):
+def test_a_hung_process_writes_its_stacks_and_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr("cpt.launchers.watch.LEAST_PATIENCE", 1.0)
     monkeypatch.setattr("cpt.launchers.supervise.SECONDS_FOR_STACKS", 0.3)
     body = """
@@ -105,7 +104,7 @@ def test_a_process_that_stands_still_is_ended_with_its_stacks_asked_for(tmp_path
     assert [event["kind"] for event in read_events(tmp_path)] == ["hang", "restart"]
 
 
-def test_a_signal_is_passed_on_and_ends_the_supervision(tmp_path):
+def test_a_signal_is_forwarded_and_ends_the_supervision(tmp_path):
     body = """
         import signal
         def stop(*_):
@@ -129,7 +128,7 @@ def test_a_signal_is_passed_on_and_ends_the_supervision(tmp_path):
 
 
 @pytest.mark.slow
-def test_running_out_of_memory_is_learned_from_and_no_failure(tmp_path):
+def test_running_out_of_memory_is_no_failure(tmp_path):
     body = """
         if tries < 4:  # the same step more often than a failure may
             with (folder / "events.jsonl").open("a") as events:
@@ -141,7 +140,7 @@ def test_running_out_of_memory_is_learned_from_and_no_failure(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_a_killed_launcher_leaves_behind_is_ended_before_the_next_start(tmp_path):
+def test_processes_that_a_killed_launcher_left_are_killed_before_the_restart(tmp_path):
     body = """
         import subprocess
         if tries == 0:
@@ -156,7 +155,7 @@ def test_what_a_killed_launcher_leaves_behind_is_ended_before_the_next_start(tmp
 
 
 @pytest.mark.slow
-def test_what_others_wait_for_is_named_where_they_could_not_say_it(tmp_path, monkeypatch):
+def test_a_lost_host_is_named_where_a_library_ended_the_processes(tmp_path, monkeypatch):
     monkeypatch.setattr("cpt.launchers.watch.SECONDS_TO_BE_GONE", 0.5)
     body = """
         import signal, socket
@@ -173,7 +172,56 @@ def test_what_others_wait_for_is_named_where_they_could_not_say_it(tmp_path, mon
         os.kill(os.getpid(), signal.SIGABRT)  # as NCCL's watchdog does
     """  # noqa: E501
     assert supervised(tmp_path, body).supervise().what == "done"
-    assert "host-9 (process 1) gives no sign of life" in read_events(tmp_path)[0]["message"]
+    assert "host-9 (process 1) has no heartbeat any more" in read_events(tmp_path)[0]["message"]
+
+
+def test_a_launcher_survives_the_signal_of_a_scheduler_to_its_whole_session(tmp_path):
+    body = """
+        import signal
+        os.kill(os.getpid(), signal.SIGUSR1)
+        status(state="finished", exit_code=0)
+    """
+    assert supervised(tmp_path, body, restarts=None).supervise().what == "done"
+
+
+def ended(step=5, *, state="running", error=None, own_code=None, code=-9, hung=False, at=0.0):
+    return Ended(code, state, error, own_code, "why", step, hung, at)
+
+
+@pytest.mark.parametrize(
+    ("last", "supervised", "once"),
+    [
+        (ended(state="finished", code=1), ("done", 0), ("done", 0)),  # a launcher that fails after the run is done
+        (ended(code=0), ("done", 0), ("done", 0)),
+        (ended(state="interrupted", error="Interrupted", own_code=75), ("stop", 75), ("stop", 75)),
+        (ended(state="interrupted", error="RestartNeeded", own_code=75), ("again", 0), ("again", 0)),
+        (ended(state="failed", error="RecipeError", own_code=2), ("give up", 2), ("give up", 2)),
+        (ended(state="failed", error="LaunchError", own_code=2), ("again", 0), ("give up", 2)),
+        (ended(state="failed", error="ValueError", own_code=1), ("again", 0), ("give up", 1)),
+        (ended(), ("again", 0), ("give up", 1)),
+        (ended(hung=True), ("again", 0), ("give up", 1)),
+    ],
+)
+def test_the_end_of_an_attempt_decides_with_and_without_supervise(last, supervised, once):
+    for restarts, expected in ((3, supervised), (None, once)):
+        decision = next_move([last], restarts=restarts)
+        assert (decision.what, decision.code) == expected
+
+
+def test_three_failures_at_one_step_are_enough():
+    assert next_move([ended(5), ended(5)], restarts=10).what == "again"
+    decision = next_move([ended(5), ended(9), ended(5), ended(5)], restarts=10)
+    assert (decision.what, decision.code) == ("give up", 1)
+
+
+def test_restarts_are_counted_in_an_hour():
+    assert next_move([ended(step, at=step) for step in range(4)], restarts=3).what == "give up"
+    assert next_move([ended(step, at=3000.0 * step) for step in range(4)], restarts=3).what == "again"
+
+
+def test_a_recipe_may_refuse_restarts():
+    assert next_move([ended()], restarts=3, resumes=False).what == "give up"
+    assert next_move([ended(state="interrupted", error="RestartNeeded")], restarts=3, resumes=False).what == "again"
 
 
 def test_supervisors_of_several_hosts_share_one_run(tmp_path, monkeypatch):

@@ -3,8 +3,8 @@ import sys
 import pytest
 
 from cpt.errors import ResourceError
+from cpt.mixture.command import plot_forecast
 from cpt.mixture.forecast import Forecast, PhaseForecast, SourceForecast
-from cpt.mixture.plot import plot_forecast
 
 SOURCES = [
     SourceForecast(

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from cpt.data.checking.report import SourceReport
+from cpt.data.prepared import SourceReport
+from cpt.mixture.command import histogram, left_out, print_forecast
 from cpt.mixture.forecast import Forecast, PhaseForecast, SourceForecast
-from cpt.mixture.table import histogram, left_out, print_forecast
 
 LENGTHS = {1: 1, 16: 7, 2**22: 2}
 REPORT = SourceReport(

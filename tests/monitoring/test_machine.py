@@ -1,46 +1,103 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 from transformers import TrainerControl, TrainerState
 
-from cpt.monitoring.machine import Counters, MachineUse, memory_of_processes, read_counters, use_between
+from cpt.hardware import GIB
+from cpt.monitoring import machine as module
+from cpt.monitoring.machine import SHARE, MachineUse, counters, resident_bytes
+from cpt.runs.signs import Sign, write_sign
+
+CPU, GPU = (SimpleNamespace(device=torch.device(name), world_size=3) for name in ("cpu", "cuda"))
 
 
-def test_rates_are_means_of_the_time_between_two_looks():
-    before = Counters(10.0, 100.0, 40.0, {"disk_read_mib_per_second": 2**20})
-    after = Counters(14.0, 116.0, 52.0, {"disk_read_mib_per_second": 9 * 2**20, "network_sent_mib_per_second": 5})
-    assert use_between(before, after) == {
-        "cpu_percent": 75.0,
-        "disk_read_mib_per_second": 2.0,
-        "network_sent_mib_per_second": 0.0,
-    }
-    assert use_between(before, before) == {}
+def logged(callback, arguments=CPU, *, is_main=True, **logs):
+    logs = logs or {"loss": 1.0}
+    callback.on_log(arguments, TrainerState(is_world_process_zero=is_main), TrainerControl(), logs=logs)
+    return logs
 
 
-def test_where_nobody_counts_disks_there_is_no_rate(monkeypatch):
+@pytest.fixture
+def callback(tmp_path):
+    callback = MachineUse(tmp_path)
+    callback.on_train_begin(None, TrainerState(), TrainerControl())
+    return callback
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    memory = {"allocated_bytes.all.current": 2, "reserved_bytes.all.current": 5, "allocated_bytes.all.peak": 4}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {name: size * GIB for name, size in memory.items()})
+    for name, value in {"temperature": 61, "power_draw": 423_500, "utilization": 97}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+
+
+def test_the_main_process_adds_figures_to_logs_of_the_training_loss(callback):
+    assert logged(callback, is_main=False) == {"loss": 1.0} and logged(callback, eval_loss=1.0) == {"eval_loss": 1.0}
+    figures = logged(callback)
+    assert 0 <= figures["cpu_percent"] <= 100 and figures["host_memory_gib"] > 0.01
+    assert figures["network_sent_mib_per_second"] >= 0
+
+
+def test_rates_are_means_since_the_last_look(callback, monkeypatch):
+    callback.before = {"seconds": 10.0, "disk_read_mib_per_second": 2**20}
+    monkeypatch.setattr(module, "counters", lambda: {"seconds": 14.0, "disk_read_mib_per_second": 9 * 2**20})
+    assert callback.machine()["disk_read_mib_per_second"] == 2.0
+
+
+def test_without_counters_of_disks_there_is_no_rate(monkeypatch):
     monkeypatch.setattr(psutil, "disk_io_counters", lambda: None)
-    assert read_counters().bytes.keys() == {"network_received_mib_per_second", "network_sent_mib_per_second"}
+    assert not any(name.startswith("disk") for name in counters())
 
 
-def test_memory_is_that_of_the_process_and_of_those_below():
+def test_looks_take_a_thousandth_of_the_time(callback, monkeypatch):
+    now, looks = [0.0], [0]
+
+    def look():
+        now[0] += 0.002
+        looks[0] += 1
+        return {}
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(callback, "machine", look)
+    while now[0] < 100:
+        now[0] += 0.05
+        logged(callback)
+    assert 0.95 * SHARE < looks[0] * 0.002 / now[0] < SHARE
+
+
+def test_memory_includes_child_processes():
     ballast = "x = bytearray(50_000_000); print('there', flush=True); input()"
     above = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {ballast!r}])"
     with subprocess.Popen([sys.executable, "-c", above], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         child.stdout.readline()
         top = psutil.Process(child.pid)
         alone = top.memory_info().rss
-        assert alone < 50_000_000 < memory_of_processes(top) - alone < 150_000_000
+        assert alone < 50_000_000 < resident_bytes(top) - alone < 150_000_000
         child.stdin.close()
 
 
-@pytest.mark.parametrize(
-    ("is_main", "logs", "looked"),
-    [(True, {"loss": 1}, True), (False, {"loss": 1}, False), (True, {"eval_loss": 1}, False)],
-)
-def test_the_main_process_looks_at_logs_of_the_training_loss(is_main, logs, looked):
-    callback, state = MachineUse(), TrainerState(is_world_process_zero=is_main)
-    callback.on_train_begin(None, state, TrainerControl())
-    callback.on_log(None, state, TrainerControl(), logs=logs)
-    assert ("host_memory_gib" in logs) == looked
+def test_a_gpu_has_memory_at_each_log_and_its_peak_is_the_largest_of_all_processes(callback, tmp_path, gpu):
+    for rank, peak in enumerate((4.0, 7.5, None, 9.0)):  # the fourth is of an earlier start
+        write_sign(tmp_path, Sign(rank, 1, "h", "training", 1, 1, None, peak))
+    first, second = logged(callback, GPU), logged(callback, GPU)
+    memory = {"gpu_memory_allocated_gib": 2.0, "gpu_memory_reserved_gib": 5.0, "gpu_memory_peak_gib": 7.5}
+    assert first.items() > memory.items() and second == {"loss": 1.0, **memory}
+
+
+def test_nvml_is_asked_through_torch_and_after_a_refusal_no_more(callback, gpu, monkeypatch):
+    pynvml = pytest.importorskip("pynvml")
+    figures = {"gpu_temperature_celsius": 61, "gpu_power_watts": 423.5, "gpu_utilization_percent": 97}
+    assert callback.gpu_state() == figures
+    asked = []
+
+    def refuse():
+        asked.append(1)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(torch.cuda, "temperature", refuse)
+    assert callback.gpu_state() == callback.gpu_state() == {} and asked == [1]

@@ -8,10 +8,10 @@ from saved_runs import trainer_of as four_steps
 from tiny_faults import in_rows, trainer_of
 from torch.nn import functional as F
 
-from cpt.data.rows import IGNORED
+from cpt.data.rows.rows import IGNORED
 from cpt.models.fused_loss import FusedLoss
 from cpt.monitoring import source_losses
-from cpt.monitoring.source_losses import SourceLosses, drawn, looks_at, summed_loss
+from cpt.monitoring.source_losses import SourceLosses, drawn, num_measured, summed_loss
 
 
 @pytest.fixture
@@ -98,8 +98,8 @@ def test_logs_of_every_step_look_at_one_of_twenty_micro_batches(recipe, tmp_path
 )
 def test_looks_are_spread_over_the_run(every, micro_batches, looks):
     """Sixty steps have 60 micro-batches, or so many times that."""
-    assert sum(looks_at(step, every, micro_batches) for step in range(every, 61, every)) == looks
-    assert looks_at(every, every, micro_batches) >= 1, "the first log has them"
+    assert sum(num_measured(step, every, micro_batches) for step in range(every, 61, every)) == looks
+    assert num_measured(every, every, micro_batches) >= 1, "the first log has them"
 
 
 def watched(trainer):
@@ -167,7 +167,7 @@ def test_where_memory_ends_the_figures_are_left_out_and_the_run_goes_on(recipe, 
     trainer = four_steps(with_batches(recipe, 4), tmp_path)
     trainer.train()
     assert trainer.state.global_step == 4 and not any("loss_easy" in line for line in logged(trainer))
-    assert caplog.text.count("left out from here on") == 1
+    assert caplog.text.count("loss_<source> is not logged") == 1
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_a_model_without_logits_is_told_of_once(recipe, tmp_path, monkeypatch, c
     caplog.set_level("INFO", "cpt")
     monkeypatch.setattr(source_losses, "loss_of_rows", lambda *_: None)
     four_steps(with_batches(recipe, 4), tmp_path).train()
-    assert caplog.text.count("leaves out micro-batches with rows of several sources") == 1
+    assert caplog.text.count("loss_<source> skips") == 1
 
 
 def test_one_source_has_nothing_to_compare(recipe, tmp_path):

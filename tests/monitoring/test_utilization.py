@@ -8,7 +8,7 @@ from cpt.models.build import build_model
 from cpt.models.inventory import build_on_meta, flops_per_token
 from cpt.monitoring.utilization import attended_length, peak_flops, precision_of
 from cpt.recipe.schema import Model
-from cpt.runs.metrics import read_metrics
+from cpt.runs.folder import read_metrics
 
 
 def test_attention_is_counted_over_a_tokens_own_document():
@@ -50,7 +50,7 @@ def test_the_precision_is_that_of_the_matrices(dtype, arguments, precision, tmp_
 )
 def test_the_figure_is_operations_of_real_tokens_over_the_peak(layout, tiny_recipe, tmp_path, monkeypatch):
     monkeypatch.setattr("cpt.monitoring.utilization.peak_flops", lambda *_: 1e9)
-    monkeypatch.setattr("cpt.monitoring.utilization.ROWS_LOOKED_AT", 600)
+    monkeypatch.setattr("cpt.monitoring.utilization.ROWS_MEASURED", 600)
     trainer = trainer_of({**tiny_recipe, "data": {**tiny_recipe["data"], **layout}}, tmp_path)
     trainer.train()
     lengths = np.concatenate([trainer.rows.documents_in(row) for row in range(600)])
@@ -79,9 +79,4 @@ def test_a_model_whose_operations_nobody_can_count_trains_without_the_figure(
     trainer = trainer_of(tiny_recipe, tmp_path)
     trainer.train()
     assert "mfu" not in read_metrics(trainer.run_folder).names
-    assert (
-        caplog.text.count(
-            "mfu is left out: the operations of this model cannot be counted (ValueError: code of its own)"
-        )
-        == 1
-    )
+    assert caplog.text.count("code of its own") == 1

@@ -14,10 +14,6 @@ def cells(book, kind):
     return [cell for cell in book.cells if cell.cell_type == kind]
 
 
-def test_there_is_one_for_data_training_and_evaluation():
-    assert [page.stem for page in PAGES] == ["data_preparation", "evaluation", "training"]
-
-
 @EVERY
 def test_a_notebook_is_valid_and_its_code_is_python(page):
     book = nbformat.read(page, as_version=4)
@@ -35,13 +31,6 @@ def test_a_notebook_was_kept_as_it_ran_from_top_to_bottom_without_an_error(page)
     assert all(output.output_type != "error" for output in outputs)
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert page.stat().st_size < 500_000
-
-
-@EVERY
-def test_what_a_notebook_shows_names_no_folder_of_this_machine(page):
-    book = nbformat.read(page, as_version=4)
-    text = "".join(output.get("text", "") for cell in cells(book, "code") for output in cell.outputs)
-    assert not [word for word in ("/home/", "/root/", "/tmp/", "/work/", "site-packages") if word in text]
 
 
 @pytest.mark.slow

@@ -47,8 +47,3 @@ def test_with_torch_for_the_cpu_nothing_of_cuda_comes_along():
     }
     assert chosen["torch"] == f"{CPU.torch}+cpu" and chosen["cpt"] == "0.1.0" and "transformers" in chosen
     assert [name for name in chosen if name.startswith(FOR_CUDA)] == []
-
-
-def test_the_torch_of_pypi_does_bring_cuda():
-    (torch,) = would_install(f"torch=={CPU.torch}", "--no-deps", PIP_CONFIG_FILE=os.devnull, PIP_FIND_LINKS="")
-    assert [line for line in torch["requires_dist"] if line.startswith(FOR_CUDA)] != []

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 from planned_setups import SHAPES, setup_for
 
 from cpt.extend import import_user_module
 from cpt.models.config import config_from
-from cpt.planner.activations import count_activations
+from cpt.models.recomputing import Recomputing
+from cpt.planner.activations import Activations, count_activations
 
 
 def count(shape, **changes):
@@ -53,14 +56,6 @@ def test_a_router_whose_code_needs_values_is_estimated():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "shape", [{"model_type": "mamba", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}]
-)
-def test_models_without_attention_are_counted_too(shape):
-    assert count(shape, packed=False).kept > 0
-
-
-@pytest.mark.long
 def test_a_recurrent_model_is_counted_on_a_short_row_and_grows_with_its_length():
     mamba = {"model_type": "mamba", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
     short, long = count(mamba, packed=False, sequence_length=256), count(mamba, packed=False, sequence_length=4096)
@@ -74,3 +69,23 @@ def test_a_model_whose_documents_decide_its_shapes_is_counted_as_if_each_row_wer
     assert (packed.kept, packed.layers) == (alone.kept, 2) and packed.is_counted
     tokens, width = 512, 64
     assert packed.kept > 2 * tokens * width * 4 * 2  # each layer keeps its gates at least
+
+
+ON = Recomputing(checkpoints=True)
+EIGHT = Activations(
+    kept=8_000, largest_layer=1_000, layer_inputs=800, backward=300, again=1_300, attention=160, layers=8
+)
+
+
+@pytest.mark.parametrize(
+    ("how", "kept"), [(ON, 800), (replace(ON, selective=True), 960), (replace(ON, every_n_layers=3), 5_300)]
+)
+def test_layers_that_are_not_computed_again_keep_all(how, kept):
+    assert EIGHT.kept_with(checkpointing=True, how=how) == pytest.approx(kept)
+    assert EIGHT.kept_with(checkpointing=False, how=how) == 8_000
+
+
+def test_two_layers_of_what_is_offloaded_are_on_their_way():
+    assert EIGHT.offloaded_with(checkpointing=True, how=ON) == 0
+    assert EIGHT.offloaded_with(checkpointing=True, how=replace(ON, offload=True)) == 600
+    assert EIGHT.offloaded_with(checkpointing=False, how=replace(ON, offload=True)) == 6_000

@@ -1,5 +1,7 @@
 """What compiled layers keep, compared with what `torch.compile` saves in the layers of a real model."""
 
+from functools import partial
+
 import pytest
 import torch
 from planned_setups import SHAPES, setup_for
@@ -7,16 +9,16 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from cpt.models.compiled import Compiling, compile_layers, move_checkpoints_into_graphs
 from cpt.models.config import config_from
 from cpt.models.recomputing import Recomputing
 from cpt.planner import activations
 from cpt.planner.activations import SavedBytes, computing_as, count_activations, fake_row, model_on_meta
-from cpt.planner.counted import Activations
-from cpt.planner.dry_run import checkpoint_options
 from cpt.planner.facts import facts_of
-from cpt.planner.memory import moments_of_step, plan_memory
+from cpt.planner.memory import plan_memory
+from cpt.planner.planned_attention import keep_planned_attention
 
 GPT2_SMALL = {"model_type": "gpt2", "n_embd": 768, "n_layer": 1, "n_head": 12, "vocab_size": 512, "n_positions": 1024}
 GPT2_SMALL |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
@@ -42,7 +44,10 @@ def saved_by_torch(shape, **changes):
     setup = setup_for(**SHORT, **changes)
     model = model_on_meta(config_from(SHAPES[shape]), setup).to_empty(device="cpu")
     if setup.checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_options(setup))
+        options = {"use_reentrant": False}
+        if setup.recomputing.selective:
+            options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_planned_attention)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     parts = {"partition_fn": min_cut_rematerialization_partition, "decompositions": select_decomp_table()}
     compile_layers(
         model, Compiling(aot_autograd(fw_compiler=lambda graph, _: graph, bw_compiler=lambda graph, _: graph, **parts))
@@ -95,14 +100,3 @@ def test_a_layer_that_cannot_be_traced_is_counted_without_the_compiler(monkeypat
     plan = plan_memory(facts_of(config_from(SHAPES["llama"]), None, 128), setup_for(**SHORT), found)
     notes = [term.note for moment in plan.moments for term in moment.terms if term.name == "activations"]
     assert all("not compiled" in note for note in notes)
-
-
-def test_released_gradients_of_a_compiled_layer_come_all_at_once():
-    facts, setup = facts_of(config_from(SHAPES["llama"]), None, 512), setup_for(releases=True, compiles=True)
-    rows = Activations(kept=10, largest_layer=5, layer_inputs=1, backward=3, again=4, layer_gradients=9_000_000)
-
-    def update_of_a_layer(of):
-        return next(moment.size for moment in moments_of_step(facts, setup, of) if moment.name == "a layer's update")
-
-    one_matrix = setup.weights_bytes * facts.largest_in_layers
-    assert update_of_a_layer(rows) - update_of_a_layer(Activations(10, 5, 1, 3, 4)) == 9_000_000 - one_matrix

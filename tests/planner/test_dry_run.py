@@ -12,8 +12,8 @@ from cpt.planner.activations import count_activations, fake_row
 from cpt.planner.dry_run import dry_run
 from cpt.planner.facts import facts_of
 from cpt.planner.memory import plan_memory
-from cpt.planner.optimizer_terms import state_bytes
 from cpt.planner.storages import PeakOfStorages
+from cpt.planner.terms import state_bytes
 
 FAST = [
     ("llama", "half"),

@@ -1,113 +1,228 @@
-"""Sums that can be checked with a pencil: 1,000 numbers, of which 100 are the head's."""
+"""Sums that can be checked with a pencil: 1,000 numbers, of which the embedding has 100 and the head 100."""
 
 from dataclasses import replace
 
 import pytest
-from planned_setups import PLAIN
+from planned_setups import PLAIN, SHAPES, setup_for
 from planner_facts import FACTS
 
-from cpt.planner.activations import Activations, Counted
-from cpt.planner.logits import logits_of
-from cpt.planner.memory import buffers_of, gradient_bytes, moments_of_step, plan_memory, states_of, update_of
+from cpt.models.config import config_from
+from cpt.models.recomputing import Recomputing
+from cpt.optim.paged_states import BUFFER, BUFFERS
+from cpt.planner.activations import Activations, Counted, count_activations
+from cpt.planner.facts import facts_of
+from cpt.planner.memory import moments_of_step, plan_memory
 from cpt.planner.setup import Zero
-from cpt.planner.terms import GIB
+from cpt.planner.stages import TILES, Beside, Other
+from cpt.planner.terms import GIB, checkpoint_bytes, state_bytes
 
-ACTIVATIONS = Activations(kept=10_000, largest_layer=2_000, layer_inputs=500, backward=300, again=2_300)
-COUNTED = Counted(
-    ACTIVATIONS, Activations(kept=20_000, largest_layer=4_000, layer_inputs=1_000, backward=600, again=4_600)
-)
+SMALL = replace(FACTS, in_linear_layers=700, largest_in_layers=60)
+ROW = Activations(kept=10_000, largest_layer=2_000, layer_inputs=500, backward=300, again=2_300, forward=640)
+COUNTED = Counted(ROW, replace(ROW, kept=20_000, layer_inputs=1_000, backward=600, again=4_600, forward=1280))
 AUTOCAST = replace(PLAIN, weights_bytes=4, sequence_length=8)
+ZERO3 = Zero(3, prefetch_bucket=0, max_live=0, max_reuse_distance=0)
+ON_HOST = {"offload_optimizer": True, "offload_parameters": True}
+FSDP = Zero(3, is_fsdp=True)
 
 
-def sizes(terms):
-    return {term.name: term.size for term in terms}
+def moments(setup, facts=SMALL):
+    plan = plan_memory(facts, setup, COUNTED)
+    return {moment.name: {term.name: term.size for term in moment.terms} for moment in plan.moments}
+
+
+def host(setup, **options):
+    return {term.name: term.size for term in plan_memory(SMALL, setup, COUNTED, **options).host.terms}
 
 
 @pytest.mark.parametrize(
     ("zero", "weights", "optimizer", "gradients"),
     [
-        (None, 4000, 8000, 0),
+        (None, 4000, 8000, None),  # gradients are views of DDP's buckets
         (Zero(1), 2000, 3000, 2000),
         (Zero(2), 2000, 3000, 500),
-        (Zero(3, prefetch_bucket=0, max_live=0, max_reuse_distance=0), 500, 3000, 500),
-        (Zero(2, offload_optimizer=True), 2000, None, 0),
-        (
-            Zero(
-                3, offload_optimizer=True, offload_parameters=True, prefetch_bucket=0, max_live=0, max_reuse_distance=0
-            ),
-            0,
-            None,
-            0,
-        ),
+        (ZERO3, 500, 3000, 500),
+        (Zero(2, offload_optimizer=True), 2000, None, None),
+        (replace(ZERO3, **ON_HOST), None, None, None),
     ],
 )
 def test_states_of_four_gpus(zero, weights, optimizer, gradients):
-    setup = replace(AUTOCAST, gpus=4, zero=zero, weights_bytes=4 if zero is None else 2)
-    there = sizes(states_of(FACTS, setup))
-    assert there["weights"] == weights and gradient_bytes(FACTS, setup) == gradients
+    there = moments(replace(AUTOCAST, gpus=4, zero=zero, weights_bytes=4 if zero is None else 2))["the update"]
+    assert (there.get("weights"), there.get("gradients")) == (weights, gradients)
     assert there.get("optimizer", there.get("optimizer and fp32 weights")) == optimizer
 
 
-def test_zero3_has_its_largest_layer_whole():
-    zero = Zero(3, prefetch_bucket=50, max_live=0, max_reuse_distance=0)
-    assert sizes(states_of(FACTS, replace(AUTOCAST, gpus=4, zero=zero, weights_bytes=2)))["layers in use"] == 2 * 350
+def test_zero3_gathers_its_largest_layer_and_what_it_fetches_ahead():
+    zero = replace(ZERO3, prefetch_bucket=50)
+    assert moments(replace(AUTOCAST, gpus=4, zero=zero, weights_bytes=2))["the loss"]["layers in use"] == 2 * 350
 
 
-def test_adapters_have_states_and_the_model_only_weights():
-    there = sizes(states_of(replace(FACTS, trained=10), replace(AUTOCAST, lora={"r": 1}, weights_bytes=2)))
-    assert there == {"weights": 2 * 1000 + 4 * 10, "optimizer": 80}
+def test_fsdp_divides_weights_moments_and_gradients_and_gathers_two_layers_and_the_head():
+    setup = replace(AUTOCAST, gpus=4, zero=FSDP)
+    there = moments(setup)["the update"]
+    assert (there["weights"], there["optimizer"], there["layers in use"]) == (1000, 2000, 2 * 700)
+    assert there["communication buffers"] == (2 + 4) * 300 and there["gradients"] == 1000
+    assert moments(replace(setup, accumulation=2))["the update"]["gradients"] == 4000
+    each = replace(FSDP, reduces_each_micro_batch=True)
+    assert moments(replace(setup, accumulation=2, zero=each))["the update"]["gradients"] == 1000
+    whole = moments(replace(setup, zero=replace(FSDP, keeps_gathered=True)))["the update"]
+    assert whole["layers in use"] == 2 * 1000
+    assert checkpoint_bytes(FACTS, setup) == (4 + 4 + 8) * FACTS.trained
 
 
-def test_logits_are_there_three_times_in_fp32_and_a_cast_head_beside():
-    assert sizes(logits_of(FACTS, AUTOCAST)) == {"logits": 12 * 8 * 50, "half-precision head": 200}
-    fused = sizes(logits_of(FACTS, replace(AUTOCAST, fused_loss=True)))["logits"]
-    assert (
-        fused == 2 * 8 * 50 + 2 * 8 * 2 + 4 * 100
-    )  # logits in half precision, the gradients of the head's inputs and of the head
+def test_logits_are_there_three_times_in_fp32_or_in_chunks():
+    there = moments(AUTOCAST)["the loss"]
+    assert (there["logits"], there["half-precision head"]) == (12 * 8 * 50, 200)
+    fused = moments(replace(AUTOCAST, fused_loss=True))["the loss"]["logits"]
+    assert fused == 2 * 8 * 50 + 2 * 8 * 2 + 4 * 100  # with the gradients of the head's inputs and of the head
 
 
-def test_accumulated_gradients_are_there_at_the_loss():
-    def at_the_loss(accumulation):
-        return sizes(moments_of_step(FACTS, replace(AUTOCAST, accumulation=accumulation), ACTIVATIONS)[0].terms)
+def test_a_loss_in_tiles_scores_what_the_model_wrote():
+    setup = replace(AUTOCAST, half=False, micro_batch=2, beside=Beside("dpo", TILES))
+    tile = 4 * 16 * 32768
+    assert moments(setup)["the forward pass ends"]["logits"] == tile
+    assert moments(setup)["the loss"]["logits"] == tile + 4 * 16 * 2 + 4 * 100
+    written = replace(setup, beside=Beside("grpo", TILES, completion=3))
+    assert moments(written)["the forward pass ends"]["logits"] == 4 * 6 * 32768
 
-    assert "gradients" not in at_the_loss(1) and at_the_loss(2)["gradients"] == 4000
 
-
-def test_gradients_of_half_precision_weights_accumulate_in_fp32():
+def test_gradients_accumulate_in_fp32_with_our_optimizers():
     def of(**changes):
-        setup = replace(AUTOCAST, weights_bytes=2, **changes)
-        return gradient_bytes(FACTS, setup), sizes(buffers_of(FACTS, setup)), sizes(update_of(FACTS, setup))
+        return moments(replace(AUTOCAST, weights_bytes=2, **changes))["the update"]
 
-    assert of() == (2000, {}, {})
-    assert of(accumulation=4) == (4000, {}, {})
-    assert of(accumulation=4, optimizer="sgd") == (2000, {}, {})
-    assert of(gpus=2)[:2] == (0, {"gradient buckets": 2000}), "views of DDP's buckets"
-    assert of(gpus=2, accumulation=4)[:2] == (4000, {"gradient buckets": 2000})
-
-
-def test_the_table_adds_up_and_its_peak_is_the_largest():
-    plan = plan_memory(FACTS, replace(AUTOCAST, gpus=2), COUNTED)
-    assert plan.peak.size == max(sum(term.size for term in moment.terms) for moment in plan.moments)
-    assert sizes(plan.peak.terms)["gradient buckets"] == 4000  # DDP's, with all gradients
+    assert of()["gradients"] == 2000 and of(accumulation=4)["gradients"] == 4000
+    assert of(accumulation=4, optimizer="sgd")["gradients"] == 2000
+    assert "gradients" not in of(gpus=2) and of(gpus=2)["gradient buckets"] == 2000
+    assert "gradients" not in moments(AUTOCAST)["the loss"]
+    assert moments(replace(AUTOCAST, accumulation=2))["the loss"]["gradients"] == 4000
 
 
 def test_checkpointing_keeps_inputs_and_one_layer():
-    moments = {
-        m.name: sizes(m.terms) for m in moments_of_step(FACTS, replace(AUTOCAST, checkpointing=True), ACTIVATIONS)
-    }
-    assert moments["the loss"]["activations"] == 500
-    assert moments["the backward pass begins"]["one layer's backward pass"] == 2_300
+    there = moments(replace(AUTOCAST, checkpointing=True))
+    assert there["the loss"]["activations"] == 500
+    assert there["the backward pass begins"]["one layer's backward pass"] == 2_300
 
 
-def test_the_host_holds_what_is_offloaded_and_the_rounding_of_pinned_blocks():
-    zero = Zero(3, offload_optimizer=True, offload_parameters=True, sub_group=100)
-    host = sizes(plan_memory(FACTS, replace(AUTOCAST, zero=zero, weights_bytes=2), COUNTED).host.terms)
-    assert host["optimizer and fp32 weights"] == 12_000 and host["gradients"] == 2000 and host["processes"] == 3 * GIB
-    assert host["rounding of pinned blocks"] == pytest.approx(4000 * (512 / 400 - 1)) and host[
-        "weights"
-    ] == pytest.approx(2000 * 256 / 200)
+@pytest.mark.parametrize(
+    ("changes", "each"),
+    [
+        ({"weights_bytes": 4}, 8),
+        ({}, 12),  # moments and master
+        ({"rounding": "kahan"}, 10),
+        ({"rounding": "stochastic"}, 8),
+        ({"lora": {"r": 1}}, 8),
+        ({"optimizer": "sgd"}, 0),
+    ],
+)
+def test_states_of_adamw(changes, each):
+    assert state_bytes(SMALL, replace(PLAIN, **changes)) == each * 1000
+
+
+@pytest.mark.parametrize(("rounding", "each"), [(None, 0), ("kahan", 2), ("stochastic", 0)])
+def test_states_in_8_bit_but_for_the_embedding(rounding, each):
+    found = state_bytes(SMALL, replace(PLAIN, optimizer="adamw_8bit", rounding=rounding))
+    assert found == pytest.approx(8 * 100 + (2 + 2 * 4 / 256) * 900 + each * 1000)
+
+
+def test_paged_states_are_on_the_host_and_two_buffers_on_the_gpu():
+    setup = replace(PLAIN, optimizer="paged_adamw_8bit", rounding="stochastic")
+    assert moments(setup)["the update"]["optimizer"] == BUFFERS * BUFFER
+    found = host(setup, snapshot=True)
+    assert found["optimizer"] == pytest.approx(state_bytes(SMALL, setup))
+    assert found["copy of the checkpoint that is written"] == pytest.approx(2 * 1000 + state_bytes(SMALL, setup))
+
+
+def test_released_gradients_are_one_at_a_time_or_one_compiled_layer():
+    released = replace(PLAIN, optimizer="adamw_8bit", releases=True)
+    there = moments(released)
+    assert there["the head's update"]["gradients"] == 200 and there["a layer's update"]["gradients"] == 120
+    assert "gradient of the head" in moments(released, replace(SMALL, is_tied=True))["a layer's update"]
+    compiled = moments_of_step(SMALL, replace(released, compiles=True), replace(ROW, layer_gradients=9_000))
+    sizes = {term.name: term.size for moment in compiled for term in moment.terms if moment.name == "a layer's update"}
+    assert sizes["a layer's gradients"] == 9_000
+
+
+@pytest.mark.parametrize(("double", "each"), [(True, 0.5 + 0.127 / 8), (False, 0.5 + 0.5 / 8)])
+def test_weights_in_4_bit(double, each):
+    setup = replace(PLAIN, lora={"r": 1, "quantize": "nf4", "double_quantize": double})
+    there = moments(setup, replace(SMALL, trained=10))["the loss"]
+    assert there["weights"] == pytest.approx(700 * each + 300 * 2 + 10 * 4, rel=1e-3)
+    assert there["a matrix in half precision"] == 2 * 60
+
+
+def test_what_is_offloaded_is_on_the_host_in_pinned_blocks():
+    zero = Zero(3, sub_group=100, **ON_HOST)
+    found = host(replace(AUTOCAST, zero=zero, weights_bytes=2))
+    assert found["optimizer and fp32 weights"] == 12_000 and found["gradients"] == 2000
+    assert found["rounding of pinned blocks"] == pytest.approx(4000 * (512 / 400 - 1))
+    assert found["weights"] == pytest.approx(2000 * 256 / 200) and found["processes"] == 3 * GIB
+
+
+def test_each_of_several_machines_has_its_part():
+    setup = replace(AUTOCAST, gpus=4, weights_bytes=2, zero=Zero(3, sub_group=250, **ON_HOST))
+    whole, each = host(setup, snapshot=True), host(replace(setup, nodes=2), snapshot=True)
+    for name in ("weights", "optimizer and fp32 weights", "gradients", "processes"):
+        assert each[name] == whole[name] / 2, name
+    copy = "copy of the checkpoint that is written"
+    assert host(replace(AUTOCAST, gpus=2, nodes=2), snapshot=True)[copy] == 12_000  # one machine copies all of it
+
+
+def test_each_process_loads_the_model_but_zero3_once_for_all():
+    assert host(replace(AUTOCAST, gpus=2))["weights while they are loaded"] == 2 * 4000
+    assert host(replace(AUTOCAST, gpus=2, weights_bytes=2, zero=Zero(3)))["weights while they are loaded"] == 2000
 
 
 def test_on_the_cpu_all_processes_share_one_memory():
     one, two = (plan_memory(FACTS, replace(AUTOCAST, on_cpu=True, gpus=gpus), COUNTED).peak.size for gpus in (1, 2))
     assert two == pytest.approx(2 * one, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"weights_bytes": 4}, 4000),
+        ({"lora": {"r": 1}}, None),
+        ({"zero": Zero(2)}, 2000),
+        ({"zero": ZERO3}, 500),
+        ({"zero": replace(ZERO3, offload_parameters=True)}, None),
+    ],
+)
+def test_a_reference_is_whole_but_under_zero_3_and_free_with_an_adapter(changes, expected):
+    setup = replace(PLAIN, gpus=4, beside=Beside("dpo", TILES, reference=True), **changes)
+    assert moments(setup)["the loss"].get("reference model") == expected
+    on_host = setup.zero is not None and setup.zero.offload_parameters
+    assert host(setup).get("reference model") == (2000 if on_host else None)
+
+
+def test_teachers_and_reward_models_have_their_own_sizes():
+    judges = (Other(100, 10, 10, 2, 4), Other(100, 10, 10, 2, 2))
+    setup = replace(PLAIN, lora={"r": 1}, beside=Beside("distill", teacher=Other(5000, 700, 500, 4, 2), judges=judges))
+    there = moments(setup)["the update"]
+    assert (there["teacher"], there["reward models"]) == (10_000, 600)
+    assert moments(replace(setup, zero=ZERO3, gpus=2))["the update"]["teacher"] == 5_000
+
+
+def test_sampling_takes_keys_and_values_of_whole_completions():
+    setup = replace(AUTOCAST, half=False, sequence_length=6, micro_batch=2, accumulation=3, on_cpu=True)
+    setup = replace(setup, beside=Beside("grpo", TILES, completion=2))
+    there = moments(setup, replace(SMALL, cached=10))["sampling completions"]
+    assert there["generation cache"] == 6 * 8 * 10 * 4 and there["logits"] == 16 * 6 * 50
+    assert there["one layer's forward pass"] == pytest.approx(6 * 640 * 6 / 8 + 4 * 6 * 2 * 6)
+    assert "gradients" not in there
+    often = replace(setup, beside=replace(setup.beside, steps_per_generation=2))
+    assert "gradients" in moments(often)["sampling completions"]
+    under_zero3 = replace(setup, zero=ZERO3, half=True, weights_bytes=2, gpus=2, on_cpu=False)
+    assert moments(under_zero3)["sampling completions"]["whole weights"] == 2000
+
+
+def test_offloaded_activations_are_on_the_host():
+    config = config_from(SHAPES["llama"])
+    plans = []
+    for how in (Recomputing(), Recomputing(offload=True)):
+        setup = setup_for(micro_batch=8, recomputing=how)
+        plans.append(plan_memory(facts_of(config, None, 512), setup, count_activations(config, setup)))
+    here, away = (
+        max(term.size for moment in plan.moments for term in moment.terms if term.name == "activations")
+        for plan in plans
+    )
+    (waiting,) = (term.size for term in plans[1].host.terms if term.name == "activations")
+    assert waiting > 0 and here - away == pytest.approx(waiting)

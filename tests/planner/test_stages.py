@@ -1,16 +1,19 @@
-"""What recipes of all stages say of the models beside."""
+"""What stages hold besides the model, and what their real steps take on the CPU."""
 
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from planner_facts import FACTS
-from stage_steps import SHAPE, recipe_of
+from stage_steps import SHAPE, measured_peak, recipe_of
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from cpt.errors import RecipeError
 from cpt.models.config import config_from
+from cpt.planner.activations import count_activations
 from cpt.planner.facts import facts_of
+from cpt.planner.memory import facts_for, plan_memory
+from cpt.planner.setup import setup_of
 from cpt.planner.stages import KINDS, LMBDA, SCORE, Beside, beside_of, with_own_head
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.schema import Reward
@@ -110,3 +113,60 @@ def test_one_score_takes_the_place_of_the_head_and_values_come_beside_it():
     assert (score.parameters, score.trained, score.head, score.vocabulary) == (902, 902, 2, 1)
     assert with_own_head(FACTS, Beside("ppo"), adapters=False).trained == 1003
     assert with_own_head(FACTS, Beside("dpo"), adapters=False) is FACTS
+
+
+def planned_and_measured(stage, folder, **options):
+    """Bytes of one process."""
+    if stage in ("distill", "gkd", "distill_on_policy"):
+        AutoModelForCausalLM.from_config(
+            config_from({**SHAPE, "hidden_size": 512, "num_attention_heads": 8})
+        ).save_pretrained(folder / "t")
+        options["teacher_model_name_or_path"] = str(folder / "t")
+    recipe = recipe_of(stage, folder, **options)
+    config = config_from(recipe.model.config)
+    setup = setup_of(recipe, 1, None, attention="sdpa", on_cpu=True)
+    return plan_memory(facts_for(config, setup), setup, count_activations(config, setup)).model_alone, measured_peak(
+        recipe
+    )
+
+
+SAMPLES_MUCH = {
+    "shape": {**SHAPE, "vocab_size": 128},
+    "gradient_accumulation_steps": 32,
+    "per_device_train_batch_size": 1,
+}
+SLOW = ("kto", "ppo", "distill")
+CASES = [
+    ("dpo", {}),
+    ("dpo", {"lora": {"r": 8}}),
+    ("reward", {}),
+    ("grpo", {"beta": 0.1, "max_completion_length": 4}),
+]
+MORE = [
+    ("dpo", {"gradient_checkpointing": True}),
+    ("dpo", {"bf16": True, "lora": {"r": 8}}),
+    ("reward", {"lora": {"r": 8}}),
+    ("kto", {}),
+    ("orpo", {}),
+    ("cpo", {}),
+    ("rloo", {}),
+    ("ppo", {"gradient_accumulation_steps": 4}),
+    ("spo", {}),
+    ("distill", {}),
+    ("distill_on_policy", {}),
+    ("gkd", {"lmbda": 1.0}),
+    ("grpo", {**SAMPLES_MUCH, "max_completion_length": 4}),
+    ("grpo", {**SAMPLES_MUCH, "max_completion_length": 4, "bf16": True}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stage", "options"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow if case[0] in SLOW else pytest.mark.long) for case in MORE)],
+    ids=[" ".join((stage, *(key for key in options if key != "shape"))) for stage, options in (*CASES, *MORE)],
+)
+def test_a_plan_is_what_real_steps_take(stage, options, tmp_path):
+    planned, measured = planned_and_measured(stage, tmp_path, **options)
+    # The first pass through prompts is counted by the longest of its layers' operations, so that sampling may be less.
+    assert 0.97 <= planned / measured <= (1.15 if "shape" in options else 1.07)

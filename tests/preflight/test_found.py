@@ -1,12 +1,28 @@
+import pytest
+from tiny import write_recipe
+
 from cpt.errors import DataError
-from cpt.preflight.found import PreflightReport
+from cpt.preflight.found import PreflightReport, placed
+from cpt.recipe.load import load_with_places
 
 
 def fail():
     raise DataError("a.txt is empty")
 
 
-def test_a_complaint_is_noted_and_the_checks_go_on():
+def test_a_mistake_is_noted_and_the_checks_continue():
     found = PreflightReport()
     assert found.run(fail) is None and found.run(lambda: 7) == 7
     assert [str(mistake) for mistake in found.mistakes] == ["a.txt is empty"]
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [("`budget.tokens` is too small.", "tokens:"), ("say model.from_scratch", "from_scratch:"), ("`stage`", "stage:")],
+)
+def test_a_message_begins_with_the_line_of_the_key_that_it_names(message, line, tiny_recipe, tmp_path):
+    file = write_recipe(tiny_recipe, tmp_path / "r.yaml")
+    _, root = load_with_places(file, ())
+    number = next(number for number, text in enumerate(file.read_text().splitlines(), 1) if line in text)
+    assert placed(message, root) == f"{file}:{number}: {message}"
+    assert placed("the disk is full", root) == "the disk is full"

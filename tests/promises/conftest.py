@@ -36,8 +36,8 @@ TINY_MODEL = {
     "max_position_embeddings": 128,
 }
 # Commands are forked from one process that has imported everything: a start takes a tenth of a second instead of
-# several.
-FORKS = get_context("forkserver")
+# several. CPT_PROMISES_START=fork forks them from pytest itself: less work for a single test, less apart for many.
+FORKS = get_context(os.environ.get("CPT_PROMISES_START", "forkserver"))
 FORKS.set_forkserver_preload(["cpt.train", "cpt.api"])
 
 
@@ -104,6 +104,7 @@ def _run(words: list[str], output: Path, folder: Path, environment: dict[str, st
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     sys.argv = ["cpt", *words]
+    sys.modules.pop("my_lab", None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     (command,) = importlib.metadata.entry_points(group="console_scripts", name="cpt")
     sys.exit(command.load()())

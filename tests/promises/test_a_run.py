@@ -1,6 +1,7 @@
 """Run promises: how to start a run, what a recipe can say, and which mistakes are found before training."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -157,6 +158,39 @@ def test_a_global_batch_is_the_same_however_it_is_cut(whole, run_of):
     assert losses(run_of("four-at-once")) == pytest.approx(losses(run_of()), rel=1e-5)
 
 
+def test_a_budget_is_rounded_up_to_whole_steps_and_counted_in_tokens(recipe, write):
+    recipe["budget"]["tokens"] = 600
+    run = train(load_recipe(write(recipe))).parent
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["tokens"]) for row in rows if "loss" in row] == [(1, 256), (2, 512), (3, 768)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        ({"name": "linear", "warmup_tokens": 512}, [1 / 2, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0]),
+        ({"name": "cosine", "floor": 0.2}, [0.2 + 0.4 * (1 + math.cos(math.pi * step / 8)) for step in range(1, 9)]),
+        ({"name": "wsd", "decay_tokens": 1024}, [1] * 4 + [1 - math.sqrt(step / 4) for step in range(1, 5)]),
+        (
+            {"name": "continued", "trained_tokens": 2048, "schedule": {"name": "linear"}},
+            [(8 - step) / 16 for step in range(1, 9)],
+        ),
+    ],
+    ids=lambda value: value["name"] if isinstance(value, dict) else "",
+)
+def test_the_learning_rate_of_each_step_is_that_of_the_formula(recipe, write, schedule, factors):
+    loaded = load_recipe(write({**recipe, "schedule": schedule}))
+    tokenizer = load_tokenizer(loaded)
+    trainer = build_trainer(loaded, build_model(loaded, tokenizer), tokenizer, build_data(loaded, tokenizer))
+    trainer.create_optimizer_and_scheduler(8)
+    rates = []
+    for _ in range(8):
+        rates.append(trainer.lr_scheduler.get_last_lr()[0])
+        trainer.optimizer.step()
+        trainer.lr_scheduler.step()
+    assert rates == pytest.approx([3e-3 * factor for factor in factors], abs=1e-9)
+
+
 def test_a_section_can_be_a_file_with_keys_on_top(whole, tmp_path):
     recipe = yaml.safe_load(whole.read_text())
     written(tmp_path / "tiny.yaml", recipe["model"])
@@ -172,6 +206,7 @@ def test_numbers_take_underscores_exponents_and_units(whole):
     assert tokens == {2_000_000}
 
 
+@pytest.mark.slow
 def test_lora_trains_adapters_and_exports_a_merged_model(cpt, whole, run_of):
     words = f"model={{path: {run_of()}/final}}", "stage=cpt", "name=adapted"
     typed = cpt("train", whole, *words, "--lora")
@@ -225,10 +260,11 @@ def test_two_runs_of_one_name_at_once_are_refused(start, cpt, recipe, write):
     assert first.wait().returncode == 75
 
 
+@pytest.mark.slow
 def test_other_files_in_the_folder_of_a_run_are_not_touched(cpt, recipe, write, tmp_path):
     (tmp_path / "runs/run").mkdir(parents=True)
     (tmp_path / "runs/run/thesis.tex").write_text("mine")
-    typed = cpt("train", write(recipe))
+    typed = cpt("train", write(recipe), "budget.tokens=256")
     assert typed.returncode in (0, 2) and (tmp_path / "runs/run/thesis.tex").read_text() == "mine"
 
 
@@ -299,6 +335,8 @@ def test_an_unknown_key_or_stage_is_refused_with_the_nearest_known_one(refused, 
         "data.sequence_length=1",
         "optimizer.learning_rate=fast",
         "optimizer.learning_rate=nan",
+        "optimizer.learning_rate=3",
+        "seed=010",
     ]
     + [
         "training.bf16=yes please",
@@ -341,6 +379,25 @@ def test_a_file_that_is_not_a_recipe_is_refused_with_its_line(tmp_path, text, li
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(RecipeError, match=rf"recipe\.yaml:{line}\b"):
         load_recipe(tmp_path / "recipe.yaml")
+
+
+PHASES = "[{until: 512, weights: {domain: 1}}, {until: 256, weights: {general: 1}}, {weights: {domain: 1}}]"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["training.bf16=true", "training.fp16=true"], "training.fp16"),
+        (["training.deepspeed=profile.json", "training.fsdp=true"], "training.fsdp"),
+        (["budget.epochs=1"], "budget.epochs"),
+        (["training.gradient_accumulation_steps=2"], "gradient_accumulation_steps"),
+        (["model.trust_remote_code=true"], "model.revision"),
+        (["data.packing=sliding_window", "data.stride=128"], "data.stride"),
+        ([f"data.phases={PHASES}", "data.sources.0.weight=1", "data.sources.1.weight=1"], "data.phases[1].until"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(refused, overrides, key):
+    assert key in refused(*overrides)
 
 
 def test_an_impossible_global_batch_is_refused_with_a_possible_one(refused):

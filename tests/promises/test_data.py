@@ -3,13 +3,17 @@
 import csv
 import gzip
 import json
+import re
 from collections import Counter
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
 from promises.conftest import WORDS, events, losses
+from tokenizers import models
+from tokenizers.processors import TemplateProcessing
 from torch.utils.data import DataLoader, Subset
 from transformers import AutoTokenizer
 
@@ -112,6 +116,12 @@ def test_documents_read_in_small_windows_are_all_read_once(epoch, tmp_path):
     assert whole.texts == windowed.texts == Counter(TEXTS) and not same_rows(whole.rows, windowed.rows)
 
 
+def test_lines_that_begin_where_a_window_does_are_read_once(epoch):
+    texts = [f"number {number:03}." for number in range(80)]
+    length = len(json.dumps({"text": texts[0]})) + 1
+    assert epoch(texts, window_bytes=8 * length).texts == Counter(texts)
+
+
 @pytest.mark.parametrize("kind", ["parquet", "csv", "tsv", "txt", "json", "jsonl.gz", "jsonl.zst"])
 def test_the_same_documents_in_another_format_are_the_same_rows(epoch, tmp_path, kind):
     file, more = tmp_path / f"other.{kind}", {"text_documents": "line"} if kind == "txt" else {}
@@ -173,15 +183,88 @@ def test_a_source_can_be_my_own_function(epoch, my_lab, monkeypatch):
     assert all(any(f"cow number {number} says" in text for text in read.texts) for number in range(12))
 
 
+def test_a_changed_file_is_read_anew(epoch, tmp_path):
+    assert epoch().texts == Counter(TEXTS)
+    others = [text.replace("number", "figure") for text in TEXTS]
+    assert epoch(others).texts == Counter(others)
+
+
+def test_another_tokenizer_makes_other_tokens_of_the_same_files(epoch, recipe, tokenizer_folder, tmp_path):
+    sources = [{"path": jsonl(tmp_path / "t.jsonl", TEXTS)}]
+    assert epoch(sources=sources).texts == Counter(TEXTS)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    by_number = {number: token for token, number in model["vocab"].items()}
+    backend = models.BPE({by_number[number]: 319 - number for number in by_number if number}, [])
+    tokenizer.backend_tokenizer.model = backend
+    tokenizer.save_pretrained(tmp_path / "other")
+    recipe["tokenizer"] = {"path": str(tmp_path / "other")}
+    assert epoch(sources=sources).texts == Counter(TEXTS)
+
+
+def test_documents_begin_with_a_begin_token_where_the_tokenizer_adds_one(epoch, recipe, tokenizer_folder, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
+    begin = ("<|begin|>", tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|begin|> $A", special_tokens=[begin])
+    tokenizer.save_pretrained(tmp_path / "with_begin")
+    recipe["tokenizer"] = {"path": str(tmp_path / "with_begin")}
+    read = epoch()
+    assert all(piece[0] == read.tokenizer.bos_token_id and piece.count(piece[0]) == 1 for piece in read.pieces)
+    assert read.texts == Counter(f"<|begin|>{text}" for text in TEXTS)
+
+
+def test_fill_in_the_middle_keeps_each_document_whole(epoch, recipe, tokenizer_folder, tmp_path):
+    marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    tokenizer.save_pretrained(tmp_path / "with_marks")
+    recipe["tokenizer"] = {"path": str(tmp_path / "with_marks")}
+    source = {"path": jsonl(tmp_path / "t.jsonl", TEXTS), "fill_in_the_middle": {"rate": 1, "suffix_first_rate": 0}}
+    written = [re.split("|".join(map(re.escape, marks)), text) for text in epoch(sources=[source]).texts]
+    assert Counter(prefix + middle + suffix for _, prefix, suffix, middle in written) == Counter(TEXTS)
+
+
+def test_sliding_windows_overlap_and_hold_each_token(epoch):
+    long = [" ".join([WORDS] * count) + f" {count}" for count in (2, 3, 5)]
+    read = epoch(long, packing="sliding_window", stride=16, sequence_length=32)
+    expected = []
+    for text in long:
+        ids = [*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id]
+        last = next(begin for begin in range(0, len(ids), 16) if begin + 32 >= len(ids))
+        expected += [tuple(ids[begin : begin + 32]) for begin in range(0, last + 1, 16)]
+    assert Counter(map(tuple, read.pieces)) == Counter(expected)
+
+
+def test_a_context_length_cuts_documents_without_changing_the_rows(rows_of, tmp_path):
+    sources = [{"path": jsonl(tmp_path / "t.jsonl", [" ".join([WORDS] * 9)] * 9), "name": "t"}]
+    phases = [{"until": 64 * 4, "weights": {"t": 1}, "context_length": 16}, {"weights": {"t": 1}}]
+    (cut, _), (whole, _) = (rows_of(sources, "budget.tokens=1M", **more) for more in ({"phases": phases}, {}))
+    for number in range(6):
+        row, other = cut[number], whole[number]
+        assert torch.equal(row["input_ids"], other["input_ids"])
+        assert int(row["position_ids"].max()) < (16 if number < 4 else 65)
+        assert (row["labels"][row["position_ids"] == 0] == -100).all()
+    assert int((cut[0]["labels"] != -100).sum()) < int((whole[0]["labels"] != -100).sum())
+    assert torch.equal(cut[5]["labels"], whole[5]["labels"])
+
+
+def test_max_tokens_bounds_what_is_read_of_a_source(epoch, tmp_path):
+    read = epoch(sources=[{"path": jsonl(tmp_path / "t.jsonl", TEXTS), "max_tokens": 200}])
+    assert 100 < sum(map(len, read.pieces)) <= 200
+
+
 # Dropping
 
 
-def test_a_filter_and_a_transform_can_be_my_own_functions(epoch, my_lab, monkeypatch):
+def test_a_filter_and_a_transform_can_be_my_own_functions(epoch, my_lab, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(my_lab)
-    read = epoch(filters=[{"name": "my_lab:too_short", "min_words": 6}], transforms=[{"name": "my_lab:shouted"}])
-    assert read.texts == Counter(text.upper() for text in TEXTS if len(text.split()) >= 6) and len(read.texts) < len(
-        TEXTS
-    )
+    sources = [{"path": jsonl(tmp_path / "t.jsonl", TEXTS)}]
+    filters, transforms = [{"name": "my_lab:too_short", "min_words": 6}], [{"name": "my_lab:shouted"}]
+    kept = [text for text in TEXTS if len(text.split()) >= 6]
+    assert epoch(sources=sources, filters=filters).texts == Counter(kept) and len(kept) < len(TEXTS)
+    read = epoch(sources=sources, filters=filters, transforms=transforms)
+    assert read.texts == Counter(text.upper() for text in kept)
 
 
 def test_an_option_that_my_filter_does_not_take_is_refused_with_its_line(cpt, recipe, write, my_lab):
@@ -194,6 +277,12 @@ def test_an_option_that_my_filter_does_not_take_is_refused_with_its_line(cpt, re
 
 def test_exact_duplicates_are_read_once(epoch):
     assert epoch(TEXTS * 2, deduplicate="exact").texts == Counter(TEXTS)
+
+
+def test_near_duplicates_are_read_once_and_others_stay(epoch):
+    long = [f"{number} {WORDS} {WORDS[number:]} number {number} {'abcdefghij'[number] * 9}" for number in range(5)]
+    read = epoch([*long, long[0] + "!", *TEXTS[:9]], deduplicate="near", sequence_length=128)
+    assert read.texts.keys() >= {*long} and long[0] + "!" not in read.texts
 
 
 def test_duplicates_in_two_sources_are_read_from_the_first(epoch, tmp_path):
@@ -219,6 +308,12 @@ def test_held_out_documents_are_never_trained_on_and_are_what_is_evaluated(epoch
         sums = [trainer.model.eval()(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in documents]
     by_hand = float(sum(sums)) / sum(ids.shape[1] - 1 for ids in documents)
     assert trainer.evaluate()["eval_a_loss"] == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_documents_of_a_held_out_file_are_not_trained_on(epoch, tmp_path):
+    evaluation = {"perplexity": [{"path": jsonl(tmp_path / "held.jsonl", TEXTS[:9])}]}
+    filters = [{"name": "decontaminate", "own_evaluation": False}]  # equal texts are dropped without it, too
+    assert epoch(evaluation=evaluation, filters=filters).texts == Counter(TEXTS[9:])
 
 
 def test_a_bad_row_ends_the_run_with_its_file_and_line(epoch, tmp_path):
@@ -289,7 +384,15 @@ def rows_of(recipe, write):
 def test_weights_are_shares_of_tokens_within_a_tenth_of_a_point(rows_of, two_sources, weight):
     two_sources[0]["weight"], two_sources[1]["weight"] = weight, 1 - weight
     rows, tokenizer = rows_of(two_sources)
-    assert share_of_capitals(rows, 0, 8000, tokenizer) == pytest.approx(weight, abs=1e-3)
+    assert share_of_capitals(rows, 0, 4000, tokenizer) == pytest.approx(weight, abs=1e-3)
+
+
+def test_a_temperature_weighs_sources_by_a_root_of_their_size(rows_of, two_sources):
+    rows, tokenizer = rows_of(two_sources, temperature=2.0)
+    files = [Path(source["path"]).read_text().splitlines() for source in two_sources]
+    tokens = [sum(len(tokenizer(json.loads(line)["text"])["input_ids"]) + 1 for line in lines) for lines in files]
+    roots = [count**0.5 for count in tokens]
+    assert share_of_capitals(rows, 0, 3000, tokenizer) == pytest.approx(roots[0] / sum(roots), abs=2e-3)
 
 
 def test_phases_change_the_weights_where_they_say(rows_of, two_sources):
@@ -297,6 +400,18 @@ def test_phases_change_the_weights_where_they_say(rows_of, two_sources):
     rows, tokenizer = rows_of(two_sources, "budget.tokens=1M", phases=phases)
     assert share_of_capitals(rows, 0, 50, tokenizer) == 1
     assert share_of_capitals(rows, 50, 2050, tokenizer) == pytest.approx(0.2, abs=0.002)
+
+
+def test_a_source_continues_where_it_was_when_weights_change(rows_of, two_sources):
+    """Each row of a source is read once before any is read again."""
+    until = [64 * 10, 64 * 20, 64 * 30]
+    phases = [{"until": end, "weights": {"loud": 1, "soft": index}} for index, end in enumerate(until)]
+    rows, tokenizer = rows_of(two_sources, "budget.tokens=1M", phases=[*phases, {"weights": {"loud": 1}}])
+    capital = set(tokenizer(TEXTS[0][:3].upper())["input_ids"])
+    loud = [row for row in (rows[number] for number in range(60)) if int(row["input_ids"][0]) in capital]
+    texts = Counter(text for row in loud for text in tokenizer.decode(row["input_ids"]).split(END) if "NUMBER" in text)
+    most = max(texts.values())
+    assert len(texts) == len(TEXTS) and most - min(texts.values()) <= 1
 
 
 def test_weights_of_a_linear_phase_move_from_those_before(rows_of, two_sources):
@@ -327,8 +442,10 @@ def test_another_seed_is_another_order_of_the_same_documents(epoch):
 def test_a_second_epoch_reads_the_same_documents_in_another_order(epoch):
     read = epoch()
     first, number = read.rows, len(read.rows)
+    lengths = [[len(piece) for piece in read.pieces_of(row)] for row in first]
     read.rows = read.read(number, 2 * number)
     assert read.texts == Counter(TEXTS) and not same_rows(read.rows, first)
+    assert [[len(piece) for piece in read.pieces_of(row)] for row in read.rows] != lengths  # rows change places too
 
 
 @pytest.mark.parametrize("change", [{"when_exhausted": "stop"}, {"sources": 0}])
@@ -357,15 +474,16 @@ def test_a_mixture_opens_in_a_plain_data_loader(recipe, write, rows_of):
 def test_the_loss_of_packed_documents_is_that_of_each_alone(epoch, packing):
     read = epoch(TEXTS, "training.per_device_train_batch_size=1", packing=packing)
     model = read.trainer().model.eval()
-    batch = max(read.rows, key=lambda batch: len(read.pieces_of(batch)) * len(batch["input_ids"]))
-    pieces = [piece for line in range(len(batch["input_ids"])) for piece in read.pieces_of(batch, line)]
-    assert len(pieces) > 1
-    with torch.no_grad():
-        packed = model(**batch).loss
-        alone = [
-            model(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in (torch.tensor([piece]) for piece in pieces)
-        ]
-    assert float(packed) == pytest.approx(float(sum(alone)) / sum(len(piece) - 1 for piece in pieces), rel=1e-5)
+    most_padding = min(read.rows, key=lambda batch: sum(map(len, read.pieces_of(batch))))
+    most_pieces = max(read.rows, key=lambda batch: len(read.pieces_of(batch)) * len(batch["input_ids"]))
+    for batch in (most_pieces, most_padding):
+        pieces = [piece for line in range(len(batch["input_ids"])) for piece in read.pieces_of(batch, line)]
+        with torch.no_grad():
+            packed = model(**batch).loss
+            alone = [
+                model(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in (torch.tensor([piece]) for piece in pieces)
+            ]
+        assert float(packed) == pytest.approx(float(sum(alone)) / sum(len(piece) - 1 for piece in pieces), rel=1e-5)
 
 
 @pytest.fixture
@@ -437,6 +555,7 @@ def seen(cpt, together, recipe, write, my_lab):
     return train
 
 
+@pytest.mark.slow
 def test_worker_processes_and_an_empty_store_change_no_batch(seen, tmp_path):
     plain = seen("plain")
     assert len(plain) == 8 and all(len(rows) == 4 for rows in plain.values())
@@ -447,6 +566,7 @@ def test_worker_processes_and_an_empty_store_change_no_batch(seen, tmp_path):
 
 
 def test_one_byte_changed_in_the_store_is_noticed_and_changes_no_run(cpt, recipe, write, tmp_path):
+    recipe["budget"]["tokens"] = 512
     file, own = write(recipe), {"environment": {"CPT_CACHE": str(tmp_path / "store")}}
     assert cpt("train", file, "name=before", **own).returncode == 0 and cpt("store", "verify", **own).returncode == 0
     stored = max((tmp_path / "store").rglob("*.bin"), key=lambda path: path.stat().st_size)
@@ -457,6 +577,17 @@ def test_one_byte_changed_in_the_store_is_noticed_and_changes_no_run(cpt, recipe
     assert cpt("train", file, "name=after", **own).returncode == 0
     assert losses(tmp_path / "runs/after") == losses(tmp_path / "runs/before")
     assert [event["kind"] for event in events(tmp_path / "runs/after")] == ["damaged_file"]
+
+
+@pytest.mark.parametrize("packing", ["none", "best_fit", None])
+def test_a_run_of_one_epoch_trains_each_document_exactly_once(seen, recipe, tokenizer_folder, tmp_path, packing):
+    recipe["data"]["sources"] = [{"path": jsonl(tmp_path / "texts.jsonl", TEXTS)}]
+    recipe["data"] |= {"packing": packing} if packing else {}
+    recipe["budget"] = {"epochs": 1, "global_batch_tokens": 64}
+    seen("run")
+    rows = [row for line in (tmp_path / "run.jsonl").read_text().splitlines() for row in json.loads(line)["ids"]]
+    decoded = AutoTokenizer.from_pretrained(tokenizer_folder).batch_decode(rows)
+    assert Counter(text for row in decoded for text in row.split(END) if text) == Counter(TEXTS)
 
 
 @pytest.mark.slow

@@ -37,12 +37,8 @@ FAMILIES = {
     },
     "gpt2": {"model_type": "gpt2", "n_embd": 384, "n_layer": 6, "n_head": 6, "vocab_size": 16000, "n_positions": 1024},
 }
-LARGE = {
-    **FAMILIES["llama"],
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 32,
+LARGE = {**FAMILIES["llama"], "hidden_size": 8192, "intermediate_size": 22016, "num_hidden_layers": 2} | {
+    "num_attention_heads": 64
 }
 
 
@@ -93,6 +89,8 @@ def test_the_table_that_is_shown_adds_up(cpt, planned):
         )
     ]
     assert len(of_gpu) > 4 and of_gpu[-1] == pytest.approx(sum(of_gpu[:-1]), abs=0.05)
+    peak = plan_run(load_recipe(planned(FAMILIES["llama"])), "RTX 4090").peak_bytes
+    assert of_gpu[-1] == pytest.approx(peak / GIB, abs=0.01)
 
 
 def test_weights_and_adams_moments_are_counted_to_the_byte(planned):
@@ -142,6 +140,7 @@ def test_recomputing_takes_less_memory_and_more_time(planned):
     assert recomputed.flops_per_token == plain.flops_per_token
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_ends_with_3_and_its_cheapest_change_fits(cpt, planned, tmp_path):
     words = ("--gpu", "RTX 4090", "--host-memory", 64)
     file = planned(LARGE)
@@ -163,6 +162,7 @@ def test_the_proposed_keys_are_overrides_that_make_it_fit(planned):
     assert plan_run(changed, "RTX 4090", host_memory=64).fits
 
 
+@pytest.mark.slow
 def test_a_share_of_the_memory_may_be_too_little(cpt, planned):
     plan = plan_run(load_recipe(planned(FAMILIES["llama"])), "RTX 4090", max_memory=0.05)
     assert not plan.fits and plan.peak_bytes < 24 * GIB
@@ -194,6 +194,7 @@ def test_zero_3_shards_weights_gradients_and_moments_over_the_gpus(planned):
         assert terms[8][name] == pytest.approx(terms[2][name] / 4, rel=0.01), name
 
 
+@pytest.mark.slow
 def test_more_gpus_read_more_tokens_a_step_and_a_second(planned):
     one, eight = (plan_run(load_recipe(planned(FAMILIES["llama"])), "H100", gpus=gpus) for gpus in (1, 8))
     assert eight.tokens_per_step == 8 * one.tokens_per_step and eight.tokens_per_second > 4 * one.tokens_per_second
@@ -206,6 +207,65 @@ def test_an_unknown_gpu_is_refused_with_the_one_that_was_meant(cpt, planned):
     assert ended.returncode == 2 and "RTX 4090" in ended.stderr and "Traceback" not in ended.stderr
     known = cpt("plan", planned(FAMILIES["llama"]), "--gpu", "RTX 4900", "--memory-gib", 24, "--peak-tflops", 165)
     assert known.returncode == 0
+
+
+PARAMETERS = 2 * 16000 * 512 + 4 * (512 * 512 * 2 + 512 * 256 * 2 + 3 * 512 * 1408 + 2 * 512) + 512
+
+
+@pytest.fixture
+def zero(tmp_path):
+    """A DeepSpeed profile, as a key of `training`."""
+
+    def written(**section) -> dict[str, str]:
+        (tmp_path / "zero.json").write_text(json.dumps({"bf16": {"enabled": "auto"}, "zero_optimization": section}))
+        return {"deepspeed": str(tmp_path / "zero.json")}
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        pytest.param(1, {"weights": 2, "gradients": 2, "optimizer": 12 / 4}, marks=pytest.mark.slow),
+        pytest.param(2, {"weights": 2, "gradients": 2 / 4, "optimizer": 12 / 4}, marks=pytest.mark.slow),
+        (3, {"weights": 2 / 4, "gradients": 2 / 4, "optimizer": 12 / 4}),
+        ("fsdp", {"weights": 4 / 4, "gradients": 4, "optimizer": 8 / 4}),
+    ],
+)
+def test_what_four_gpus_share_is_counted_to_the_byte(stage, expected, planned, zero):
+    """ZeRO shares bf16 weights, gradients and an fp32 copy with two moments; FSDP keeps gradients of a step whole."""
+    engine = {"fsdp": True, "gradient_accumulation_steps": 2} if stage == "fsdp" else zero(stage=stage)
+    terms = plan_run(load_recipe(planned(FAMILIES["llama"], **engine)), "H100", gpus=4).gpu_terms["the update"]
+    found = {
+        word: next(size for name, size in terms.items() if name.startswith(word)) / PARAMETERS for word in expected
+    }
+    assert found == pytest.approx(expected)
+
+
+def test_a_run_needs_memory_of_the_host_too(planned, zero):
+    file = planned(FAMILIES["llama"], **zero(stage=3, offload_optimizer={"device": "cpu"}))
+    little, enough = (plan_run(load_recipe(file), "RTX 4090", host_memory=size).fits for size in (2, 256))
+    assert enough and not little
+
+
+@pytest.mark.slow
+def test_accumulation_takes_its_time(planned):
+    once, four = (
+        plan_run(load_recipe(planned(FAMILIES["llama"], gradient_accumulation_steps=steps)), "H100")
+        for steps in (1, 4)
+    )
+    assert four.tokens_per_step == 4 * once.tokens_per_step
+    assert four.tokens_per_second == pytest.approx(once.tokens_per_second, rel=0.3)
+
+
+@pytest.mark.slow
+def test_a_sliding_window_saves_operations(planned):
+    window = {**FAMILIES["llama"], "model_type": "mistral", "sliding_window": 128}
+    whole, less = (
+        plan_run(load_recipe(planned(shape)), "H100") for shape in ({**window, "sliding_window": None}, window)
+    )
+    attended = 512 / 2 - (128 - 128**2 / (2 * 512))  # tokens, on average
+    assert whole.flops_per_token - less.flops_per_token == pytest.approx(3 * 4 * (2 * 2 * 512 * attended), rel=1e-6)
 
 
 @pytest.mark.slow

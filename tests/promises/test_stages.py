@@ -286,7 +286,9 @@ def margin(model, tokenizer) -> float:
     return sum(better - worse for better, worse in sides) / len(sides)
 
 
-@pytest.mark.parametrize("stage", ["dpo", "kto", "orpo", "cpo"])
+@pytest.mark.parametrize(
+    "stage", ["dpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("kto", "orpo", "cpo"))]
+)
 @pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["all", "lora"])
 def test_better_answers_become_likelier(stage, lora, trainer_of, words):
     model = {"lora": {"r": 8}} if lora else {}
@@ -296,6 +298,7 @@ def test_better_answers_become_likelier(stage, lora, trainer_of, words):
     assert margin(trainer.model, tokenizer) > before + 1.5
 
 
+@pytest.mark.slow
 def test_a_reward_model_ranks_pairs_that_it_has_not_seen(trainer_of):
     trainer, _, tokenizer = trainer_of("reward", pairs(32), steps=24)
     trainer.train()

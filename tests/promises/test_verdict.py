@@ -136,7 +136,9 @@ def test_the_interval_of_a_difference_is_that_of_a_bootstrap_over_documents(base
     )
 
 
-@pytest.mark.parametrize("name", ["better", "worse", "equal"])
+@pytest.mark.parametrize(
+    "name", ["better", *(pytest.param(name, marks=pytest.mark.slow) for name in ("worse", "equal"))]
+)
 def test_a_planted_difference_is_reported_as_what_it_is(name, base_model, changed, texts, cpt):
     words = (
         "--against",
@@ -165,6 +167,22 @@ def test_a_model_compared_with_itself_differs_by_zero(base_model, texts):
     )["sets"]
     against = found["against"]
     assert (against["difference"], against["low"], against["high"], against["num_worse"]) == (0, 0, 0, 0)
+
+
+def test_documents_longer_than_a_row_are_evaluated_to_their_end(changed, texts):
+    held = {"held": texts / "held_domain.jsonl"}
+    short, long = (evaluate_model(changed / "better", held, sequence_length=length)["sets"][0] for length in (24, 128))
+    assert (short["tokens"], short["num_bytes"]) == (long["tokens"], long["num_bytes"])
+
+
+def test_nothing_is_concluded_from_a_few_documents(base_model, changed, texts, tmp_path):
+    few = write_texts(tmp_path / "few.jsonl", texts_in(texts / "held_domain.jsonl")[:6])
+    (found,) = evaluate_model(changed / "better", {"few": few}, against=base_model, sequence_length=128)["sets"]
+    assert found["against"]["items"] == 6 and found["verdict"].partition(": ")[2].startswith("unknown")
+
+
+def texts_in(file: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in file.read_text().splitlines()]
 
 
 def test_texts_that_cannot_be_evaluated_are_refused(base_model, texts, tmp_path, cpt):
@@ -225,6 +243,7 @@ def test_harm_is_reported_as_harm(continued, texts, write):
     assert found["worked"] is False and found["domain"]["low"] > 0
 
 
+@pytest.mark.slow
 def test_forgetting_is_reported_and_stops_a_run_where_the_recipe_says_so(continued, texts, write):
     continued["data"]["sources"] = [{"path": str(texts / "general.jsonl")}]
     base = train(
@@ -280,6 +299,18 @@ def test_planted_contamination_is_found_by_file_and_line_and_clean_data_passes(r
     write_texts(dirty, clean)
     ended = cpt("contamination", write(recipe), "--json")
     assert ended.returncode == 0 and json.loads(ended.stdout)["contaminated"] == 0
+
+
+def test_contamination_inside_a_longer_document_is_found_and_common_phrases_are_not(recipe, tmp_path, write, cpt):
+    common = " ".join(f"shared{number}" for number in range(13))
+    questions = [" ".join(f"word{n}of{number}" for n in range(20)) for number in range(20)]
+    exam = write_texts(tmp_path / "exam.jsonl", [f"{common} {question}" for question in questions])
+    filler = " ".join(documents(DOMAIN, 20, 3))
+    dirty = write_texts(tmp_path / "dirty.jsonl", [f"{filler} {questions[3]} {filler}", f"{filler} {common} a b c"])
+    recipe["data"]["sources"] = [{"path": str(dirty)}]
+    recipe["evaluation"] = {"perplexity": [{"path": str(exam), "name": "exam"}]}
+    found = json.loads(cpt("contamination", write(recipe), "--json").stdout)
+    assert found["contaminated"] == 1 and found["hits"][0]["where"] == f"{dirty}:1"
 
 
 def test_decontamination_leaves_the_planted_document_out_of_the_training(recipe, tmp_path, write, cpt):

@@ -1,6 +1,6 @@
 """A user's own parts, copied into a promise's folder as `my_lab.py`: what a recipe reads, and what goes wrong there.
 
-`TROUBLE` says what goes wrong and at which step, once for each folder: `nan@3`, `kill@5`.
+`TROUBLE` says what goes wrong and at which steps, once for each folder: `kill@5`, `nan@4,6`.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import TrainerCallback
 
-WHAT, _, STEP = os.environ.get("TROUBLE", "@0").partition("@")
+WHAT, _, STEPS = os.environ.get("TROUBLE", "@0").partition("@")
 
 
 def farm(*, count: int = 60, broken_at: int | None = None) -> Iterator[dict[str, str]]:
@@ -43,7 +43,7 @@ def length(text: str) -> float:
 
 
 class Seen(TrainerCallback):
-    """Writes a line for each micro-batch that the model trains on: step, rank and a digest of each row."""
+    """Writes a line for each micro-batch that the model trains on: step, rank, a digest of each row and its ids."""
 
     def __init__(self, *, file: str) -> None:
         self.file = Path(file)
@@ -58,9 +58,8 @@ class Seen(TrainerCallback):
                     hashlib.sha256(b"".join(part.numpy().tobytes() for part in row)).hexdigest()[:16] for row in rows
                 ]
                 with self.file.open("a") as file:
-                    file.write(
-                        json.dumps({"step": state.global_step + 1, "rank": args.process_index, "rows": digests}) + "\n"
-                    )
+                    line = {"step": state.global_step + 1, "rank": args.process_index, "rows": digests}
+                    file.write(json.dumps({**line, "ids": inputs["input_ids"].tolist()}) + "\n")
 
         model.register_forward_pre_hook(note, with_kwargs=True)
 
@@ -71,7 +70,11 @@ class Trouble(TrainerCallback):
     def is_due(self, step: int, *kinds: str) -> bool:
         """Once for each folder, on one process."""
         what, _, rank = WHAT.partition("/")
-        if what not in kinds or step != int(STEP) or int(rank or 0) != int(os.environ.get("RANK", "0")):
+        if (
+            what not in kinds
+            or str(step) not in STEPS.split(",")
+            or int(rank or 0) != int(os.environ.get("RANK", "0"))
+        ):
             return False
         try:
             Path(f"trouble-{what}-{step}").touch(exist_ok=False)
@@ -97,7 +100,7 @@ class Trouble(TrainerCallback):
         model.register_forward_pre_hook(before, with_kwargs=True)
         model.register_forward_hook(after)
 
-    def on_step_end(self, args, state, control, **_):
+    def on_step_end(self, args, state, control, model=None, **_):
         """Signals and errors between two steps."""
         for kind, number in (
             ("kill", signal.SIGKILL),
@@ -111,6 +114,8 @@ class Trouble(TrainerCallback):
             os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
         if self.is_due(state.global_step, "callback"):
             raise LookupError("of the user")
+        if self.is_due(state.global_step, "weights"):
+            next(model.parameters()).data[0] = float("nan")
 
 
 class FragileAdamW(torch.optim.AdamW):

@@ -1,6 +1,7 @@
 """A small sound recipe, what is said of a faulty one, and slips of the fingers."""
 
 import random
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -26,7 +27,9 @@ Say = Callable[..., list[str]]
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    parse_module.cache_clear()  # several tests write a `my_lab` of their own
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
+        monkeypatch.delitem(sys.modules, name)  # several tests write a `my_lab` of their own
+    parse_module.cache_clear()
     find_class.cache_clear()
     return tmp_path
 

@@ -11,7 +11,8 @@ from cpt.preflight.gate import check_reality
 from cpt.recipe.load import load_recipe
 from cpt.recipe.run_results import is_run, result_of_run, unfinished_run
 from cpt.recipe.schema import Model
-from cpt.runs.record import INPUTS, Run
+from cpt.runs.folder import INPUTS
+from cpt.runs.record import Run
 from cpt.tokenizer.load import from_folder_or_hub, load_tokenizer
 from cpt.train import train
 

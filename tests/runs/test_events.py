@@ -2,7 +2,7 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from cpt.runs.events import read_events, read_new_events, record_event, write_waiting_events
+from cpt.runs.events import read_events, record_event, write_waiting_events
 
 
 def test_an_event_is_a_line_and_a_sentence(tmp_path, caplog):
@@ -39,15 +39,3 @@ def test_a_disk_that_takes_no_line_ends_nothing_and_gets_it_later(tmp_path, capl
     run.mkdir()
     record_event(run, "restart", "Once more.")
     assert [event["kind"] for event in read_events(run)] == ["hang", "restart"] and write_waiting_events(run) == 0
-
-
-def test_what_is_new_is_read_once_and_only_whole(tmp_path):
-    record_event(tmp_path, "hang", "It hangs.")
-    first, place = read_new_events(tmp_path, 0)
-    with (tmp_path / "events.jsonl").open("a") as file:
-        file.write('{"kind": "rest')
-    nothing, place = read_new_events(tmp_path, place)
-    with (tmp_path / "events.jsonl").open("a") as file:
-        file.write('art"}\n')
-    then, _ = read_new_events(tmp_path, place)
-    assert [[event["kind"] for event in events] for events in (first, nothing, then)] == [["hang"], [], ["restart"]]

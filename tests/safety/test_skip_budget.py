@@ -1,6 +1,6 @@
 import math
 
-from cpt.data.mixture.left_out import RowsOfSteps
+from cpt.data.mixture import RowsOfSteps
 from cpt.safety.loss_guard import Judged
 from cpt.safety.skip_budget import SkipBudget
 

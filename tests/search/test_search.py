@@ -1,159 +1,231 @@
-"""The loop, with trials that are functions of their values."""
+"""The loop of a search, with a small program in place of `cpt train`."""
 
-import signal
+import json
+import sys
+import textwrap
 
 import pytest
-from tiny_search import Curve, space_in, study_in_memory
+import yaml
+from tiny import write_recipe
 
-from cpt.errors import Interrupted, RecipeError, TrainingError
-from cpt.search.search import Search, without_figures
-from cpt.search.study import open_study
-from cpt.search.trial import Ending
+from cpt.errors import Interrupted, LaunchError, RecipeError, ResourceError, TrainingError
+from cpt.files import locked
+from cpt.recipe.load import load_recipe
+from cpt.search import search as loop
+from cpt.search.command import command, environments_of
+
+SPACE = {"optimizer.learning_rate": {"low": 1e-5, "high": 1e-1, "log": True}, "seed": [1, 2, 3, 4]}
+GRID, BY_GRID = {"optimizer.learning_rate": [0.01]}, {"sampler": "grid", "trials": 9}
+TRAIN = """
+import json, os, pathlib, signal, sys, time
+keys = dict(word.split("=", 1) for word in sys.argv[2:] if "=" in word)
+folder = pathlib.Path(keys["output_dir"], keys["name"])
+folder.mkdir(exist_ok=True)
+rate, seed = float(keys["optimizer.learning_rate"]), int(keys["seed"])
+with (folder / "starts").open("a") as file:
+    file.write(f"{rate} {seed}\\n")
+def status(state, **more): (folder / "status.json").write_text(json.dumps({"state": state, **more}))
+def log(tokens, **figures):
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"tokens": tokens, **figures}) + "\\n")
+def finish():
+    (folder / "final").mkdir(exist_ok=True)
+    (folder / "final" / "config.json").touch()
+    status("finished")
+def at_signal(*_):
+    status("interrupted", message="saved")
+    os._exit(75)
+signal.signal(signal.SIGTERM, at_signal)
+signal.signal(signal.SIGINT, at_signal)
+"""
 
 
-@pytest.fixture(autouse=True)
-def without_waiting(monkeypatch):
-    monkeypatch.setattr("cpt.search.search.SECONDS_BETWEEN_LOOKS", 0.0)
+@pytest.fixture
+def search(tiny_recipe, tmp_path, monkeypatch):
+    """Run a search whose trials run this piece of code."""
+    monkeypatch.setattr(loop, "SECONDS_BETWEEN_LOOKS", 0.02)
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
+
+    def run(
+        code="log(100, loss=abs(rate - 1e-3)); finish()", *overrides, axes=SPACE, new=False, parallel=1, **settings
+    ):
+        program = tmp_path / "train.py"
+        program.write_text(TRAIN + textwrap.dedent(code))
+        monkeypatch.setattr(loop, "TRAIN", (sys.executable, str(program)))
+        settings = {"metric": "loss", "trials": 4, "seed": 1, "pruner": "none"} | settings
+        space = tmp_path / "space.yaml"
+        space.write_text(yaml.safe_dump({"search": settings, **axes}, sort_keys=False))
+        command(tmp_path / "recipe.yaml", list(overrides), space, new=new, parallel=parallel)
+
+    run.folder = tmp_path / "runs" / "tiny-search"
+    return run
 
 
-def searched(folder, start=Curve, parallel=1, opened=study_in_memory, **settings):
-    study = opened(space_in(folder, **settings))
-    Search(study, start, parallel).run()
-    return study
+def results(search):
+    return {one["number"]: one for one in json.loads((search.folder / "results.json").read_text())["trials"]}
 
 
-def told(study):
-    return [(trial.number, trial.params, trial.state.name, trial.value) for trial in study.trials]
+def starts(search):
+    return [path.read_text().splitlines() for path in sorted(search.folder.glob("trial-*/starts"))]
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing that the search does on its way out may happen."""
+def test_the_best_recipe_has_the_values_of_the_best_trial(search, capsys):
+    search(parallel=2)
+    trials = results(search)
+    best = min(trials.values(), key=lambda one: one["value"])
+    recipe = load_recipe(search.folder / "best.yaml")
+    assert len(trials) == 4 and {one["state"] for one in trials.values()} == {"complete"}
+    assert recipe.optimizer.learning_rate == pytest.approx(best["values"]["optimizer.learning_rate"], rel=1e-5)
+    printed = capsys.readouterr().out
+    assert best["run"] in (search.folder / "best.yaml").read_text() and "cpt train" in printed
 
 
-@pytest.mark.slow
-def test_a_search_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "killed").mkdir()
+def test_a_search_that_was_killed_continues_as_if_it_had_not_been(search, tmp_path, monkeypatch):
+    class Killed(BaseException):
+        """As SIGKILL: the study is not told anything."""
 
-    def on_disk(space):
-        return open_study(tmp_path / "killed", space, 1000)
+    search()
+    whole = starts(search)
+    search.folder.rename(tmp_path / "whole")
+    end, killed_in = loop.Search.end, []
 
-    whole = searched(tmp_path / "whole", pruner="none")
+    def killed(self, trial, last):
+        if trial.drawn.number not in killed_in:
+            killed_in.append(trial.drawn.number)
+            raise Killed
+        end(self, trial, last)
 
-    def killed_at(number, look):
-        def start(draw):
-            trial = Curve(draw)
-            if draw.number == number:
-                monkeypatch.setattr(
-                    trial, "look", lambda: die() if trial.looks == look else Curve.look(trial), raising=False
-                )
-            return trial
-
-        return start
-
-    def die():
-        raise Killed
-
-    for number, look in ((0, 0), (2, 2), (2, 4), (5, 1)):
+    monkeypatch.setattr(loop.Search, "end", killed)
+    for _ in range(4):
         with pytest.raises(Killed):
-            searched(tmp_path / "killed", killed_at(number, look), opened=on_disk, pruner="none")
-    begun = []
-    study = searched(
-        tmp_path / "killed", lambda draw: begun.append(draw.number) or Curve(draw), opened=on_disk, pruner="none"
+            search()
+    search()
+    assert [{*lines} for lines in starts(search)] == [{*lines} for lines in whole]
+    before = starts(search)
+    search()
+    assert starts(search) == before, "finished trials are not trained again"
+
+
+def test_a_signal_stops_the_trials_and_the_same_command_continues_them(search):
+    code = """
+        if not (folder / "go").exists():
+            (folder / "go").touch()
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(60)
+        log(100, loss=1.0)
+        finish()
+    """
+    with pytest.raises(Interrupted):
+        search(code)
+    assert [one["state"] for one in results_in_study(search)] == ["RUNNING"]
+    search(code, trials=1)
+    assert [len(lines) for lines in starts(search)] == [2] and results(search)[0]["state"] == "complete"
+
+
+def results_in_study(search):
+    import optuna
+
+    study = optuna.load_study(study_name="tiny-search", storage=f"sqlite:///{search.folder / 'study.db'}")
+    return [{"state": trial.state.name} for trial in study.trials]
+
+
+def test_a_trial_that_others_preempt_stops_the_search(search):
+    with pytest.raises(Interrupted, match="trial-000"):
+        search("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)")
+
+
+def test_a_trial_among_the_worse_ones_is_pruned(search):
+    code = """
+        for step in range(1, 6):
+            log(step * 100, loss=rate / step)
+        if rate > 0.01:
+            time.sleep(60)
+        finish()
+    """
+    axes = {"optimizer.learning_rate": [0.001, 0.002, 0.05], "seed": [1]}
+    search(code, axes=axes, sampler="grid", pruner={"name": "median", "n_startup_trials": 2})
+    assert [one["state"] for one in results(search).values()] == ["complete", "complete", "pruned"]
+    assert json.loads((search.folder / "trial-002" / "status.json").read_text())["state"] == "pruned"
+    assert results(search)[2]["tokens"] is not None
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("print('no room'); sys.exit(3)", "no room"),
+        ("status('failed', error='DataError', message='no rows'); sys.exit(2)", "DataError: no rows"),
+        ("log(100, other=1.0); finish()", "None"),
+    ],
+)
+def test_trials_that_fail_in_a_row_end_the_search_with_the_reason(search, code, reason):
+    with pytest.raises(TrainingError, match=reason):
+        search(code, failures=2)
+    assert [one["state"] for one in results(search).values()] == ["fail", "fail"] and reason in results(search)[0][
+        "reason"
+    ]
+
+
+@pytest.mark.parametrize(
+    "code", ["log(1, loss=float('nan')); finish(); sys.exit()", "status('failed', error='TrainingError'); sys.exit(2)"]
+)
+def test_a_loss_that_diverges_is_a_result(search, code):
+    search(
+        f"if seed > 1:\n    {code}\nlog(100, loss=1.0); finish()",
+        axes={**GRID, "seed": [1, 2, 3]},
+        **BY_GRID,
+        failures=1,
     )
-    assert told(study) == told(whole), "the same draws, the same figures"
-    assert begun == [5], "what was finished is not done again"
+    assert [one["state"] for _, one in sorted(results(search).items())] == ["complete", "fail", "fail"]
 
 
-def test_trials_that_are_not_among_the_better_ones_are_pruned_and_say_so(tmp_path):
-    study = searched(
-        tmp_path, trials=12, pruner={"name": "median", "startup_trials": 2, "warmup_tokens": 300}, sampler="random"
-    )
-    pruned = [trial for trial in study.trials if trial.state.name == "PRUNED"]
-    assert pruned and all("not among the better ones" in trial.user_attrs["pruned"] for trial in pruned)
-    assert min(max(trial.intermediate_values) for trial in pruned) >= 300, "not while it warms up"
-    best = min((trial for trial in study.trials if trial.state.name == "COMPLETE"), key=lambda trial: trial.value)
-    assert best.value <= min(trial.intermediate_values[max(trial.intermediate_values)] for trial in pruned)
+def test_a_grid_ends_with_its_last_combination(search):
+    search(axes={"optimizer.learning_rate": [0.1, 0.01], "seed": [1, 2]}, sampler="grid", trials=50)
+    assert sorted(line for (line,) in starts(search)) == ["0.01 1", "0.01 2", "0.1 1", "0.1 2"]
 
 
-def test_two_trials_at_once_have_places_of_their_own(tmp_path):
-    running, together = set(), []
-
-    class Counted(Curve):
-        def look(self):
-            running.add(self.draw.slot)
-            together.append(len(running))
-            points, ending = super().look()
-            if ending:
-                running.remove(self.draw.slot)
-            return points, ending
-
-    study = searched(tmp_path, Counted, parallel=2, pruner="none")
-    assert len(study.trials) == 6 and max(together) == 2
+def test_only_the_best_trial_keeps_its_weights(search):
+    search("(folder / 'checkpoint-1').mkdir(); log(100, loss=abs(rate - 1e-3)); finish()", keep="best")
+    kept = {path.parent.name for path in search.folder.glob("trial-*/checkpoint-1")}
+    best = min(results(search).values(), key=lambda one: one["value"])
+    assert kept == {best["run"]} and (search.folder / best["run"] / "final").exists()
 
 
-class Failing(Curve):
-    def look(self):
-        return [], Ending("failed", reason=f"DataError: row {self.draw.number} is no text")
+def test_another_recipe_or_other_choices_need_a_new_search(search):
+    search(trials=1)
+    with pytest.raises(RecipeError, match=r"optimizer.weight_decay"):
+        search("finish()", "optimizer.weight_decay=0.3")
+    with pytest.raises(RecipeError, match="--new"):
+        search(axes=SPACE | {"seed": [1, 2]}, trials=2)
+    search(axes=SPACE | {"seed": [1, 2]}, trials=1, new=True)
+    assert (search.folder.parent / "tiny-search-2" / "best.yaml").exists()
 
 
-def test_the_same_error_again_and_again_ends_the_search_with_it(tmp_path):
-    opened = [study_in_memory(space_in(tmp_path))]
-    with pytest.raises(TrainingError, match=r"3 trials in a row failed with the same error.*row 2 is no text"):
-        searched(tmp_path, Failing, opened=lambda _: opened[0])
-    assert [trial.state.name for trial in opened[0].trials] == ["FAIL"] * 3
+def test_two_searches_of_one_folder_are_refused(search):
+    search(trials=1)
+    with locked(search.folder / ".lock"), pytest.raises(LaunchError):
+        search()
 
 
-def test_a_trial_that_fails_by_its_values_is_a_result(tmp_path):
-    class Diverging(Curve):
-        def look(self):
-            return [], Ending("failed", reason="TrainingError: the loss diverged", is_of_values=True)
-
-    def start(draw):
-        if draw.number < 4:
-            return Diverging(draw)
-        if draw.number == 4:
-            raise RecipeError("these values do not fit together")
-        return Curve(draw)
-
-    study = searched(tmp_path, start, pruner="none")
-    assert [trial.state.name for trial in study.trials] == ["FAIL"] * 5 + ["COMPLETE"]
-    assert "do not fit together" in study.trials[4].user_attrs["reason"]
+def test_a_damaged_study_is_named(search):
+    search(trials=1)
+    (search.folder / "study.db").write_bytes(b"not a database" * 100)
+    with pytest.raises(ResourceError, match=r"study\.db"):
+        search()
 
 
-def test_a_signal_stops_the_trials_which_go_on_with_the_next_search(tmp_path):
-    def start(draw):
-        if draw.number == 2:
-            signal.raise_signal(signal.SIGTERM)
-        return Curve(draw)
-
-    study = study_in_memory(space_in(tmp_path, pruner="none"))
-    with pytest.raises(Interrupted, match="SIGTERM"):
-        searched(tmp_path, start, opened=lambda _: study)
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2 + ["RUNNING"]
-    assert len(searched(tmp_path, opened=lambda _: study).trials) == 6
+def test_gpus_are_divided_among_the_trials(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert environments_of(2, 2) == [{"CUDA_VISIBLE_DEVICES": "4,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
+    with pytest.raises(ResourceError):
+        environments_of(3, 2)
 
 
-def test_a_trial_that_was_told_to_stop_by_others_stops_the_search(tmp_path):
-    class Preempted(Curve):
-        def look(self):
-            return [], Ending("stopped", reason="stopped by SIGTERM: checkpoint-5 is saved")
-
-    study = study_in_memory(space_in(tmp_path))
-    with pytest.raises(Interrupted, match="checkpoint-5"):
-        searched(tmp_path, Preempted, opened=lambda _: study)
-    assert len(study.unfinished()) == 1
-
-
-def test_what_was_going_to_be_pruned_is_not_trained_on(tmp_path):
-    study = study_in_memory(space_in(tmp_path, pruner="none"))
-    trial = study.ask()
-    study.values_of(trial)
-    trial.set_user_attr("pruned", "it was bad")
-    seen = []
-    searched(tmp_path, lambda draw: seen.append((draw.number, draw.pruned)) or Curve(draw), opened=lambda _: study)
-    assert seen[0] == (0, "it was bad") and seen[1] == (1, "")
-
-
-def test_errors_are_alike_whatever_their_figures():
-    assert without_figures("DataError: row 12\nmore") == without_figures("DataError: row 3\nless")
+def test_an_option_without_effect_is_refused(tmp_path):
+    for options in (
+        {},
+        {"space": tmp_path, "learning_rates": (1e-6, 1.0)},
+        {"learning_rates": (1e-6, 1.0), "parallel": 2},
+    ):
+        with pytest.raises(RecipeError):
+            command(tmp_path / "recipe.yaml", **options)

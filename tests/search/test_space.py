@@ -1,15 +1,27 @@
+"""The file of a search: what it may say, and what is refused with its line."""
+
 import pytest
+import yaml
 from tiny import write_recipe
-from tiny_search import SPACE, recipe_in, space_in
 
 from cpt.errors import RecipeError
-from cpt.recipe.load import load_with_places
+from cpt.recipe.load import load_recipe
 from cpt.recipe.references import REPOSITORY
-from cpt.search.figures import refuse_unlogged_metric
-from cpt.search.space import load_space, recipe_with, recipes_at_ends
+from cpt.search.command import refuse_unlogged_metric
+from cpt.search.space import load_space, overrides_of, recipes_at_ends
+from cpt.search.study import open_study, values_of_grid
+
+LOSS = {"metric": "loss"}
+RATE = {"optimizer.learning_rate": {"low": 1e-5, "high": 1e-1, "log": True}}
 
 
-def test_all_mistakes_of_a_file_are_told_with_their_lines(tmp_path):
+def space_of(folder, axes=RATE, **settings):
+    path = folder / "space.yaml"
+    path.write_text(yaml.safe_dump({"search": LOSS | settings, **axes}, sort_keys=False))
+    return load_space(path)
+
+
+def test_all_mistakes_come_at_once_with_their_lines(tmp_path):
     path = tmp_path / "space.yaml"
     path.write_text(
         "search: {metric: loss, trails: 3}\n"
@@ -20,100 +32,117 @@ def test_all_mistakes_of_a_file_are_told_with_their_lines(tmp_path):
     )
     with pytest.raises(RecipeError) as problem:
         load_space(path)
-    lines = str(problem.value).splitlines()
-    assert len(lines) == 4
-    assert "space.yaml:1: `search.trails`" in lines[0] and "Did you mean `trials`" in lines[0]
-    assert "space.yaml:2: `optimizer.learning_rate`" in lines[1]
-    assert "space.yaml:4: `schedule.floor` and `schedule` (line 3) are in each other's way" in lines[2]
-    assert "space.yaml:5: `output_dir` is set by the search" in lines[3]
-
-
-@pytest.mark.parametrize("text", ["", "- a\n", "search: {metric: loss}\n", "search: [\n"])
-def test_a_file_that_is_no_space_is_refused(tmp_path, text):
-    (tmp_path / "space.yaml").write_text(text)
-    with pytest.raises(RecipeError, match="space.yaml:"):
-        load_space(tmp_path / "space.yaml")
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(RecipeError, match=r"gone.yaml:1: no such file"):
-        load_space(tmp_path / "gone.yaml")
-
-
-def test_every_end_of_the_space_passes_the_gates_of_shape_and_sense(tiny_recipe, tmp_path):
-    *_, root = recipe_in(tmp_path, tiny_recipe)
-    found = recipes_at_ends(space_in(tmp_path), root)
-    assert len(found) == 5 and {recipe.optimizer.learning_rate for _, recipe in found.values()} == {1e-5, 1e-1, 3e-3}
+    lines = [line.partition("space.yaml:")[2] for line in str(problem.value).splitlines()]
+    assert [line[0] for line in lines] == ["1", "2", "4", "5"] and "`trials`" in lines[0]
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    "text", ["", "- a\n", "search: {metric: loss}\n", "search: [\n", "optimizer.learning_rate: [1]\n"]
+)
+def test_a_file_that_is_not_a_space_is_refused(tmp_path, text):
+    (tmp_path / "space.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=r"space.yaml:"):
+        load_space(tmp_path / "space.yaml")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
     [
-        ("modle.path", ["a", "b"], "`modle` is not a recipe key. Did you mean `model`?"),
-        ("budget.token", [1, 2], "`budget.token` is not a key of `budget`"),
-        ("optimizer.learning_rate", {"low": -1.0, "high": 1.0}, "must be more than 0"),
-        ("data.sources[7].weight", [1, 2], "`data.sources` has 2 entries, counted from 0: there is no `7`"),
-        ("data.packing", ["none", "best"], "expected one of best_fit"),
-        ("training.max_grad_norm", ["much", 1.0], "expected a number"),
+        ("optimizer.learning_rate", {"low": 0, "high": 1, "log": True}),
+        ("optimizer.learning_rate", {"low": 1e-6}),
+        ("optimizer.learning_rate", {"low": 1e-6, "high": "much"}),
+        ("optimizer.learning_rate", {"low": 1e-6, "high": 1, "lgo": True}),
+        ("optimizer.learning_rate", 1e-5),
+        ("optimizer", {"learning_rate": [1, 2]}),
+        ("budget.global_batch_tokens", {"low": 512, "high": 1024, "step": 512, "log": True}),
     ],
 )
-def test_a_value_that_the_recipe_cannot_have_is_told_with_the_spaces_line(tiny_recipe, tmp_path, key, value, told):
-    *_, root = recipe_in(tmp_path, tiny_recipe)
-    space = load_space(write_recipe({"search": SPACE["search"], key: value}, tmp_path / "space.yaml"))
-    with pytest.raises(RecipeError, match=r"space.yaml:\d+: with ") as problem:
-        recipes_at_ends(space, root)
-    assert told in str(problem.value)
+def test_a_range_that_optuna_cannot_draw_from_is_refused(tmp_path, key, value):
+    with pytest.raises(RecipeError, match=rf"space.yaml:\d+: `{key}`"):
+        space_of(tmp_path, {key: value})
 
 
-def test_values_are_put_on_top_without_touching_the_recipe(tiny_recipe, tmp_path):
-    _, recipe, root = recipe_in(tmp_path, tiny_recipe)
-    values = {
-        "data.sources[1].weight": 0.9,
-        "schedule": {"name": "wsd", "decay_tokens": 512},
-        "checkpoints.every_steps": 2,
+def test_numbers_are_whole_if_the_recipe_says_so_or_all_of_them_are(tmp_path):
+    ranges = {
+        "budget.global_batch_tokens": {"low": 1e3, "high": 1e6},
+        "optimizer.learning_rate": {"low": 0, "high": 1},
+        "schedule.warmup_tokens": {"low": 100, "high": 200},
+        "schedule.floor": {"low": 0, "high": 0.5},
     }
-    changed = recipe_with(root, values, root.place)
-    assert changed.data.sources[1].weight == 0.9 and changed.schedule.options == {"decay_tokens": 512}
-    assert recipe_with(root, {}, root.place) == recipe
+    kinds = [type(axis.distribution).__name__ for axis in space_of(tmp_path, ranges).axes]
+    assert kinds == ["IntDistribution", "FloatDistribution", "IntDistribution", "FloatDistribution"]
 
 
-def test_a_grid_has_all_values_of_each_key(tmp_path):
-    assert space_in(tmp_path).grid() is None
-    counted = {
-        "search": SPACE["search"],
-        "schedule.floor": [0.0, 0.1],
-        "optimizer.weight_decay": {"low": 0.0, "high": 0.2, "step": 0.1},
-    }
-    grid = load_space(write_recipe(counted, tmp_path / "space.yaml")).grid()
-    assert grid == {"schedule.floor": ["0.0", "0.1"], "optimizer.weight_decay": pytest.approx([0.0, 0.1, 0.2])}
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("modle.path", ["a", "b"]),
+        ("optimizer.learning_rate", {"low": -1.0, "high": 1.0}),
+        ("data.sources[7].weight", [1, 2]),
+        ("data.packing", ["none", "best"]),
+    ],
+)
+def test_a_value_that_the_recipe_cannot_have_is_refused_with_the_spaces_line(tiny_recipe, tmp_path, key, value):
+    recipe = write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
+    with pytest.raises(RecipeError, match=r"space.yaml:\d+: "):
+        recipes_at_ends(space_of(tmp_path, {key: value}), recipe)
 
 
-def test_a_grid_ends_where_it_is_used_up(tmp_path):
-    grid = {
-        "search": {"metric": "loss", "sampler": "grid", "trials": 50},
-        "seed": [1, 2],
-        "schedule.floor": [0.0, 0.1],
-    }
-    assert load_space(write_recipe(grid, tmp_path / "grid.yaml")).num_trials == 4
-    assert space_in(tmp_path).num_trials == 6
+def test_a_choice_may_be_a_section(tiny_recipe, tmp_path):
+    recipe = write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
+    space = space_of(tmp_path, {"schedule": [{"name": "cosine"}, {"name": "wsd", "decay_tokens": 512}]})
+    schedules = [found.schedule for _, found in recipes_at_ends(space, recipe).values()]
+    assert [one.name for one in schedules] == ["cosine", "wsd"] and schedules[1].options == {"decay_tokens": 512}
+
+
+def test_drawn_numbers_are_short_overrides():
+    assert overrides_of({"a": 0.00123456789, "b": 3, "c": "true"}) == ["a=0.00123457", "b=3", "c=true"]
+
+
+def test_a_grid_has_all_combinations_and_needs_steps(tmp_path):
+    axes = {"schedule.floor": [0.0, 0.1], "optimizer.weight_decay": {"low": 0.0, "high": 0.2, "step": 0.1}}
+    assert list(values_of_grid(space_of(tmp_path, axes))) == [["0.0", "0.1"], pytest.approx([0.0, 0.1, 0.2])]
+    with pytest.raises(RecipeError, match="space.yaml:"):
+        list(values_of_grid(space_of(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sampler": "tpee"},
+        {"sampler": {"name": "tpe", "startup": 4}},
+        {"pruner": {"name": "median", "n_startup_trials": -1}},
+        {"pruner": "no_such:thing"},
+    ],
+)
+def test_a_sampler_or_pruner_that_optuna_refuses_is_named(tmp_path, settings):
+    with pytest.raises(RecipeError, match=rf"space.yaml:\d+: `search.{next(iter(settings))}`"):
+        open_study("sqlite://", "search", space_of(tmp_path, **settings))
+
+
+def test_any_class_of_optuna_can_be_named(tmp_path):
+    space = space_of(tmp_path, sampler="optuna.samplers:QMCSampler", pruner={"name": "percentile", "percentile": 25.0})
+    assert open_study("sqlite://", "search", space).trials == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "evaluation"), [("los", {}), ("eval_domain_loss", {}), ("eval_dmain_loss", {"held_out_share": 0.1})]
+)
+def test_a_metric_that_no_run_logs_is_refused(tiny_recipe, tmp_path, metric, evaluation):
+    recipe = load_recipe(write_recipe(tiny_recipe | {"evaluation": evaluation}, tmp_path / "recipe.yaml"))
+    with pytest.raises(RecipeError, match=r"space.yaml:1: `search.metric`"):
+        refuse_unlogged_metric(space_of(tmp_path, metric=metric), recipe)
+    refuse_unlogged_metric(space_of(tmp_path, metric="loss"), recipe)
 
 
 @pytest.mark.parametrize(
     "path", sorted((REPOSITORY / "recipes" / "search").glob("*.yaml")), ids=lambda path: path.name
 )
-def test_a_shipped_space_fits_the_recipe_that_its_first_lines_name(path, monkeypatch):
+def test_a_shipped_space_fits_the_recipe_in_its_first_lines(path, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
-    command = (
-        path.read_text()
-        .partition("cpt search ")[2]
-        .partition("#   cpt")[0]
-        .partition("search:")[0]
-        .replace("\\\n#", "")
-    )
-    recipe, *words = command.split()
+    command = path.read_text().partition("cpt search ")[2].partition("#   cpt")[0].partition("search:")[0]
+    recipe, *words = command.replace("\\\n#", "").split()
     overrides = [word for word in words if "=" in word]
-    assert words[:2] == ["--space", str(path.relative_to(REPOSITORY))] and overrides
-    loaded, root = load_with_places(recipe, overrides)
     space = load_space(path)
-    refuse_unlogged_metric(space, loaded)
-    assert recipes_at_ends(space, root)
+    refuse_unlogged_metric(space, load_recipe(recipe, overrides))
+    assert words[:2] == ["--space", str(path.relative_to(REPOSITORY))] and recipes_at_ends(space, recipe, overrides)

@@ -7,7 +7,7 @@ from tiny_models import tiny_config
 from tiny_teachers import mean_kl, save_teacher, student_trainer, texts_of
 from transformers import AutoModelForCausalLM
 
-from cpt.data.rows import IGNORED
+from cpt.data.rows.rows import IGNORED
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.references import REPOSITORY

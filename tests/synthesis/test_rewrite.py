@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpt.data.sources import open_source
+from cpt.data.readers.sources import open_source
 from cpt.errors import CheckpointError, DataError, RecipeError
 from cpt.recipe.schema import DocumentSource, Model
 from cpt.synthesis import rewrite as rewriting

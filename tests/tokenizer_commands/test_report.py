@@ -4,7 +4,7 @@ import pytest
 from tiny import write_recipe
 from transformers import AutoTokenizer
 
-from cpt.data.sources import open_source
+from cpt.data.readers.sources import open_source
 from cpt.recipe.schema import DocumentSource
 
 

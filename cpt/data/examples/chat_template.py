@@ -6,7 +6,7 @@ from functools import cached_property
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
-from cpt.data.examples.chat import NOT_TOKEN, Message
+from cpt.data.readers.chat import NOT_TOKEN, Message
 
 # Some templates write today's date. Stored tokens must be the same tomorrow, so for them it is always 26 July 2024,
 # which Llama 3's fall back to.
@@ -102,7 +102,6 @@ class ChatTemplate:
         return self._framed_turns(text, len(numbers)) or self._turns_one_by_one(messages, tools, text, numbers)
 
     def ends_turn(self, text: str, span: Span) -> bool:
-        """Whether the last thing in a span is a control token."""
         return any(found.end() == span[1] for found in self.control.finditer(text, *span))
 
     @cached_property

@@ -13,14 +13,14 @@ import tokenizers
 from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
-from cpt.data.documents import DocumentView
-from cpt.data.examples.chat import NOT_TOKEN
-from cpt.data.examples.chat_template import Refused, Span, same_every_day
-from cpt.data.examples.example import example_of
+from cpt.data.examples.chat_template import Refused, Span, control_pattern, same_every_day
 from cpt.data.examples.segments import CONTEXT, LEARNED, ROW, UNWANTED, Segments
 from cpt.data.examples.writer import ExampleWriter, Written
-from cpt.data.forms import form_of_source
-from cpt.data.tokenization import DocumentEncoder, Ids
+from cpt.data.readers.chat import NOT_TOKEN
+from cpt.data.readers.documents import DocumentView
+from cpt.data.readers.example import example_of
+from cpt.data.readers.forms import form_of_source
+from cpt.data.store.tokenization import DocumentEncoder, Ids
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Component, DocumentSource
 
@@ -53,9 +53,8 @@ class ExampleEncoder(DocumentEncoder):
         vars(self).update(vars(encoder))
         if encoder._slow is not None:
             raise RecipeError(
-                f"`{key}`: the tokenizer `{encoder.name}` is a slow one (Python), which does not tell which characters"
-                " a token stands for, so what is learned cannot be told. Set `tokenizer.path` to one with a"
-                " tokenizer.json."
+                f"`{key}`: the tokenizer `{encoder.name}` is a slow one (Python), which does not report the characters"
+                " of its tokens. Set `tokenizer.path` to one with a tokenizer.json."
             )
         self.form = form_of_source(source)
         self.template = None if encoder.chat_template is None else same_every_day(encoder.chat_template)
@@ -64,7 +63,11 @@ class ExampleEncoder(DocumentEncoder):
         self.fingerprint = xxh3_128_hexdigest(json.dumps(what).encode())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name not in ("_whole", "writer")}
+        return {
+            name: value
+            for name, value in super().__getstate__().items()
+            if name not in ("_whole", "_control", "writer")
+        }
 
     @cached_property
     def writer(self) -> ExampleWriter:
@@ -116,7 +119,6 @@ class ExampleEncoder(DocumentEncoder):
             raise DataError(f"an example cannot be written: {problem}. It begins: {text[:80]!r}") from problem
 
     def _example(self, text: str, sequences: Sequence[tuple[Written, Tokens]]) -> tuple[Ids, Segments]:
-        """Ids and segments of an example from those of its texts."""
         framed = [self._framed(written, tokens) for written, tokens in sequences]
         if self.form == "preference":
             return self._preference(*framed)
@@ -180,11 +182,10 @@ class ExampleEncoder(DocumentEncoder):
 
     def _pieces(self, written: Written) -> list[str]:
         """A text cut at its control tokens; one that the template did not write has none."""
-        pieces = self.writer.control.split(written.text) if written.is_chat else [written.text]
+        pieces = self._control.split(written.text) if written.is_chat else [written.text]
         return [piece.replace(NOT_TOKEN, "") for piece in pieces]
 
     def _joined(self, pieces: Sequence[str], texts: Any) -> Tokens:
-        """The tokens of pieces, one after the other."""
         at, parts = 0, list[Tokens]()
         for number, piece in enumerate(pieces):
             if number % 2:
@@ -213,6 +214,10 @@ class ExampleEncoder(DocumentEncoder):
     @cached_property
     def _whole(self) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(self._model)
+
+    @cached_property
+    def _control(self) -> re.Pattern[str]:
+        return control_pattern(list(self.control_tokens))
 
     def _options_as_texts(self) -> dict[str, Any]:
         tokens = {name: str(token) for name, token in self.named_tokens.items() if isinstance(token, str)}

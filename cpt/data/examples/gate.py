@@ -11,18 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from cpt.data.components import ComponentLists
-from cpt.data.documents import Document, Origin, Piece
-from cpt.data.examples.chat import Message
 from cpt.data.examples.chat_template import ASSISTANT
 from cpt.data.examples.encoder import ExampleEncoder
-from cpt.data.examples.example import Example, Words, example_of
 from cpt.data.examples.segments import CONTEXT, LEARNED, LONG_PROMPT, NOTHING_LEARNED, UNWANTED, Segments
-from cpt.data.filters import build_filters, reason_to_drop
-from cpt.data.parallel import map_in_order
-from cpt.data.sources import read_piece
+from cpt.data.filters.filters import ComponentLists, apply_transforms, build_filters, build_transforms, reason_to_drop
+from cpt.data.readers.chat import Message
+from cpt.data.readers.documents import Document, Origin, Piece
+from cpt.data.readers.example import Example, Words, example_of
+from cpt.data.readers.sources import read_piece
+from cpt.data.store.parallel import map_in_order
 from cpt.data.store.shards import batches
-from cpt.data.transforms import apply_transforms, build_transforms
 from cpt.recipe.schema import DocumentSource
 from cpt.recipe.sense_data import reported_name
 
@@ -59,14 +57,12 @@ class Findings:
     """Where each stands."""
 
     def find(self, kind: str, place: Place) -> None:
-        """Count a row."""
         self.counts[kind] += 1
         rows = self.rows.setdefault(kind, [])
         if len(rows) < LISTED:
             rows.append(place)
 
     def add(self, other: "Findings") -> None:
-        """What was found in further rows."""
         self.examples += other.examples
         self.counts.update(other.counts)
         for kind, places in other.rows.items():
@@ -75,7 +71,6 @@ class Findings:
         self.places += other.places
 
     def find_repeated(self) -> None:
-        """Count the rows whose text stood there before."""
         _, first = np.unique(np.array(self.hashes, np.uint64), return_index=True)
         is_first = np.zeros(len(self.hashes), bool)
         is_first[first] = True
@@ -99,7 +94,6 @@ class Inspector:
     sequence_length: int
 
     def __call__(self, piece: Piece) -> Findings:
-        """What is found in a piece."""
         found = Findings()
         for batch in batches(
             self.examples(islice(read_piece(self.source, piece, self.key), self.source.max_documents), found)
@@ -130,7 +124,6 @@ class Inspector:
                     yield made["text"], item
 
     def inspect(self, texts: Sequence[str], places: Sequence[Place], found: Findings) -> None:
-        """Encode some examples and look at what is learned of them."""
         found.examples += len(texts)
         found.hashes += [xxh3_64_intdigest(text.encode()) for text in texts]
         found.places += places
@@ -148,7 +141,6 @@ class Inspector:
 
 
 def inspect_source(inspector: Inspector, pieces: Sequence[Piece], workers: int) -> Findings:
-    """What is found in a source."""
     found = Findings()
     if inspector.source.max_documents is not None:  # counted from the first on
         pieces, workers = pieces[:1], 0
@@ -201,7 +193,6 @@ def spoken(messages: Sequence[Message], before: str) -> Iterator[tuple[str, str]
 
 
 def last_words(words: Words | None) -> str:
-    """A plain text, or the content of the last message."""
     if isinstance(words, list):
         return words[-1]["content"] or ""
     return words or ""

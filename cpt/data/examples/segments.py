@@ -18,8 +18,6 @@ LONG_PROMPT = "prompt longer than sequence_length"
 
 
 class Fitting(NamedTuple):
-    """The examples that rows can hold."""
-
     numbers: Int64
     """Among the documents."""
     lengths: Int64

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from cpt.data.examples.chat import Message
 from cpt.data.examples.chat_template import ASSISTANT, ChatTemplate, Refused, Span, Tools, control_pattern, marked
-from cpt.data.examples.example import Example, Words, example_of
+from cpt.data.readers.chat import Message
+from cpt.data.readers.example import Example, Words, example_of
 from cpt.errors import RecipeError
 
 REMEMBERED = 4096  # texts: a filter looks at a batch of documents before it is encoded
@@ -70,7 +70,6 @@ class ExampleWriter:
         return [self.pair(example, example.completion, only_assistant=True)]
 
     def preference(self, example: Example) -> list[Written]:
-        """The prompt with the chosen and with the rejected completion."""
         chosen, rejected, prompt = example.chosen, example.rejected, example.prompt
         if prompt is None and isinstance(chosen, list) and isinstance(rejected, list):
             same = common(chosen, rejected)
@@ -83,11 +82,9 @@ class ExampleWriter:
         return [self.pair(example, completion, only_assistant=False) for completion in (chosen, rejected)]
 
     def judged(self, example: Example) -> list[Written]:
-        """The prompt with the completion."""
         return [self.pair(example, example.completion, only_assistant=False)]
 
     def prompt(self, example: Example) -> list[Written]:
-        """The prompt, up to where the model goes on."""
         if isinstance(example.prompt, list):
             return [
                 Written(self.chats().opening(example.prompt, example.tools), is_chat=True, spans=[], learns_end=False)
@@ -97,7 +94,6 @@ class ExampleWriter:
         return [Written(example.prompt, is_chat=False, spans=[], learns_end=False)]
 
     def pair(self, example: Example, completion: Words | None, *, only_assistant: bool) -> Written:
-        """A prompt and a completion, both plain texts or both messages."""
         prompt = example.prompt
         if isinstance(prompt, str) and isinstance(completion, str):
             return Written(prompt + completion, is_chat=False, spans=[(len(prompt), len(prompt) + len(completion))])
@@ -135,7 +131,6 @@ class ExampleWriter:
         )
 
     def completion(self, prompt: list[Message], completion: list[Message], tools: Tools) -> Written:
-        """All that comes after the prompt is learned."""
         chats = self.chats()
         text = chats.write(prompt + completion, tools)
         opening = chats.opening(prompt, tools) if prompt else ""

@@ -1,13 +1,332 @@
-"""Datasets on the Hub that are not read file by file: row by row through `datasets`."""
+"""Datasets on the Hub: which files they are made of, at which commit, and what it means when the Hub refuses.
 
+Files are found as `datasets` finds them and read like any others; what cannot be read file by file is streamed through
+`datasets`."""
+
+import re
+from typing import TYPE_CHECKING
+
+from cpt.data.readers.values import first_line
+from cpt.errors import CptError, DataError, ResourceError
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+import json
+import logging
+import time
+from collections.abc import Sequence
+from functools import cache
+from os.path import commonpath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from xxhash import xxh3_128_hexdigest
+
+from cpt.cache import cannot_keep, default_cache_dir, write_once
+from cpt.data.readers.documents import File
+from cpt.data.readers.formats import READERS
+from cpt.data.readers.opening import format_of
+from cpt.files import read_sealed, sealed
+from cpt.ranks import is_main_process
+from cpt.recipe.schema import DocumentSource
+
+if TYPE_CHECKING:
+    from datasets import BuilderConfig, DatasetBuilder
 from collections.abc import Iterator
 
 import orjson
 
-from cpt.data.documents import BadRow, BadValue, Document, Origin
-from cpt.data.readers.values import document_of, first_line, refuse_surrogates
-from cpt.errors import DataError, ResourceError
-from cpt.recipe.schema import DocumentSource
+from cpt.data.readers.documents import BadRow, BadValue, Document, Origin
+from cpt.data.readers.values import document_of, refuse_surrogates
+
+HUB_FILE = re.compile(r"hf://datasets/([^/]+/[^/@]+)@([0-9a-f]{40})/(.+)")
+
+
+class Unreachable(Exception):  # noqa: N818 -- it is caught where the Hub is asked
+    """The Hub does not answer."""
+
+
+def parts_of(path: str) -> tuple[str, str, str]:
+    found = HUB_FILE.fullmatch(path)
+    assert found is not None, path
+    return found[1], found[2], found[3]
+
+
+def is_hub_file(path: str) -> bool:
+    """True for a file of a dataset on the Hub at a commit."""
+    return HUB_FILE.fullmatch(path) is not None
+
+
+def cannot_fetch(path: str, problem: BaseException, key: str) -> CptError:
+    """What to say of a file that the Hub does not give us."""
+    dataset, commit, file = parts_of(path)
+    meant = what_it_means(problem, dataset, commit, key)
+    if isinstance(meant, CptError):
+        return meant
+    if isinstance(problem, OSError) and problem.errno:
+        return ResourceError(
+            f"{path}: cannot be kept ({problem.strerror}). Make room, or set HF_HOME to another disk."
+        )
+    return ResourceError(
+        f"{path}: not in the Hub's cache, and the Hub cannot be reached ({meant or first_line(problem)}). Where there"
+        f" is a network run: hf download {dataset} {file} --repo-type dataset --revision {commit}"
+    )
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """What huggingface_hub and `datasets` raise where they find nothing, or not what they expect."""
+    return FileNotFoundError, ValueError, RuntimeError, *broken()
+
+
+def broken() -> tuple[type[Exception], ...]:
+    """What huggingface_hub raises when it does not get an answer, or not the one it wants."""
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+
+    httpx_error: type[Exception] = HfHubHTTPError.__bases__[0]  # of httpx or httpx2, by its version
+    return ConnectionError, TimeoutError, EntryNotFoundError, httpx_error
+
+
+def what_it_means(
+    problem: BaseException | None, dataset: str, revision: str | None, key: str
+) -> CptError | Unreachable | None:
+    """The first error in a chain that tells whether the Hub refuses or is not there."""
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+
+    if isinstance(problem, HfHubHTTPError):
+        return refused(dataset, revision, key, problem)
+    while problem is not None and not isinstance(
+        problem, EntryNotFoundError
+    ):  # `datasets` looks for files that need not be there
+        if isinstance(problem, HfHubHTTPError):
+            return refused(dataset, revision, key, problem)
+        if isinstance(problem, broken()):
+            return Unreachable(first_line(problem).rstrip("."))
+        problem = problem.__cause__ or problem.__context__
+    return None
+
+
+def refused(dataset: str, revision: str | None, key: str, problem: "HfHubHTTPError") -> CptError | Unreachable:
+    """What to say when the Hub answers, but not with what was asked for."""
+    from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError, RevisionNotFoundError
+
+    status = problem.response.status_code
+    if isinstance(problem, GatedRepoError):
+        page = f"https://huggingface.co/datasets/{dataset}"
+        return ResourceError(
+            f"{dataset} (`{key}.path`) is gated. Accept its terms at {page}, then run: hf auth login, or set HF_TOKEN."
+        )
+    if isinstance(problem, RevisionNotFoundError):
+        return DataError(f"{dataset}: no revision `{revision}` on the Hub. Set `{key}.revision`.")
+    if isinstance(problem, RemoteEntryNotFoundError):
+        return DataError(f"{dataset}: {' '.join(str(problem).split())} Set `{key}.data_files` or `.revision`.")
+    if status in (401, 403):
+        return ResourceError(
+            f"{dataset}: no such local path, and on the Hub no such dataset or a private one that we may not see"
+            f" ({status}). Run: hf auth login, or set HF_TOKEN, with a token that may read it; or set `{key}.path`."
+        )
+    if status == 404:
+        return DataError(f"{dataset}: neither a local path nor a dataset on the Hub. Set `{key}.path`.")
+    return Unreachable(f"it answers {status}")
+
+
+def unreachable(dataset: str, key: str, problem: Unreachable) -> str:
+    """What to do without the Hub."""
+    return (
+        f"{dataset}: no such local path, and the Hub cannot be reached: {problem}. "
+        f"Go online (HF_HUB_OFFLINE is not 1), or download the dataset and set `{key}.path` to its folder."
+    )
+
+
+# --- hub files ---
+
+
+log = logging.getLogger("cpt")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+SPLIT = re.compile(r"[\w.-]+")
+NO_OPTIONS = {"name", "version", "data_dir", "data_files", "description"}  # of a builder's configuration
+STARTED = time.time()
+WAIT_SECONDS = (1, 2, 4, 8)  # between asking a Hub that is down
+
+
+class HubDataset(NamedTuple):
+    """What a source on the Hub is."""
+
+    commit: str
+    files: list[File] | None
+    """`hf://datasets/owner/name@commit/file` with its size and what git calls its content; None of what only
+    `datasets` can read."""
+
+
+class Asked(NamedTuple):
+    """All that decides which files they are."""
+
+    endpoint: str
+    path: str
+    subset: str | None
+    split: str
+    data_files: tuple[str, ...]
+    revision: str | None
+
+
+def hub_files(source: DocumentSource, key: str) -> HubDataset:
+    """The files of a source on the Hub, at one commit as long as this process lives.
+
+    They are those that `datasets.load_dataset` would read for the source's subset, split and data_files, from what the
+    dataset's card says or else by their names. They are ours to read where each is of a kind we know and the card sets
+    no options for the reading (another separator, a field of a JSON file). A txt file is what `text_documents` says.
+
+    What was found is remembered in the cache: where the Hub cannot be reached the dataset is taken as it was last, and
+    one whose revision is a commit is asked for only once.
+
+    Raises:
+        DataError: there is no such dataset, revision, subset, split or file.
+        ResourceError: the Hub cannot be reached, or does not let us in.
+    """
+    from huggingface_hub import constants
+
+    asked = Asked(
+        constants.ENDPOINT, source.path, source.subset, source.split, tuple(source.data_files), source.revision
+    )
+    return find(asked, key)
+
+
+@cache
+def find(asked: Asked, key: str) -> HubDataset:
+    memory = default_cache_dir() / "hub" / f"{xxh3_128_hexdigest(json.dumps(asked).encode())}.json"
+    remembered = recall(memory)
+    is_pinned = asked.revision is not None and COMMIT.fullmatch(asked.revision) is not None
+    # What the main process has just found is what all processes of the run read.
+    if remembered and (is_pinned or not is_main_process() and memory.stat().st_mtime >= STARTED):
+        return remembered
+    try:
+        found = ask(asked, key)
+    except Unreachable as problem:
+        if remembered is None:
+            raise ResourceError(unreachable(asked.path, key, problem)) from problem
+        if is_main_process():
+            log.warning(f"{asked.path}: the Hub cannot be reached. Taken as it was last: commit {remembered.commit}.")
+        return remembered
+    try:
+        memory.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise cannot_keep(memory.parent, problem) from problem
+    write_once(memory, sealed(found._asdict()))
+    return found
+
+
+def recall(memory: Path) -> HubDataset | None:
+    found = read_sealed(memory)
+    if found is None:
+        return None
+    return HubDataset(found["commit"], None if found["files"] is None else [File(*file) for file in found["files"]])
+
+
+def ask(asked: Asked, key: str) -> HubDataset:
+    """What the Hub says now.
+
+    Raises:
+        Unreachable: nothing.
+    """
+    try:
+        commit = commit_of(asked.endpoint, asked.path, asked.revision)
+        builder = build(asked, commit)
+        files = files_at(builder, asked, key)
+        return HubDataset(commit, None if files is None else with_sizes(files))
+    except failures() as problem:
+        if (meant := what_it_means(problem, asked.path, asked.revision, key)) is not None:
+            raise meant from problem
+        raise DataError(
+            f"{asked.path}: not a dataset on the Hub that can be read: {' '.join(str(problem).split())[:500]} "
+            f"Set `{key}.path`, `.subset`, `.split`, `.data_files` or `.revision`."
+        ) from problem
+
+
+@cache
+def commit_of(endpoint: str, dataset: str, revision: str | None) -> str:
+    """The commit of a branch or tag; asked once, so that all sources from one dataset are of one commit."""
+    from huggingface_hub import HfApi
+
+    return str(HfApi(endpoint).dataset_info(dataset, revision=revision).sha)
+
+
+def build(asked: Asked, commit: str) -> "DatasetBuilder":
+    """What `datasets` would read the source with; nothing is downloaded but the dataset's card."""
+    import datasets
+
+    files = list(asked.data_files) or None
+    builder = datasets.load_dataset_builder(asked.path, asked.subset, data_files=files, revision=commit)
+    if builder.hash != commit:  # where it cannot get through, it takes what its cache holds
+        raise ConnectionError("the connection broke")
+    return builder
+
+
+def files_at(builder: "DatasetBuilder", asked: Asked, key: str) -> Sequence[str] | None:
+    """The files of the split; None where they are not ours to read."""
+    splits = builder.config.data_files
+    if (
+        not splits or asked.split == "all" or not SPLIT.fullmatch(asked.split)
+    ):  # `train[:10%]`, `train+test`: for `datasets` to find
+        return None
+    if asked.split not in splits:
+        raise DataError(
+            f"{asked.path}: no split `{asked.split}`. It has: {', '.join(map(str, splits))}. Set `{key}.split`."
+        )
+    files = list(splits[asked.split])
+    readable = all(HUB_FILE.fullmatch(file) and "::" not in file and format_of(file) in READERS for file in files)
+    return files if readable and not has_options(builder.config, files) else None
+
+
+def has_options(config: "BuilderConfig", files: Sequence[str]) -> bool:
+    """True where the dataset's card says how to read the files; tabs between the fields of tsv files go without
+    saying."""
+    plain = vars(type(config)())
+    if {format_of(file) for file in files} == {".tsv"}:
+        plain["sep"] = "\t"
+    return any(value != plain.get(name) for name, value in vars(config).items() if name not in NO_OPTIONS)
+
+
+def with_sizes(files: Sequence[str]) -> list[File]:
+    """What the Hub lists of the files: it gives a thousand at a time."""
+    import fsspec
+
+    system, _ = fsspec.core.url_to_fs(files[0])
+    folder = commonpath([file.rpartition("/")[0].removeprefix("hf://") for file in files])
+    listed: dict[str, dict[str, Any]] = system.find(folder, detail=True)
+    return [as_file(file, listed[file.removeprefix("hf://")]) for file in files]
+
+
+def as_file(name: str, info: dict[str, Any]) -> File:
+    """A file of git's, or one that only its hash is in git of."""
+    return File(name, int(info["size"]), str(info["lfs"]["sha256"] if info.get("lfs") else info["blob_id"]))
+
+
+def fetch(path: str, key: str) -> str:
+    """A file of the Hub in the Hub's cache on this machine, where it is downloaded to if it is not there.
+
+    Raises:
+        DataError: there is no such file.
+        ResourceError: the Hub cannot be reached, or does not let us in.
+    """
+    from huggingface_hub import constants, hf_hub_download
+
+    dataset, commit, file = parts_of(path)
+    waits = iter(WAIT_SECONDS)
+    while True:
+        try:
+            return str(hf_hub_download(dataset, file, repo_type="dataset", revision=commit))
+        except (
+            failures()
+        ) as problem:  # it resumes by itself what breaks off, and waits where there are too many requests
+            is_for_now = (
+                isinstance(what_it_means(problem, dataset, commit, key), Unreachable) and not constants.HF_HUB_OFFLINE
+            )
+            wait = next(waits, None) if is_for_now else None
+            if wait is None:
+                raise cannot_fetch(path, problem, key) from problem
+        time.sleep(wait)
+
+
+# --- hub ---
 
 
 def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document | BadRow]:

@@ -1,15 +1,170 @@
-"""Open a file wherever it lies, local or behind a URL, plain or compressed."""
+"""Open a file, local or behind a URL, plain or compressed."""
 
 import io
+import sys
+import time
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from posixpath import splitext
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import fsspec
 import pyarrow as pa
 
-from cpt.data.documents import Piece
-from cpt.data.readers.remote import RemoteFile
+from cpt.data.readers.documents import Piece
+
+PAST_STOP = 1 << 16  # of the rest of a line that goes on beyond the piece in which it began, asked for at once
+TRIES = 5
+FIRST_WAIT_SECONDS = 0.5  # doubled with each try
+SILENCE_SECONDS = 60
+TRY_AGAIN = (408, 425, 429)  # besides all from 500 on
+Result = TypeVar("Result")
+
+
+class RemoteFile(io.RawIOBase):
+    """Reads through fsspec. To be wrapped in a buffer, whose size is what one request asks for.
+
+    An HTTP server that gives files only from their beginning is read like that: what stands before is fetched and
+    passed over.
+
+    Args:
+        begin: the byte to start at.
+        stop: where the reader will probably end: no request goes across it, and those beyond it are small.
+    """
+
+    def __init__(self, path: str, begin: int = 0, stop: int | None = None) -> None:
+        self._at, self._stop = begin, sys.maxsize if stop is None else stop
+        self._system, self._name = fsspec.core.url_to_fs(path)
+        self._is_http = is_http(self._system)
+        self._file: Any = self._persistently(lambda: self._system.open(self._name, "rb", cache_type="none"))
+        self._stream: Any = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = self.size if whence == io.SEEK_END else self._at if whence == io.SEEK_CUR else 0
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    @cached_property
+    def size(self) -> int:
+        try:
+            return int(self._file.seek(0, io.SEEK_END))
+        except ValueError:  # fsspec's word for a stream
+            return int(self._system.size(self._name))
+
+    def readinto(self, buffer: Any) -> int:
+        limit = self._stop - self._at if self._at < self._stop else PAST_STOP
+        data = self._persistently(lambda: self._read(min(len(buffer), limit)))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    @property
+    def is_ranged(self) -> bool:
+        """False once the server has turned out to know no ranges."""
+        return self._stream is None
+
+    def close(self) -> None:
+        if not self.closed:
+            for file in (self._file, self._stream):
+                if file is not None:
+                    file.close()
+        super().close()
+
+    def _read(self, wanted: int) -> bytes:
+        if self._stream is None:
+            try:
+                wanted_here = max(0, min(wanted, self.size - self._at))
+                self._file.seek(self._at)
+                return bytes(self._file.read(wanted_here))
+            except ValueError:  # fsspec's word for a server that knows no ranges
+                if not self._is_http:
+                    raise
+        return self._read_on(wanted)
+
+    def _read_on(self, wanted: int) -> bytes:
+        if self._stream is None or self._stream.loc > self._at:
+            self._stream = open_stream(self._system, self._name)
+        try:
+            while self._stream.loc < self._at:
+                if not self._stream.read(min(1 << 20, self._at - self._stream.loc)):
+                    return b""
+            return bytes(self._stream.read(wanted))
+        except Exception:
+            self._stream = None  # another try begins anew
+            raise
+
+    def _persistently(self, function: Callable[[], Result]) -> Result:
+        """Ask an HTTP server again while it is busy or gone; what fsspec has for the others does so by itself."""
+        if self._is_http:
+            return persistently(function)
+        try:
+            return function()
+        except Exception as problem:
+            if type(problem).__module__.startswith("httpx"):  # the Hub's, which is no OSError
+                raise OSError(str(problem) or type(problem).__name__) from problem
+            raise
+
+
+def has_ranges(path: str) -> bool:
+    with RemoteFile(path, begin=1) as file:
+        file.read(1)
+        return file.is_ranged
+
+
+def is_http(system: fsspec.AbstractFileSystem) -> bool:
+    return "http" in ([system.protocol] if isinstance(system.protocol, str) else system.protocol)
+
+
+def open_stream(system: fsspec.AbstractFileSystem, name: str) -> Any:
+    """The file from its beginning, for as long as the server goes on giving."""
+    import aiohttp  # as fsspec has it
+
+    patience = aiohttp.ClientTimeout(
+        total=None, sock_read=SILENCE_SECONDS
+    )  # its own ends a request after five minutes
+    return system.open(name, "rb", block_size=0, size=1, timeout=patience)  # a size, so that it does not ask for one
+
+
+def persistently(function: Callable[[], Result]) -> Result:
+    """What a function gives that asks an HTTP server, which may be busy or gone for a while.
+
+    Raises:
+        OSError: the server refuses, or was asked in vain too often.
+    """
+    import aiohttp
+
+    last: Exception = OSError()
+    for number in range(TRIES):
+        if number:
+            time.sleep(FIRST_WAIT_SECONDS * 2 ** (number - 1))
+        try:
+            return function()
+        except (aiohttp.ClientError, OSError) as problem:
+            last = problem
+            cause = problem if isinstance(problem, aiohttp.ClientResponseError) else problem.__cause__
+            if isinstance(cause, aiohttp.ClientResponseError):
+                last = (
+                    FileNotFoundError(2, "no such file")
+                    if cause.status in (404, 410)
+                    else OSError(f"{cause.status} {cause.message}")
+                )
+                if cause.status < 500 and cause.status not in TRY_AGAIN:
+                    raise last from problem
+    raise OSError(f"asked {TRIES} times: {last or type(last).__name__}") from last
+
+
+# --- opening ---
+
 
 BOM = b"\xef\xbb\xbf"
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
@@ -49,7 +204,6 @@ def open_file(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
 
 
 def open_plain(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
-    """The file as it lies there."""
     if is_url(path):
         return io.BufferedReader(RemoteFile(path, begin, stop), REMOTE_BUFFER)
     file = Path(path).open("rb", buffering=BUFFER)  # noqa: SIM115
@@ -66,7 +220,6 @@ def open_random(path: str) -> Any:
 
 
 def size_of(path: str) -> int:
-    """Bytes of the file as it lies there."""
     if not is_url(path):
         return Path(path).stat().st_size
     system, name = fsspec.core.url_to_fs(path)
@@ -74,5 +227,4 @@ def size_of(path: str) -> int:
 
 
 def is_whole(piece: Piece) -> bool:
-    """True for a piece that is all of its file."""
     return piece.start == 0 and piece.stop is None

@@ -4,12 +4,10 @@ import math
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Mapping, Sequence
 
-from cpt.data.documents import BadValue, Document, Origin
-from cpt.data.examples.chat import CONTROL
-from cpt.data.examples.example import example_columns, example_text
-from cpt.data.examples.turns import BEFORE, columns_of_turns
-from cpt.data.forms import ELSEWHERE, NAMED, columns_named, form_of_source
-from cpt.data.readers.templates import template_columns
+from cpt.data.readers.chat import CONTROL
+from cpt.data.readers.documents import BadValue, Document, Origin
+from cpt.data.readers.example import BEFORE, columns_of_turns, example_columns, example_text, template_columns
+from cpt.data.readers.forms import ELSEWHERE, NAMED, columns_named, form_of_source
 from cpt.recipe.schema import DocumentSource, Source
 
 
@@ -74,7 +72,6 @@ def refuse_marks(text: str) -> str:
 
 
 def written_text(row: Mapping[str, object], source: DocumentSource) -> str:
-    """The text of a column, or of several by a template."""
     if source.template is None:
         return clean(value_of(row, source.text_column), source.text_column)
     values = {column: value_of(row, column) for column in template_columns(source.template)}
@@ -85,7 +82,6 @@ def written_text(row: Mapping[str, object], source: DocumentSource) -> str:
 
 
 def value_of(row: Mapping[str, object], column: str) -> object:
-    """What stands in a column."""
     if column not in row:
         raise missing_column(list(row), column)
     return row[column]
@@ -132,12 +128,10 @@ def columns_of(source: DocumentSource, found: Sequence[str] | None = None) -> Se
 
 
 def text_columns(source: DocumentSource) -> tuple[str, ...]:
-    """The columns that a plain text is made of."""
     return (source.text_column,) if source.template is None else template_columns(source.template)
 
 
 def columns_of_examples(source: DocumentSource, found: Sequence[str] | None) -> tuple[str, ...]:
-    """The columns that examples may be made of."""
     form, named = form_of_source(source), columns_of_turns(columns_named(source))
     if form == "document" or found is None:
         return named or (NAMED[form][0][0],)
@@ -168,7 +162,6 @@ def check_columns(found: Sequence[str], source: DocumentSource) -> None:
 
 
 def missing_column(found: Sequence[str], column: str) -> BadValue:
-    """What is there instead."""
     return BadValue("missing column", f"no column `{column}`. It has: {', '.join(map(str, found)) or 'none'}")
 
 
@@ -191,7 +184,6 @@ def decode(raw: bytes) -> str:
 
 
 def kind(value: object) -> str:
-    """What a value is, in JSON's words."""
     names = {
         type(None): "null",
         bool: "a boolean",
@@ -205,5 +197,4 @@ def kind(value: object) -> str:
 
 
 def first_line(problem: BaseException) -> str:
-    """The first line of an error's message."""
     return (str(problem).splitlines() or [type(problem).__name__])[0]

@@ -7,15 +7,11 @@ fsspec opens.
     were there before
 
 Names are those of the store on a disk (`store.py`), and tell all that decides the content. Objects are never changed,
-only written anew with the same content, so that it does not matter how many machines write at once.
-"""
+only written anew with the same content, so that it does not matter how many machines write at once."""
 
-import errno
-import logging
 import os
 import tarfile
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,15 +24,12 @@ from xxhash import xxh3_128
 
 from cpt.data.readers.values import first_line
 from cpt.errors import DataError, ResourceError
+from cpt.files import NO_SPACE
 
 VARIABLE = "CPT_STORE"
-TRIES = 6
-FIRST_WAIT_SECONDS = 0.5  # doubled with each try, up to 16 s: half a minute in all
-FULL = (errno.ENOSPC, errno.EDQUOT)
 DIGEST = 32  # bytes at the end of an object, behind the archive: xxh3-128 of what is in front of them
 BLOCK = 1 << 20
 Result = TypeVar("Result")
-log = logging.getLogger("cpt")
 
 
 def bucket() -> "Bucket | None":
@@ -51,7 +44,6 @@ def bucket() -> "Bucket | None":
 
 @lru_cache(maxsize=4)
 def opened(url: str) -> "Bucket":
-    """A bucket by its URL."""
     if "://" not in url:
         raise ResourceError(
             f"{VARIABLE} is `{url}`, expected a URL: s3://bucket/prefix. A folder that machines share is CPT_CACHE."
@@ -67,8 +59,6 @@ def opened(url: str) -> "Bucket":
 
 @dataclass(frozen=True)
 class Bucket:
-    """A place for objects by name."""
-
     url: str
     system: Any
     """Of fsspec."""
@@ -79,11 +69,9 @@ class Bucket:
         return self._ask(name, lambda: bytes(self.system.cat_file(f"{self.root}/{name}")))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small object."""
         self._tell(name, lambda: self._pipe(name, content))
 
     def has(self, name: str) -> bool:
-        """Whether there is such an object."""
         return bool(self._ask(name, lambda: self.system.exists(f"{self.root}/{name}")))
 
     def names(self, folder: str) -> set[str]:
@@ -96,7 +84,6 @@ class Bucket:
         return self._ask(folder, listed) or set()
 
     def put_folder(self, folder: Path, name: str) -> None:
-        """Write the files of a folder as one object."""
         with tempfile.NamedTemporaryFile(dir=folder.parent, suffix=".unfinished") as packed:
             with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
                 for path in sorted(folder.iterdir()):
@@ -131,7 +118,6 @@ class Bucket:
         )
 
     def missing(self, name: str) -> DataError:
-        """What to say of an object that the manifest lists."""
         return DataError(
             f"{self.url}/{name}: not there, though the manifest lists it. Run `cpt prepare` again where {VARIABLE} is"
             " the same."
@@ -153,37 +139,27 @@ class Bucket:
             return None
 
     def _tell(self, name: str, function: Callable[[], Result]) -> Result:
-        """What a function gives that asks a network which may be busy or gone for a while.
+        """Call a function of the file system, which retries by itself.
 
         Raises:
-            ResourceError: it refuses, or was asked in vain too often.
+            ResourceError: it refuses, or cannot be reached.
             FileNotFoundError: there is no such object.
             OSError: the local disk is full.
         """
-        for number in range(TRIES):
-            try:
-                return function()
-            except FileNotFoundError:
+        try:
+            return function()
+        except FileNotFoundError:
+            raise
+        except PermissionError as problem:
+            raise ResourceError(
+                f"{self.url}/{name}: refused ({first_line(problem)}). Check the credentials of this machine."
+            ) from problem
+        except Exception as problem:  # each of fsspec's systems has errors of its own, many no OSError
+            if isinstance(problem, OSError) and problem.errno in NO_SPACE:
                 raise
-            except PermissionError as problem:
-                raise ResourceError(
-                    f"{self.url}/{name}: refused ({first_line(problem)}). Look at the credentials of this machine."
-                ) from problem
-            except Exception as problem:  # each of fsspec's systems has errors of its own, many no OSError
-                if isinstance(problem, OSError) and problem.errno in FULL:
-                    raise
-                last = problem
-                if number + 1 < TRIES:
-                    wait = FIRST_WAIT_SECONDS * 2**number
-                    log.info(
-                        f"{self.url}/{name}: {first_line(problem) or type(problem).__name__}; asked again in"
-                        f" {wait:g} s"
-                    )
-                    time.sleep(wait)
-        what = first_line(last) or type(last).__name__
-        raise ResourceError(
-            f"{self.url}/{name}: asked {TRIES} times in vain ({what}). Is the network there, and {VARIABLE} right?"
-        ) from last
+            raise ResourceError(
+                f"{self.url}/{name}: {first_line(problem)}. Check the network and {VARIABLE}."
+            ) from problem
 
 
 def digest_of(file: IO[bytes], num_bytes: int | None = None) -> str:
@@ -196,7 +172,6 @@ def digest_of(file: IO[bytes], num_bytes: int | None = None) -> str:
 
 
 def is_sound(packed: Path) -> bool:
-    """Whether an object is what was written."""
     with packed.open("rb") as file:
         size = packed.stat().st_size - DIGEST
         return size > 0 and digest_of(file, size).encode() == file.read()
@@ -212,7 +187,6 @@ def unpack(packed: Path, folder: Path) -> None:
 
 
 def without_circumstances(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Equal content makes an equal object, whoever packs it and when."""
     member.mtime = member.uid = member.gid = 0
     member.uname = member.gname = ""
     member.mode = 0o644

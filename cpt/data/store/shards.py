@@ -11,18 +11,30 @@ from pathlib import Path
 import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128
 
-from cpt.data.checking.bad_rows import Listed, OnBadRow, apply_policy, count_reasons, write_bad_rows
-from cpt.data.components import ComponentLists
-from cpt.data.documents import Document, DocumentView
-from cpt.data.filters import build_filters, reason_to_drop
-from cpt.data.plan import Shard
+from cpt.cache import publish_once
+from cpt.data.filters.filters import (
+    ComponentLists,
+    Transform,
+    apply_transforms,
+    build_filters,
+    build_transforms,
+    reason_to_drop,
+)
+from cpt.data.readers.documents import (
+    Document,
+    DocumentView,
+    Listed,
+    OnBadRow,
+    apply_policy,
+    count_reasons,
+    write_bad_rows,
+)
+from cpt.data.readers.sources import read_piece
 from cpt.data.readers.values import score_column
-from cpt.data.sources import read_piece
 from cpt.data.store.bucket import bucket
-from cpt.data.store.folder import publish_once
+from cpt.data.store.plan import Shard
 from cpt.data.store.token_files import ShardDescription, TokenWriter, is_sound_shard, read_shard_description
-from cpt.data.tokenization import DocumentEncoder
-from cpt.data.transforms import Transform, apply_transforms, build_transforms
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, UserCodeError
 from cpt.extend import find
 from cpt.recipe.schema import DocumentSource, Source
@@ -175,7 +187,6 @@ def keep(documents: Iterable[Document], work: ShardWork, dropped: Counter[str]) 
 
 
 def apply(transforms: Sequence[Transform], view: DocumentView, dropped: Counter[str]) -> list[DocumentView]:
-    """The document itself where there is nothing to do."""
     return apply_transforms(view, transforms, dropped) if transforms else [view]
 
 

@@ -1,6 +1,6 @@
-"""Tokenised documents as files: written one batch after the other, read memory-mapped, and always known to be what was
-written."""
+"""Tokenised documents as files: written in batches, read memory-mapped, compared with their digests; and manifests."""
 
+import json
 import mmap
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
-from cpt.data.store.folder import key_of, sync
+from cpt.cache import key_of, sync
+from cpt.data.store.bucket import bucket
 from cpt.errors import DataError
 from cpt.files import sealed, size_and_hash, unsealed
 
@@ -32,8 +33,6 @@ ARRAYS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class ShardDescription:
-    """What stands beside the arrays."""
-
     documents: int
     tokens: int
     dtype: str
@@ -113,7 +112,6 @@ class TokenWriter:
         made_by: tuple[str, str] = ("", "error"),
         texts: str = "",
     ) -> None:
-        """Write what the tokens are found by."""
         for file in self._files.values():
             file.close()
         description = ShardDescription(
@@ -185,7 +183,6 @@ class TokenFiles:
                 mapped.madvise(mmap.MADV_DONTNEED)
 
     def sync(self) -> None:
-        """Wait until all of it is on the disk."""
         for path in [*self.folder.iterdir(), self.folder]:
             sync(path)
 
@@ -206,7 +203,6 @@ class StoredDocuments:
 
     @property
     def num_tokens(self) -> int:
-        """Of all documents."""
         return self._first_tokens[-1]
 
     @cached_property
@@ -216,7 +212,6 @@ class StoredDocuments:
 
     @cached_property
     def digest(self) -> str:
-        """Changes when any document does."""
         return key_of({"parts": [part.description.digest for part in self.parts]})
 
     @property
@@ -241,7 +236,6 @@ class StoredDocuments:
         return np.concatenate([np.empty(0), *(part.scores for part in self.parts)])
 
     def rest(self) -> None:
-        """Give mapped memory back for now."""
         for part in self.parts:
             part.rest()
 
@@ -259,13 +253,11 @@ class StoredDocuments:
 
 
 def arrays(scored: bool, segmented: bool) -> list[str]:
-    """Those that stand in a folder."""
     left_out = {"scores": not scored, "segments": not segmented}
     return [name for name in ARRAYS if not left_out.get(name, False)]
 
 
 def open_documents(folders: Sequence[Path]) -> StoredDocuments:
-    """The documents of these folders."""
     return StoredDocuments([TokenFiles(folder) for folder in folders])
 
 
@@ -288,7 +280,6 @@ def read_shard_description(folder: Path) -> ShardDescription:
 
 
 def digest_of(digests: Sequence[str]) -> str:
-    """One digest of the arrays' digests."""
     return xxh3_128_hexdigest(" ".join(digests).encode())
 
 
@@ -303,3 +294,84 @@ def open_raw(path: Path, dtype: str, length: int) -> NDArray[Any]:
             f"{path.name} has {path.stat().st_size:,} bytes, expected {length * np.dtype(dtype).itemsize:,}"
         )
     return np.asarray(np.memmap(path, dtype, "r", shape=(length,))) if length else np.empty(0, dtype)
+
+
+# --- source description ---
+
+
+@dataclass(frozen=True)
+class SourceDescription:
+    """What stands beside the shards once all are there."""
+
+    name: str
+    """Of the source, with its files as they were."""
+    documents: int
+    tokens: int
+    shards: dict[str, str]
+    """Name -> digest, in the order of the source."""
+    dropped: dict[str, int]
+    """Reason -> documents that filters did not let pass."""
+    bad_rows: dict[str, int]
+    """Reason -> rows that were no documents; bad_rows.jsonl lists them."""
+    longest: tuple[str, int]
+    """Where the longest document stands, and its tokens."""
+    files: dict[str, str]
+    """File -> xxh3-128 of its content; of one behind a URL the version that its server told."""
+    made_from: dict[str, str]
+    """Source, tokenizer and the library that tokenised, for people."""
+    on_bad_row: str
+    format: int = FORMAT
+
+
+def as_text(description: SourceDescription) -> str:
+    return sealed(asdict(description), indent=1)
+
+
+def read_description(folder: Path) -> SourceDescription:
+    """What stands beside the shards.
+
+    Raises:
+        DataError: another version of cpt made the folder.
+        OSError, ValueError, TypeError: it is damaged, or not there yet.
+    """
+    return as_description((folder / DESCRIPTION).read_bytes(), folder)
+
+
+def as_description(text: str | bytes, folder: Path | str) -> SourceDescription:
+    """What a description says.
+
+    Raises:
+        DataError: another version of cpt made the folder.
+        ValueError, TypeError: it is damaged.
+    """
+    content = json.loads(text)
+    if content.get("format") != FORMAT:
+        raise DataError(
+            f"{folder}: made by another version of cpt (format {content.get('format', 1)}, ours is {FORMAT}); it is"
+            " not read. Remove it: cpt store prune --leftovers."
+        )
+    content = unsealed(text)
+    return SourceDescription(**{**content, "longest": tuple(content["longest"])})
+
+
+def fetch_description(folder: Path) -> SourceDescription | None:
+    """What a bucket says of a source; None where there is no bucket, or nothing of the source in it.
+
+    Args:
+        folder: of the source.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    store, name = bucket(), manifest_of(folder)
+    content = store.read(name) if store is not None else None
+    if store is None or content is None:
+        return None
+    try:
+        return as_description(content, store.url)
+    except (ValueError, TypeError) as problem:
+        raise store.damaged(name) from problem
+
+
+def manifest_of(folder: Path) -> str:
+    return f"tokens/{folder.name}/{DESCRIPTION}"

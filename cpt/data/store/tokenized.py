@@ -1,43 +1,59 @@
-"""A source's tokens in the store: a folder of shards, each made by whoever needs it first and found by everybody
-after."""
+"""A source's tokens in the store: a folder of shards, each made by the process that needs it first and found by all
+others."""
 
 import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from shutil import rmtree
 from threading import Thread
 from typing import Any, TypeVar
 
-from cpt.data.checking.bad_rows import FILE_NAME, Listed, refuse_too_many, write_bad_rows
-from cpt.data.checking.decontamination import key_options
-from cpt.data.components import ComponentLists, module_text
-from cpt.data.filters import FilterLists, source_text
-from cpt.data.plan import FileState, Plan
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from cpt.cache import hold, key_of, write_once
+from cpt.console import open_console
+from cpt.data.filters.decontamination import key_options
+from cpt.data.filters.filters import ComponentLists, FilterLists, module_text, source_text, transform_content
+from cpt.data.readers.documents import FILE_NAME, Listed, refuse_too_many, write_bad_rows
 from cpt.data.readers.opening import is_url
-from cpt.data.sources import hash_file, kind_of, states_of
+from cpt.data.readers.sources import hash_file, kind_of, states_of
 from cpt.data.store.bucket import bucket
-from cpt.data.store.folder import CLAIMS, hold, key_of, write_once
+from cpt.data.store.parallel import map_in_order, num_workers
+from cpt.data.store.plan import FileState, Plan, Shard
 from cpt.data.store.shards import ShardWork, object_of, sample
-from cpt.data.store.source_description import (
+from cpt.data.store.token_files import (
+    DESCRIPTION,
+    FORMAT,
     SourceDescription,
+    StoredDocuments,
+    TokenFiles,
     as_text,
     fetch_description,
     manifest_of,
     read_description,
 )
-from cpt.data.store.token_files import DESCRIPTION, FORMAT, StoredDocuments, TokenFiles
-from cpt.data.tokenization import DocumentEncoder
-from cpt.data.transforms import transform_content
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError
 from cpt.files import report_damage
+from cpt.ranks import is_main_process
 from cpt.recipe.schema import DocumentSource, Source
+from cpt.recipe.sense_data import reported_name
 
 Result = TypeVar("Result")
 log = logging.getLogger("cpt")
@@ -93,12 +109,10 @@ class TokenizedSource:
 
     @cached_property
     def is_kept(self) -> bool:
-        """Whether a bucket has all shards."""
         store = bucket()
         return store is not None and self.description is not None and store.has(manifest_of(self.folder))
 
     def unmade(self, numbers: Sequence[int]) -> list[int]:
-        """Which of these shards are neither there nor in a bucket."""
         missing, store = self.missing(numbers), bucket()
         if not missing or store is None:
             return missing
@@ -258,7 +272,6 @@ class TokenizedSource:
         return description
 
     def describe(self) -> SourceDescription:
-        """Go through all shards and write down what they are."""
         hashes = beside(
             lambda: {
                 name: version if is_url(name) else hash_file(name, self.work.key) for name, _, version in self.states
@@ -303,7 +316,7 @@ class TokenizedSource:
         """Remove what only the making needed."""
         for lock in self.folder.glob("*.lock"):
             lock.unlink(missing_ok=True)
-        for left in [*self.folder.glob("*.unfinished"), self.folder / CLAIMS]:
+        for left in self.folder.glob("*.unfinished"):
             rmtree(left, ignore_errors=True)
 
 
@@ -324,7 +337,6 @@ def key_content(
 
 
 def reading_content(source: DocumentSource, filters: FilterLists, transforms: ComponentLists) -> dict[str, Any]:
-    """All that decides the documents, but for the files."""
     order, kind = order_of(source), kind_of(source.path)
     return {
         "format": FORMAT,
@@ -347,7 +359,6 @@ def absolute(path: str) -> str:
 
 
 def order_of(source: DocumentSource) -> str | None:
-    """What the source is ordered by."""
     return source.order_by if isinstance(source, Source) else None
 
 
@@ -380,3 +391,99 @@ def nothing_left(source: DocumentSource, key: str, dropped: Counter[str]) -> str
     reasons = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.most_common())
     what = f"{source.path}: all {dropped.total():,} documents were dropped ({reasons})."
     return f"{what} Loosen `data.filters` or `{key}.filters`, or set another `{key}.path`."
+
+
+# --- fill ---
+
+
+POOL_BYTES = 32 * 2**20  # of files; below, starting processes takes longer than the work
+WORKERS_IMPORT = ("cpt.data.store.shards", "gigatoken")
+
+Wanted = tuple[TokenizedSource, int]  # a shard of a source
+
+
+@dataclass(frozen=True)
+class ShardMaker:
+    """Makes shards of any of some sources; travels to worker processes."""
+
+    works: dict[str, ShardWork]
+
+    def __call__(self, task: tuple[str, Shard, str]) -> None:
+        """Make a shard of a source, in a folder of its own."""
+        source, shard, name = task
+        self.works[source](shard, name)
+
+
+def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
+    """Make those of the shards that are not there yet.
+
+    Args:
+        workers: processes that share the work; 0 for none but this one. By default CPT_WORKERS or the number of cores,
+            where there is enough to do. What is stored does not depend on it.
+
+    Raises:
+        DataError: a row is bad, or a file cannot be read.
+        RecipeError: a filter or transform fails.
+        ResourceError: the store cannot be written, or a worker died.
+    """
+    missing = [(source, number) for source, number in dict.fromkeys(wanted) if source.missing([number])]
+    if workers is None:
+        size = sum(source.plan.num_bytes[number] for source, number in missing)
+        workers = num_workers() if size >= POOL_BYTES and len(missing) > 1 else 0
+    workers = min(workers, len(missing))
+    sizes = {source: 0 for source, _ in missing}
+    for source, number in missing:
+        sizes[source] += source.plan.num_bytes[number]
+    with progress_bars(sizes) as (progress, tasks):
+        for source, number in made(missing, workers, list(sizes)):
+            progress.advance(tasks[source], source.plan.num_bytes[number])
+
+
+def made(wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSource]) -> Generator[Wanted, None, None]:
+    """Each of the shards, in order, once it is there.
+
+    Args:
+        wanted: asked for the next one whenever a worker has nothing to do.
+        sources: whose shards these are.
+    """
+    taken: list[Wanted] = []
+
+    def tasks() -> Iterator[tuple[str, Shard, str]]:
+        for source, number in wanted:
+            taken.append((source, number))
+            yield source.name, source.plan.shards[number], source.shard_folder(number).name
+
+    def prepare() -> ShardMaker:
+        return ShardMaker({source.name: source.proven_work for source in sources})
+
+    for _ in map_in_order(prepare, tasks(), workers, WORKERS_IMPORT):
+        source, number = taken.pop(0)
+        source.check_files(number)
+        yield source, number
+
+
+@contextmanager
+def progress_bars(sizes: dict[TokenizedSource, int]) -> Iterator[tuple[Progress, dict[TokenizedSource, TaskID]]]:
+    """How far it is, on the terminal of the main process only.
+
+    Args:
+        sizes: bytes of each source's files.
+    """
+    columns: list[Any] = [
+        TextColumn("tokenising {task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    ]
+    console = open_console(stderr=True)
+    hidden = not (is_main_process() and console.is_interactive)
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        yield (
+            progress,
+            {
+                source: progress.add_task(reported_name(source.work.source), total=size or None)
+                for source, size in sizes.items()
+            },
+        )

@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from cpt.data.mixture.left_out import RowsOfSteps
+from cpt.data.mixture import RowsOfSteps
 from cpt.data.prepared import PreparedData
-from cpt.data.windows.read_ahead import ReadAhead
+from cpt.data.rows.read_ahead import ReadAhead
 
 FILE_NAME = "data_position.json"
 

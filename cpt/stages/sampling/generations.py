@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import Dataset
 from transformers import TrainingArguments
 
-from cpt.data.mixture.left_out import Stretch, moved_on
+from cpt.data.mixture import Stretch, moved_on
 from cpt.errors import RecipeError
 
 Prompt = dict[str, Any]

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
 
-from cpt.data.rows import IGNORED
+from cpt.data.rows.rows import IGNORED
 
 # accelerate looks through the whole path of Python for this package, twice in each step.
 accelerate.optimizer.is_lomo_available = functools.cache(accelerate.optimizer.is_lomo_available)

@@ -12,7 +12,7 @@ from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from cpt.checkpoints.resume import newest_sound, published_checkpoints, set_aside, step_of
 from cpt.checkpoints.safe_load import only_data
 from cpt.checkpoints.ways import is_zero
-from cpt.data.mixture.left_out import RowsOfSteps
+from cpt.data.mixture import RowsOfSteps
 from cpt.errors import TrainingError
 from cpt.ranks import is_main_process, main_process_decides
 from cpt.runs.events import record_event

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from cpt.data.rows import IGNORED
+from cpt.data.rows.rows import IGNORED
 from cpt.models.shared_rows import PartOfRows, attend_over_processes, check_shared_rows
 
 

@@ -4,10 +4,9 @@ import random
 import pytest
 
 from cpt.data.build import build_data
-from cpt.data.checking.contamination import find_contamination, with_decontamination
-from cpt.data.checking.decontamination import Judged
-from cpt.data.filters import build_filters, reason_to_drop
-from cpt.errors import DataError, RecipeError
+from cpt.data.contamination import find_contamination, with_decontamination
+from cpt.data.filters.decontamination import Judged
+from cpt.data.filters.filters import build_filters, reason_to_drop
 from cpt.recipe.schema import Component, Data, Evaluation, HeldOut, Source
 
 WORDS = [f"word{number}" for number in range(5000)]
@@ -51,17 +50,6 @@ def test_near_misses_are_not_found(source, exam, tmp_path):
     assert found.num_contaminated == 0 and found.touched == 2 and "2 more share a phrase with one" in found.summary()
 
 
-def test_documents_held_out_of_a_source_are_looked_for_in_all(source, tmp_path):
-    first = source("first", [text(number) for number in range(60)], name="first")
-    second = source("second", [f"{text(number)} copied" for number in range(60)], name="second")
-    found = find_contamination(Data(sources=[first, second]), Evaluation(held_out_share=0.3), cache_dir=tmp_path)
-    assert (
-        found.counts["second"] == {"first": found.judged - sum(found.counts["first"].values())}
-        or found.counts["second"]["first"] > 5
-    )
-    assert all(hit.source != hit.set_name for hit in found.hits)
-
-
 def test_exact_copies_of_a_held_out_set_are_counted_and_listed_with_their_place(source, exam, tmp_path):
     sources = [
         source("a", [text(200), text(7), text(201)], name="a"),
@@ -75,17 +63,6 @@ def test_exact_copies_of_a_held_out_set_are_counted_and_listed_with_their_place(
         (name, str(tmp_path / f"{name}.jsonl:{line}"), "exam", exam_place) for name, line in (("a", 2), ("b", 1))
     ]
     assert found.to_json()["exact_copies"][0]["where"] == places[0][1] and "exact copies" in found.summary()
-
-
-def test_a_short_exact_copy_is_counted_too(source, tmp_path):
-    (tmp_path / "exam.jsonl").write_text(
-        "".join(json.dumps({"text": one}) + "\n" for one in (text(1), "three words only"))
-    )
-    evaluation = Evaluation(perplexity=[HeldOut(path=str(tmp_path / "exam.jsonl"))])
-    found = find_contamination(
-        Data(sources=[source("a", [text(2), "three words only"])]), evaluation, cache_dir=tmp_path
-    )
-    assert found.num_exact_copies == 1
 
 
 def test_a_document_that_is_held_out_of_its_source_is_no_copy_of_itself(source, tmp_path):
@@ -108,22 +85,6 @@ def test_questions_of_tasks_are_looked_for(source, exam, tmp_path):
     assert [(hit.set_name, hit.evaluation_document) for hit in found.hits] == [("quiz", "quiz: question 3")]
 
 
-def test_what_a_filter_drops_and_a_limit_leaves_out_does_not_count(source, exam, tmp_path):
-    texts = [f"{text(5)} copied", text(300, 9), f"{text(6)} copied"]
-    data = Data(
-        sources=[source("a", texts, name="a", max_documents=2)], filters=[Component(name="length", min_characters=100)]
-    )
-    found = find_contamination(data, exam, cache_dir=tmp_path)
-    assert found.counts == {"a": {"exam": 1}} and found.documents == {"a": 1}
-
-
-def test_the_filter_leaves_nothing_for_the_count_to_find(source, exam, tmp_path):
-    texts = [f"{text(5)} copied", text(300)]
-    filters = [Component(name="decontaminate", against=[str(tmp_path / "exam.jsonl")])]
-    found = find_contamination(Data(sources=[source("a", texts, name="a")], filters=filters), exam, cache_dir=tmp_path)
-    assert found.num_contaminated == 0 and found.documents == {"a": 1}
-
-
 def test_workers_find_what_one_process_finds(source, exam, tmp_path, monkeypatch):
     texts = [
         text(1000 + number, 40) + (f" {text(number % 40)} " if number % 50 == 0 else "") for number in range(2000)
@@ -131,18 +92,13 @@ def test_workers_find_what_one_process_finds(source, exam, tmp_path, monkeypatch
     texts[701] = texts[1901] = text(3)
     data = Data(sources=[source("a", texts, name="a")])
     alone = find_contamination(data, exam, cache_dir=tmp_path)
-    monkeypatch.setattr("cpt.data.checking.contamination.POOL_BYTES", 1)
-    monkeypatch.setattr("cpt.data.checking.contamination.PIECE_BYTES", 200_000)
+    monkeypatch.setattr("cpt.data.contamination.POOL_BYTES", 1)
+    monkeypatch.setattr("cpt.data.contamination.PIECE_BYTES", 200_000)
     monkeypatch.setenv("CPT_WORKERS", "2")
     assert find_contamination(data, exam, cache_dir=tmp_path) == alone and (
         alone.num_contaminated,
         alone.num_exact_copies,
     ) == (40, 2)
-
-
-def test_nothing_to_look_for_is_told(source, tmp_path):
-    with pytest.raises(DataError, match="no evaluation document of 8 words or more"):
-        find_contamination(Data(sources=[source("a", ["x"])]), Evaluation(), cache_dir=tmp_path)
 
 
 def view(of_text):
@@ -165,13 +121,6 @@ def test_the_recipes_own_evaluation_is_looked_for(exam_text, tmp_path, own):
     assert [component.name for component in filters] == ["length", "decontaminate"]
     built = build_filters({"data.filters": filters})
     assert reason_to_drop(view(f"{text(900)} {text(5)}"), built) == "contaminated: exam"
-
-
-def test_the_filter_is_the_same_again_and_another_for_other_documents(exam_text, tmp_path):
-    first = with_decontamination(data_of(), exam_text, tmp_path / "cache")
-    assert with_decontamination(data_of(), exam_text, tmp_path / "cache") == first
-    (tmp_path / "exam.txt").write_text(text(6))
-    assert with_decontamination(data_of(), exam_text, tmp_path / "cache") != first
 
 
 def test_it_can_be_refused_and_is_not_there_without_evaluation(exam_text, tmp_path):
@@ -203,15 +152,6 @@ def test_what_is_built_leaves_the_planted_document_out_by_default_and_counts_it(
     assert built.sources[0].dropped == {"contaminated: exam": 1} and built.sources[0].documents == 3
 
 
-def test_what_is_built_keeps_it_where_the_recipe_refuses(tokenizer, source, exam_text, tmp_path):
-    filters = [Component(name="decontaminate", own_evaluation=False)]
-    data = Data(sources=[source("train", PLANTED)], sequence_length=64, filters=filters)
-    assert (
-        build_data(data, tokenizer, seed=1, evaluation=exam_text, cache_dir=tmp_path / "cache").sources[0].documents
-        == 4
-    )
-
-
 def test_documents_held_out_by_their_hash_are_looked_for_in_all_sources(tokenizer, source, tmp_path):
     first = source("first", [text(number) for number in range(60)], name="first")
     second = source("second", [f"{text(number)} copied" for number in range(60)], name="second")
@@ -232,7 +172,7 @@ def test_documents_held_out_by_their_hash_are_looked_for_in_all_sources(tokenize
 def test_the_index_is_read_again_only_when_a_file_changed(exam_text, tmp_path, monkeypatch):
     first = with_decontamination(data_of(), exam_text, tmp_path / "cache")
     with monkeypatch.context() as patched:
-        patched.setattr("cpt.data.checking.contamination.read_runs", None)
+        patched.setattr("cpt.data.contamination.read_runs", None)
         assert with_decontamination(data_of(), exam_text, tmp_path / "cache") == first
     (tmp_path / "exam.txt").write_text(text(6, 61))
     assert with_decontamination(data_of(), exam_text, tmp_path / "cache") != first
@@ -248,17 +188,3 @@ def test_the_stored_tokens_are_found_again_by_another_cache_and_place(tokenizer,
         built = build_data(data, tokenizer, seed=1, evaluation=evaluation, cache_dir=tmp_path / place / "cache")
         keys.append((built.windowed[0].tokenized.folder.name, built.fingerprint))
     assert keys[0] == keys[1]
-
-
-def test_a_filter_of_nothing_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match="nothing to look for"):
-        with_decontamination(data_of(Component(name="decontaminate")), Evaluation(), tmp_path)
-
-
-def test_a_bad_row_of_a_held_out_set_is_skipped_where_the_recipe_says_so(tmp_path):
-    (tmp_path / "exam.jsonl").write_text(json.dumps({"text": text(5)}) + "\n{broken\n")
-    evaluation = Evaluation(perplexity=[HeldOut(path=str(tmp_path / "exam.jsonl"))])
-    with pytest.raises(DataError, match="exam.jsonl:2"):
-        with_decontamination(data_of(), evaluation, tmp_path)
-    skipping = data_of().model_copy(update={"on_bad_row": "skip"})
-    assert with_decontamination(skipping, evaluation, tmp_path).filters[-1].name == "decontaminate"

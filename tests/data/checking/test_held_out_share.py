@@ -3,9 +3,9 @@ import random
 import numpy as np
 import pytest
 
+from cpt.data import held_out as held_out_share
 from cpt.data.build import build_data
-from cpt.data.checking import held_out_share
-from cpt.data.checking.held_out_share import size_warnings
+from cpt.data.held_out import size_warnings
 from cpt.errors import DataError
 from cpt.recipe.schema import Data, Evaluation, Source
 
@@ -16,15 +16,6 @@ def warnings(*sources, share=None, few=20):
     return size_warnings(Data(sources=list(sources)), Evaluation(held_out_share=share), few=few)
 
 
-def test_documents_of_like_length_give_no_warning(source):
-    assert warnings(source("a", TEXTS), share=0.1) == []
-
-
-def test_a_document_with_a_third_of_the_text_is_named_with_its_line(source, tmp_path):
-    (line,) = warnings(source("a", [*TEXTS[:7], "y" * 30_000, *TEXTS[7:]]))
-    assert f"{tmp_path / 'a.jsonl'}:8" in line and "%" in line
-
-
 def test_of_many_text_files_their_sizes_are_enough(tmp_path, monkeypatch):
     monkeypatch.setattr(held_out_share, "MOST_BYTES_READ", 1000)
     for number in range(30):
@@ -33,11 +24,6 @@ def test_of_many_text_files_their_sizes_are_enough(tmp_path, monkeypatch):
     assert "3.txt" in line
     (tmp_path / "3.txt").write_text("x" * 100)
     assert warnings(Source(path=str(tmp_path)), share=0.1) == []
-
-
-def test_of_a_large_source_of_rows_nothing_is_read(source, monkeypatch):
-    monkeypatch.setattr(held_out_share, "MOST_BYTES_READ", 1000)
-    assert warnings(source("a", [*TEXTS, "y" * 30_000]), share=0.1) == []
 
 
 @pytest.mark.parametrize("count", [2, 5, 10])
@@ -73,14 +59,3 @@ def test_what_is_foreseen_is_what_is_built(source, tokenizer, tmp_path):
     (sizes,) = [held_out_share.sizes_of(data, a, "data.sources[0]")]
     chosen = sizes.held_out(0.2)
     assert (len(chosen), int(chosen.sum())) == (built.num_documents, built.num_bytes)
-
-
-def test_a_share_of_the_text_far_from_the_one_asked_for_is_a_warning(source):
-    (line,) = [one for one in warnings(source("a", [*TEXTS, *["w" * 9000] * 9]), share=0.2) if "held_out_share" in one]
-    assert "a: " in line and "20" in line
-
-
-@pytest.mark.parametrize("text", TEXTS[:8])  # some of them would be held out, the others not
-def test_one_document_alone_is_a_mistake_held_out_or_not(source, text):
-    with pytest.raises(DataError, match="held_out_share"):
-        warnings(source("a", [text]), share=0.5)

@@ -1,7 +1,7 @@
 import json
 
-from cpt.data.checking import rows as check_rows
-from cpt.data.checking.rows import count_source, reasons
+from cpt.data_commands import check as check_rows
+from cpt.data_commands.check import count_source
 from cpt.recipe.schema import Source
 
 
@@ -11,14 +11,6 @@ def write(folder, count=1000):
         (folder / f"{name}.jsonl").write_text(
             "\n".join([*rows, json.dumps({"text": "long" * 99}), "bad", "{}"]) + "\n"
         )
-
-
-def test_each_file_is_counted_to_its_last_row(tmp_path):
-    write(tmp_path)
-    a, b = count_source(Source(path=str(tmp_path)), "k")
-    assert (a.path, a.documents, a.empty, a.num_bad) == (str(tmp_path / "a.jsonl"), 1001, 100, 2)
-    assert a.longest == (f"{tmp_path}/a.jsonl:1001", 396) and b.num_characters == a.num_characters
-    assert reasons(a.bad) == "not valid JSON: 1, missing column: 1"
 
 
 def test_processes_and_pieces_change_nothing(tmp_path, monkeypatch):

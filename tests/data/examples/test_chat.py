@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.documents import BadRow, BadValue, Document
-from cpt.data.examples.chat import CONTROL, MARK, NOT_TOKEN, PART, messages_of, transcript
-from cpt.data.sources import Piece, read_piece
+from cpt.data.readers.chat import CONTROL, MARK, NOT_TOKEN, PART, messages_of, transcript
+from cpt.data.readers.documents import BadRow, BadValue, Document
+from cpt.data.readers.sources import Piece, read_piece
 from cpt.recipe.schema import Source
 
 TEXT = st.text().filter(lambda text: not set(CONTROL) & set(text))
@@ -20,18 +20,6 @@ def as_messages(pairs):
 @given(CHATS)
 def test_a_transcript_gives_its_messages_back(pairs):
     assert messages_of(transcript(as_messages(pairs), "messages")) == as_messages(pairs)
-
-
-@given(CHATS, CHATS)
-def test_other_chats_have_other_transcripts(one, other):
-    assert (transcript(as_messages(one), "") == transcript(as_messages(other), "")) == (one == other)
-
-
-def test_a_transcript_reads_like_one():
-    assert (
-        transcript(as_messages([("user", "Hi."), ("assistant", "Hello!\nYes?")]), "")
-        == "\x1euser\nHi.\n\x1eassistant\nHello!\nYes?"
-    )
 
 
 CALL = [{"type": "function", "function": {"name": "add", "arguments": {"b": 2, "a": [1, None, "\n<|im_end|> é"]}}}]
@@ -49,14 +37,6 @@ def test_what_else_a_message_has_is_kept():
     assert list(messages_of(text)[0]["tool_calls"][0]["function"]["arguments"]) == ["b", "a"], (
         "templates write keys in their order"
     )
-
-
-def test_a_line_that_a_transform_broke_is_a_role():
-    assert messages_of(f"{MARK}tool {{broken\nHi.") == [{"role": "tool {broken", "content": "Hi."}]
-
-
-def test_a_message_keeps_the_keys_that_are_null_to_itself():
-    assert transcript([{"role": "user", "content": "Hi.", "tool_calls": None}], "") == "\x1euser\nHi."
 
 
 @pytest.mark.parametrize(
@@ -89,11 +69,6 @@ def test_what_is_no_chat_is_told(chat, reason, said):
     assert bad.value.reason == reason and said in bad.value.detail
 
 
-@pytest.mark.parametrize("text", ["", "a text", "user\nHi."])
-def test_a_text_that_is_no_transcript_has_no_messages(text):
-    assert messages_of(text) == []
-
-
 def test_a_file_of_lines_gives_chats_and_bad_rows(tmp_path):
     path = tmp_path / "a.jsonl"
     talks = [
@@ -110,21 +85,6 @@ def test_a_file_of_lines_gives_chats_and_bad_rows(tmp_path):
         "missing column",
         "NUL byte",
     ]
-
-
-def test_a_parquet_file_gives_chats(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"messages": [as_messages([("user", "Hi."), ("assistant", "Yes.")])], "other": [1]}), path)
-    (item,) = read_piece(Source(path=str(path), chat="messages"), Piece(str(path), 0, None, 0), "data.sources[0]")
-    assert item.text == "\x1euser\nHi.\n\x1eassistant\nYes."
-
-
-def test_a_content_in_parts_of_text_is_one_text():
-    parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "."}]
-    assert transcript([{"role": "user", "content": parts}], "") == transcript([{"role": "user", "content": "Hi."}], "")
 
 
 def test_an_image_is_told_by_its_type():

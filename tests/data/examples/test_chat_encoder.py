@@ -1,20 +1,19 @@
 import copy
-import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from cpt.data.examples.chat import CONTROL, transcript
-from cpt.data.examples.chat_encoder import ChatEncoder, refused
-from cpt.data.tokenization import DocumentEncoder
-from cpt.errors import DataError, RecipeError
+from cpt.data.examples.encoders import ChatEncoder, refused
+from cpt.data.readers.chat import CONTROL, transcript
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.errors import DataError
+from cpt.recipe.schema import Source
 
+SOURCE = Source(path="chats.jsonl", chat="messages")
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
 )
@@ -77,8 +76,6 @@ def like_llama_2(template):
 
 @pytest.fixture(scope="module")
 def tokenizers(tokenizer):
-    slow = ByT5Tokenizer()
-    slow.chat_template = PLAIN
     return {
         "chatml": bytes_tokenizer(tokenizer, CHATML),
         "chatml whose turns end with eos": bytes_tokenizer(tokenizer, CHATML, eos="<|im_end|>"),
@@ -90,7 +87,6 @@ def tokenizers(tokenizer):
         "no control tokens": bytes_tokenizer(tokenizer, PLAIN),
         "tokens that swallow blanks": bytes_tokenizer(tokenizer, PHI, strips=True),
         "llama 2": like_llama_2(LLAMA_2),
-        "slow": slow,
     }
 
 
@@ -105,7 +101,6 @@ NAMES = [
     "no control tokens",
     "tokens that swallow blanks",
     "llama 2",
-    "slow",
 ]
 CONTENT = (
     st.text("ab \n<>|é😀")
@@ -141,7 +136,7 @@ def expected(tokenizer, contents, adds_bos):
 @given(chats=CHATS)
 def test_the_ids_are_those_of_transformers(tokenizers, name, chats):
     tokenizer = tokenizers[name]
-    encoder = ChatEncoder(DocumentEncoder(tokenizer), "data.sources[0]")
+    encoder = ChatEncoder(DocumentEncoder(tokenizer), SOURCE, "data.sources[0]")
     chats = [
         contents for contents in chats if not any(mark in text for text in contents for mark in encoder.control_tokens)
     ] or [["a"]]
@@ -149,25 +144,12 @@ def test_the_ids_are_those_of_transformers(tokenizers, name, chats):
     assert documents(encoder, texts_of(chats)) == wanted
 
 
-PROVEN = {}
-
-
-@pytest.mark.parametrize("name", NAMES)
-@given(chats=CHATS)
-def test_a_faster_encoder_gives_the_same_ids(tokenizers, name, chats):
-    plain = ChatEncoder(DocumentEncoder(tokenizers[name]), "data.sources[0]")
-    if name not in PROVEN:
-        PROVEN[name] = plain.proven_for(texts_of([["Say something.", "Something."]]))
-    assert PROVEN[name].by_parts == (name not in ("tokens that swallow blanks", "llama 2", "slow"))
-    assert documents(PROVEN[name], texts_of(chats)) == documents(plain, texts_of(chats))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_no_message_writes_a_control_token(tokenizers, name):
     tokenizer = tokenizers[name]
-    encoder = ChatEncoder(DocumentEncoder(tokenizer), "data.sources[0]")
+    encoder = ChatEncoder(DocumentEncoder(tokenizer), SOURCE, "data.sources[0]")
     harmless = transcript([{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c d"}], "")
-    for encoder_ in (encoder, PROVEN.get(name, encoder)):
+    for encoder_ in [encoder]:
         (ids,) = documents(encoder_, [harmless])
         for token in encoder.control_tokens:
             if token == "<unk>":
@@ -195,50 +177,15 @@ def test_bos_and_eos_stand_once(tokenizers):
         ("chatml", 0),
     ):
         tokenizer = tokenizers[name]
-        (ids,) = documents(ChatEncoder(DocumentEncoder(tokenizer), ""), [text])
+        (ids,) = documents(ChatEncoder(DocumentEncoder(tokenizer), SOURCE, ""), [text])
         assert ids.count(tokenizer.bos_token_id) == bos == (ids[0] == tokenizer.bos_token_id)
         assert ids.count(tokenizer.eos_token_id) == 1 and ids[-1] == tokenizer.eos_token_id
-    (ids,) = documents(ChatEncoder(DocumentEncoder(tokenizers["chatml whose turns end with eos"]), ""), [text])
+    (ids,) = documents(ChatEncoder(DocumentEncoder(tokenizers["chatml whose turns end with eos"]), SOURCE, ""), [text])
     assert tokenizers["chatml"].decode(ids) == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
 
 
-def test_no_chats_are_no_ids(tokenizers):
-    ids, lengths = ChatEncoder(DocumentEncoder(tokenizers["chatml"]), "").encode([])
-    assert len(ids) == len(lengths) == 0
-
-
-def test_it_travels_to_workers(tokenizers):
-    texts = texts_of([["a", "b<|im_end|>"], ["c"]])
-    for name in ("chatml", "llama 2"):
-        encoder = ChatEncoder(DocumentEncoder(tokenizers[name]), "")
-        assert documents(pickle.loads(pickle.dumps(encoder)), texts) == documents(encoder, texts)
-        proven = encoder.proven_for(texts)
-        assert documents(pickle.loads(pickle.dumps(proven)), texts) == documents(encoder, texts)
-
-
-def test_the_template_is_in_the_fingerprint(tokenizers):
-    plain = [DocumentEncoder(tokenizers[name]) for name in ("chatml", "no control tokens")]
-    assert plain[0].fingerprint == plain[1].fingerprint, "texts are not tokenised anew for another template"
-    assert len({ChatEncoder(encoder, "").fingerprint for encoder in plain} | {plain[0].fingerprint}) == 3
-
-
-def test_a_tokenizer_without_a_template_is_refused(tokenizer):
-    with pytest.raises(
-        RecipeError, match=r"`data.sources\[1\].chat`: the tokenizer .* has no chat template. Set `tokenizer.path`"
-    ):
-        ChatEncoder(DocumentEncoder(tokenizer), "data.sources[1]")
-
-
-def test_of_several_templates_the_default_is_taken(tokenizer):
-    several = bytes_tokenizer(tokenizer, {"default": CHATML, "tool_use": PLAIN})
-    assert ChatEncoder(DocumentEncoder(several), "").template == CHATML
-    without = bytes_tokenizer(tokenizer, {"tool_use": PLAIN})
-    with pytest.raises(RecipeError, match="has no chat template"):
-        ChatEncoder(DocumentEncoder(without), "")
-
-
 def test_what_the_template_refuses_is_dropped_by_a_filter(tokenizer):
-    encoder = ChatEncoder(DocumentEncoder(bytes_tokenizer(tokenizer, ALTERNATING)), "")
+    encoder = ChatEncoder(DocumentEncoder(bytes_tokenizer(tokenizer, ALTERNATING)), SOURCE, "")
     (component,) = encoder.filters()
 
     def reason(text):
@@ -250,18 +197,11 @@ def test_what_the_template_refuses_is_dropped_by_a_filter(tokenizer):
     assert reason("a plain text").startswith("no chat")
     with pytest.raises(DataError, match="a chat cannot be written: the chat template says: roles must alternate"):
         encoder.encode([wrong])
-    assert encoder.proven_for([wrong, "a plain text", *texts_of([["a"]])]).by_parts
 
 
 def test_a_template_with_todays_date_writes_the_same_every_day(tokenizer):
     dated = bytes_tokenizer(
         tokenizer, "\n{{ '[' + strftime_now('%d %b %Y') + strftime_now('%Y-%m-%d') + ']' }}{{ messages[0].content }}"
     )
-    (ids,) = documents(ChatEncoder(DocumentEncoder(dated), ""), texts_of([["a"]]))
+    (ids,) = documents(ChatEncoder(DocumentEncoder(dated), SOURCE, ""), texts_of([["a"]]))
     assert dated.decode(ids) == "\n[26 Jul 20242024-07-26]a<|endoftext|>"
-
-
-def test_nothing_heavy_is_imported_before_a_chat_comes():
-    heavy = "not {'transformers', 'jinja2'}.isdisjoint(sys.modules)"
-    code = f"import sys, cpt.data.examples.chat_encoder, cpt.data.readers.values; sys.exit({heavy})"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,5 +1,4 @@
 import json
-import pickle
 import re
 from itertools import product
 from pathlib import Path
@@ -10,15 +9,14 @@ import trl
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
-from transformers import ByT5Tokenizer
 
-from cpt.data.examples.chat import CONTROL
 from cpt.data.examples.encoder import ExampleEncoder, refused
 from cpt.data.examples.segments import CONTEXT, LEARNED, ROW, UNWANTED
-from cpt.data.forms import source_with_form
 from cpt.data.readers import values
-from cpt.data.tokenization import DocumentEncoder
-from cpt.errors import DataError, RecipeError
+from cpt.data.readers.chat import CONTROL
+from cpt.data.readers.forms import source_with_form
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.errors import DataError
 from cpt.recipe.schema import Source
 
 PROMPTED = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -308,51 +306,6 @@ def test_what_cannot_be_learned_from_is_dropped_by_a_filter(talking):
     assert reason(CHATML, "preference", "\x1dbroken").startswith("no example any more")
     with pytest.raises(DataError, match="an example cannot be written: no message of the assistant"):
         encoder_for(talking(CHATML), "conversation").encode([text_of({"messages": TALK[:1]}, "conversation")])
-
-
-def test_messages_need_a_template(talking):
-    with pytest.raises(
-        RecipeError, match="`tokenizer.path`: the data has messages, and the tokenizer has no chat template"
-    ):
-        encoded(talking(None), "conversation", {"messages": TALK})
-
-
-def test_a_slow_tokenizer_is_refused():
-    with pytest.raises(RecipeError, match=r"`data.sources\[0\]`: .* is a slow one"):
-        encoder_for(ByT5Tokenizer(), "conversation")
-
-
-def test_it_travels_to_workers_and_gives_the_same(talking):
-    encoder, texts = (
-        encoder_for(talking(CHATML), "conversation"),
-        [text_of({"messages": TALK}, "conversation"), "plain"],
-    )
-    sent = pickle.loads(pickle.dumps(encoder))
-    for one, other in zip(encoder.encode_segments(texts), sent.encode_segments(texts), strict=True):
-        assert np.array_equal(one, other)
-    assert len(encoder.encode([])[0]) == 0 and encoder.proven_for(texts) is encoder
-
-
-def test_form_and_template_are_in_the_fingerprint(talking):
-    encoders = [
-        encoder_for(talking(template), form)
-        for template, form in ((CHATML, "conversation"), (CHATML, "preference"), (LLAMA_3, "preference"))
-    ]
-    assert len({encoder.fingerprint for encoder in encoders}) == 3
-
-
-def test_what_the_filter_has_written_is_not_written_again(talking):
-    encoder = encoder_for(talking(CHATML), "conversation")
-    text = text_of(
-        {"messages": [{"role": "user", "content": "seen once?"}, {"role": "assistant", "content": "yes"}]},
-        "conversation",
-    )
-    (component,) = encoder.filters()
-    assert refused({"text": text}, **component.options) is None
-    before = encoder.writer.write.cache_info()
-    encoder.encode([text])
-    after = encoder.writer.write.cache_info()
-    assert after.hits == before.hits + 1 and after.misses == before.misses > 0
 
 
 @pytest.mark.parametrize("template", [CHATML, WITH_BLOCKS])

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.documents import BadRow, BadValue
-from cpt.data.examples.chat import CONTROL, PART
-from cpt.data.examples.example import example_columns, example_of
-from cpt.data.forms import source_with_form
+from cpt.data.readers.chat import CONTROL, PART
+from cpt.data.readers.documents import BadRow, BadValue
+from cpt.data.readers.example import example_of
+from cpt.data.readers.forms import source_with_form
+from cpt.data.readers.sources import Piece, read_piece
 from cpt.data.readers.values import text_of
-from cpt.data.sources import Piece, read_piece
-from cpt.recipe.schema import HeldOut, Source
+from cpt.recipe.schema import Source
 
 TEXT = st.text().filter(lambda text: not set(CONTROL) & set(text) and "\0" not in text)
 TALK = st.lists(
@@ -35,35 +35,6 @@ def test_an_example_gives_its_parts_back(words, data):
     assert (judged.prompt, judged.completion, judged.label) == (prompt, one, True)
     row = example_of(written({"prompt": prompt, "answer": {"a": [1, None]}}, "prompt"))
     assert (row.prompt, row.columns) == (prompt, {"answer": {"a": [1, None]}})
-
-
-def test_an_example_reads_like_one():
-    row = {"prompt": "Hi.", "chosen": "Yes.", "rejected": "No."}
-    assert written(row, "preference") == f"{PART}prompt\nHi.\n{PART}chosen\nYes.\n{PART}rejected\nNo."
-
-
-def test_a_chat_without_tools_is_its_transcript_and_a_text_is_itself():
-    talk = [{"role": "user", "content": "Hi."}]
-    assert written({"messages": talk, "tools": []}, "conversation") == "\x1euser\nHi."
-    assert written({"messages": talk, "tools": [{"name": "f"}]}, "conversation").startswith(f"{PART}tools\n[")
-    assert written({"text": "plain"}, "conversation") == "plain"
-    assert written({"a": "x", "b": "y"}, "conversation", template="{a}-{b}") == "x-y"
-    assert written({"words": "x"}, "conversation", text_column="words") == "x"
-
-
-def test_columns_that_are_null_give_way_to_others():
-    row = {"messages": None, "prompt": "a", "completion": "b", "text": None}
-    assert example_of(written(row, "conversation")).completion == "b"
-
-
-def test_a_prompt_that_the_conversations_repeat_is_left_to_them():
-    asked, good, bad = (
-        {"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("assistant", "c"))
-    )
-    example = example_of(written({"prompt": "a", "chosen": [asked, good], "rejected": [asked, bad]}, "preference"))
-    assert example.prompt is None and example.chosen == [asked, good]
-    with pytest.raises(BadValue, match="all must be texts, or all lists of messages"):
-        written({"prompt": "a", "chosen": [good], "rejected": [bad]}, "preference")
 
 
 @pytest.mark.parametrize(
@@ -119,11 +90,6 @@ def test_what_is_no_example_is_told(row, form, reason, said):
     assert bad.value.reason == reason and said in bad.value.detail
 
 
-@pytest.mark.parametrize("text", [f"{PART}", f"{PART}other\na", f"{PART}prompt\na\n{PART}columns\n{{"])
-def test_a_text_that_a_transform_broke_is_no_example(text):
-    assert example_of(text) is None
-
-
 def read(path, form, **options):
     source = source_with_form(Source(path=str(path), **options), form, "k")
     return list(read_piece(source, Piece(str(path), 0, None, 0), "k"))
@@ -160,13 +126,6 @@ def test_a_parquet_file_gives_examples_of_any_form(tmp_path):
     assert isinstance(bad, BadRow) and "no column `good`. It has: messages, prompt" in bad.detail
 
 
-def test_an_arrow_file_gives_examples(tmp_path):
-    path, table = tmp_path / "a.arrow", pa.table({"prompt": ["p"], "completion": ["c"]})
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
-    assert [example_of(item.text).completion for item in read(path, "conversation")] == ["c"]
-
-
 def test_a_csv_file_gives_examples(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("id,prompt,completion,label\n1,p,c,True\n2,p,d,0\n")
@@ -185,19 +144,6 @@ def test_json_files_give_examples(tmp_path):
         ]
 
 
-def test_a_column_called_text_may_hold_a_chat(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "no chat"}\n')
-    (item,) = read_piece(Source(path=str(path), chat="text"), Piece(str(path), 0, None, 0), "k")
-    assert isinstance(item, BadRow) and item.reason == "not a chat"
-
-
-def test_a_held_out_set_of_plain_texts_beside_pairs_is_told_how_to_be_read():
-    source = source_with_form(HeldOut(path="a.jsonl"), "preference", "evaluation.perplexity[0]")
-    with pytest.raises(BadValue, match="To measure the bits per byte of plain text, write `template: '{text}'`"):
-        example_columns(source, ["text", "id"])
-
-
 @pytest.mark.parametrize("form", ["conversation", "preference"])
 def test_messages_that_are_json_in_a_text_are_messages(form):
     said = [{"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}]
@@ -207,8 +153,3 @@ def test_messages_that_are_json_in_a_text_are_messages(form):
         else {"prompt": said[:1], "chosen": said[1:], "rejected": said[1:]}
     )
     assert written({name: json.dumps(value, indent=1) for name, value in row.items()}, form) == written(row, form)
-
-
-@pytest.mark.parametrize("text", ['[{"role": "user"', '["role"] is a list', '[{"id": 1}]', '["a", "role"]'])
-def test_other_json_is_a_text(text):
-    assert example_of(written({"prompt": text, "completion": "a"}, "conversation")).prompt == text

@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data.encoders import encoder_of
+from cpt.data.examples.encoders import encoder_of
 from cpt.data.examples.gate import (
     DROPPED,
     ECHO,
@@ -16,10 +16,9 @@ from cpt.data.examples.gate import (
     missing_tokens,
 )
 from cpt.data.examples.segments import LONG_PROMPT, NOTHING_LEARNED
-from cpt.data.forms import source_with_form
-from cpt.data.sources import pieces_of
-from cpt.data.tokenization import DocumentEncoder
-from cpt.recipe.schema import Component
+from cpt.data.readers.forms import source_with_form
+from cpt.data.readers.sources import pieces_of
+from cpt.data.store.tokenization import DocumentEncoder
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -119,22 +118,6 @@ def test_an_example_of_which_nothing_is_learned_is_found(inspect):
     )
     asked_last = talk("a", "b", "c")
     assert inspect("conversation", [asked_last, *good(1)], template=nothing) == {MASKED: [1]}
-
-
-def test_what_filters_drop_is_no_fault(inspect):
-    short = Component(name="length", min_characters=40)
-    assert inspect("conversation", [talk("a", ""), *good(3)], filters=[short]) == {}
-
-
-def test_only_the_documents_that_are_taken_are_looked_at(inspect):
-    assert inspect("conversation", [*good(3), talk("a", "")], max_documents=3) == {}
-
-
-def test_many_processes_find_the_same(inspect):
-    rows = [talk(f"question {n % 150}", "" if n % 50 == 7 else "b") for n in range(300)]
-    alone = inspect("conversation", rows)
-    assert alone[EMPTY] == [8, 58, 108, 158, 208, 258] and alone[REPEATED][0] == 151
-    assert inspect("conversation", rows, piece_bytes=2000, workers=2) == alone
 
 
 def test_tokens_of_a_template_that_the_tokenizer_does_not_have(talking, rows_file):

@@ -1,21 +1,16 @@
 import json
 import pickle
-import shutil
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from cpt.data.build import build_data
 from cpt.data.loader import CPTDataLoader
 from cpt.data.prepared import PreparedData
-from cpt.data.rows import IGNORED
+from cpt.data.rows.rows import IGNORED
 from cpt.errors import DataError, RecipeError
-from cpt.recipe.schema import Budget, Component, Data, Evaluation, HeldOut, Phase
+from cpt.recipe.schema import Budget, Data, Evaluation, HeldOut, Phase
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -95,15 +90,6 @@ def test_what_has_nothing_to_learn_after_the_cut_is_left_out_and_counted(build, 
         build("conversation", rows_file("b", long))
 
 
-def test_an_answer_that_is_cut_off_is_learned_as_far_as_it_is_there(build, rows_file, talking):
-    (row,) = talks(1)
-    asked = talking(CHATML).apply_chat_template(row["messages"][:1], add_generation_prompt=True, return_dict=False)
-    prepared = build("conversation", rows_file("a", [row]), sequence_length=len(asked) + 1)
-    assert [learned(one, talking(None)) for one in all_rows(prepared)] == ["a"]
-    with pytest.raises(DataError):
-        build("conversation", rows_file("a", [row]), sequence_length=len(asked))
-
-
 def test_rows_of_preferences(build, rows_file, talking):
     prepared, tokenizer = build("preference", rows_file("a", pairs(30))), talking(None)
     rows = all_rows(prepared)
@@ -144,31 +130,6 @@ def test_prompts_come_back_as_their_rows(build, rows_file):
     assert prepared.sources[0].tokens < 500, "what is kept of a row for rewards is no token"
 
 
-def test_columns_by_other_names(build, rows_file, talking):
-    rows = [{"question": "q ", "good": "yes", "bad": "no", "prompt": None}]
-    chat = {"prompt": "question", "chosen": "good", "rejected": "bad"}
-    (row,) = all_rows(build("preference", rows_file("a", rows, chat=chat)))
-    assert talking(None).decode(row["chosen_ids"]) == " yes<|endoftext|>"
-    row = build("prompt", rows_file("b", rows, chat="question")).rows[0]
-    assert row == {"prompt": "q ", "good": "yes", "bad": "no"}
-
-
-def test_a_missing_column_is_told_with_what_is_there(build, rows_file):
-    with pytest.raises(
-        DataError,
-        match=(
-            r"a.jsonl:1: no column `chosen` and `rejected`, which stages .* read. It has: text. Plain text .* Say"
-            r" which"
-        ),
-    ):
-        build("preference", rows_file("a", [{"text": "a"}]))
-    with pytest.raises(DataError, match=r"b.jsonl:1: no column `good`. It has: chosen, rejected"):
-        build(
-            "preference",
-            rows_file("b", [{"chosen": "a", "rejected": "b"}], chat={"chosen": "good", "rejected": "rejected"}),
-        )
-
-
 def test_a_row_is_the_same_whatever_was_read_before(build, rows_file):
     for form, rows in (("conversation", talks(60)), ("preference", pairs(60))):
         source = rows_file(form, rows)
@@ -184,28 +145,6 @@ def test_a_row_is_the_same_whatever_was_read_before(build, rows_file):
         assert str(copy[70]) == str(prepared.rows[70])
 
 
-ANOTHER = """
-import sys, pickle
-rows = pickle.load(open(sys.argv[1], 'rb'))
-print([rows[number] for number in (0, 5, 77)])
-"""
-
-
-def test_another_process_reads_the_same_rows(build, rows_file, tmp_path):
-    prepared = build("preference", rows_file("a", pairs(50)))
-    (tmp_path / "rows.pickle").write_bytes(pickle.dumps(prepared.rows))
-    done = subprocess.run(
-        [sys.executable, "-c", ANOTHER, str(tmp_path / "rows.pickle")], capture_output=True, text=True, timeout=100
-    )
-    assert done.stdout.strip() == str([prepared.rows[number] for number in (0, 5, 77)])
-
-
-def test_all_rows_come_in_each_epoch_in_another_order(build, rows_file):
-    prepared = build("preference", rows_file("a", pairs(25)))
-    first, second = ([tuple(prepared.rows[epoch * 25 + n]["chosen_ids"]) for n in range(25)] for epoch in range(2))
-    assert first != second and set(first) == set(second) and len(set(first)) == 25
-
-
 def test_weights_are_shares_of_examples(build, rows_file):
     sources = [rows_file("a", pairs(40), weight=3), rows_file("b", [{"chosen": "x" * 20, "rejected": "y"}] * 5)]
     prepared = build("preference", *sources)
@@ -213,17 +152,9 @@ def test_weights_are_shares_of_examples(build, rows_file):
     assert sum(len(row["chosen_ids"]) == 21 for row in (prepared.rows[n] for n in range(400))) == 100
 
 
-def test_weights_of_conversations_are_shares_of_tokens(build, rows_file):
-    sources = [rows_file("a", talks(40)), rows_file("b", [{"text": "plain " * 8}] * 20)]
-    prepared = build("conversation", *sources)
-    assert prepared.shares(1000)["a"] == pytest.approx(0.5, abs=0.01)
-
-
 def test_epochs_are_of_rows(build, rows_file, talking):
     prepared = build("preference", rows_file("a", pairs(25)), budget=Budget(epochs=2, global_batch_tokens=5 * 64))
-    assert prepared.tokens_of_epoch == 25 * 64 and prepared.epochs(50) == {"a": 2.0}
-    packed = build("conversation", rows_file("b", talks(25)), budget=Budget(epochs=1))
-    assert packed.tokens_of_epoch == packed.num_rows * 64
+    assert prepared.num_rows == 25 and prepared.epochs(50) == {"a": 2.0}
     with pytest.raises(RecipeError, match="`data.when_exhausted`: `a` has"):
         build("preference", rows_file("a", pairs(25)), budget=Budget(epochs=2), when_exhausted="stop")
 
@@ -265,39 +196,11 @@ def test_a_held_out_text_that_is_longer_than_a_row_is_read_to_its_end_in_every_f
     assert held_out.num_tokens > 3 * 64
 
 
-def test_filters_and_deduplication_see_the_text(build, rows_file):
-    short = Component(name="length", max_characters=60)
-    rows = [*pairs(20), *pairs(20), {"chosen": "x" * 99, "rejected": "y"}]
-    prepared = build("preference", rows_file("a", rows), filters=[short], deduplicate="exact")
-    assert prepared.num_rows == prepared.sources[0].documents == 20
-    assert sorted(prepared.sources[0].dropped.values()) == [1, 20]
-
-
-def upper(document):
-    """A transform: the texts of an example in capitals."""
-    return {**document, "text": document["text"].replace("good", "GOOD")}
-
-
-def test_a_transform_changes_the_text_and_the_ids_follow(build, rows_file, talking):
-    change = Component(name=f"{__name__}:upper")
-    rows = all_rows(build("preference", rows_file("a", pairs(5)), transforms=[change]))
-    assert all(" GOOD " in talking(None).decode(row["chosen_ids"]) for row in rows)
-
-
-def test_a_curriculum_of_weights_and_examples(build, rows_file):
-    phases = [Phase(weights={"a": 1}, until=10 * 64), Phase(weights={"b": 1})]
-    prepared = build(
-        "preference", rows_file("a", pairs(20)), rows_file("b", [{"chosen": "x", "rejected": "y"}]), phases=phases
-    )
-    assert [prepared.rows.source_of(number) for number in range(20)] == [0] * 10 + [1] * 10
-
-
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("depth", [None, 0])
-def test_the_loader_gives_them_to_the_trainers_collator(build, rows_file, workers, depth):
+def test_the_loader_gives_them_to_the_trainers_collator(build, rows_file, workers):
     prepared = build("preference", rows_file("a", pairs(20)))
     loader = CPTDataLoader(
-        prepared.rows, micro_batch=4, rows_in_all=20, first_row=8, depth=depth, num_workers=workers, collate_fn=lists
+        prepared.rows, micro_batch=4, rows_in_all=20, first_row=8, num_workers=workers, collate_fn=lists
     )
     assert [batch["rows"] for batch in loader] == [
         [prepared.rows[n] for n in range(first, first + 4)] for first in (8, 12, 16)
@@ -338,33 +241,6 @@ def test_what_is_for_documents_is_refused(build, rows_file, form, options, said)
         build(form, rows_file("a", pairs(3)), **options)
 
 
-def test_the_store_of_plain_documents_is_what_it_was(build, source, tmp_path):
-    prepared = build("document", source("plain", ["a", "b"]))
-    (folder,) = (tmp_path / "cache" / "tokens").iterdir()
-    (shard,) = (path for path in folder.iterdir() if path.is_dir())
-    assert {path.name for path in shard.iterdir()} == {
-        "tokens.bin",
-        "offsets.bin",
-        "hashes.bin",
-        "num_bytes.bin",
-        "description.json",
-    }
-    assert "segmented" not in json.loads((shard / "description.json").read_text())
-    assert prepared.form == "document" and not prepared.windowed[0].window(0).documents.are_examples
-
-
-def test_examples_in_the_store_are_verified_with_their_segments(build, rows_file, tmp_path):
-    source = rows_file("a", talks(20))
-    before = [row["labels"].tolist() for row in all_rows(build("conversation", source))]
-    (segments,) = Path(tmp_path / "cache" / "tokens").rglob("segments.bin")
-    raw = np.fromfile(segments, np.uint8)
-    (1 - raw).tofile(segments)
-    for folder in (tmp_path / "cache" / "rows").iterdir():
-        shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
-    again = build("conversation", source)
-    assert [row["labels"].tolist() for row in all_rows(again)] == before
-
-
 def test_examples_of_a_large_source_come_window_by_window(build, rows_file):
     rows = [{"chosen": f"{n} " + "good " * 20, "rejected": f"{n} bad", "rank": n} for n in range(600)]
     prepared = build(
@@ -378,10 +254,3 @@ def test_examples_of_a_large_source_come_window_by_window(build, rows_file):
     again = build("preference", rows_file("a", rows), window_bytes=16_000, evaluation=Evaluation(held_out_share=0.05))
     again.restore(state)
     assert [str(again.rows[number]) for number in range(250, 500)] == found[250:]
-
-
-def test_examples_are_read_by_a_score(build, rows_file):
-    rows = [{"prompt": f"{n}", "rank": (n * 7) % 64} for n in range(64)]
-    prepared = build("prompt", rows_file("a", rows, order_by="rank"), sequence_length=2)
-    ranks = [prepared.rows[number]["rank"] for number in range(10)]
-    assert max(ranks) < 20, "lowest first, shuffled within a part"

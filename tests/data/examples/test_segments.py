@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.examples.segments import CONTEXT, LEARNED, LONG_PROMPT, NOTHING_LEARNED, ROW, UNWANTED, fitting
+from cpt.data.examples.segments import CONTEXT, LEARNED, LONG_PROMPT, NOTHING_LEARNED, UNWANTED, fitting
 from cpt.data.store.token_files import StoredDocuments, TokenFiles, TokenWriter
 
 
@@ -53,15 +53,3 @@ def test_a_prompt_leaves_room_for_a_completion(tmp_path):
     assert fitting(documents, np.array([1, 3]), "judged", 4).numbers.tolist() == [1], (
         "only the chosen ones are looked at"
     )
-
-
-def test_a_prompt_alone_may_fill_a_row(tmp_path):
-    documents = stored(tmp_path, [[CONTEXT] * size + [ROW] * 30 for size in (3, 4, 5)])
-    found = fitting(documents, np.arange(3), "prompt", 4)
-    assert found.numbers.tolist() == [0, 1] and found.tokens.tolist() == [3, 4] and found.lengths.tolist() == [33, 34]
-
-
-def test_documents_all_fit(tmp_path):
-    documents = stored(tmp_path, [[CONTEXT] * 7, [CONTEXT]])
-    found = fitting(documents, np.array([1]), "document", 4)
-    assert found.numbers.tolist() == [1] and found.lengths.tolist() == [1] and not found.left_out

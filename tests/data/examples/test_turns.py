@@ -1,12 +1,9 @@
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from cpt.data.documents import BadRow, BadValue, Document
-from cpt.data.examples.example import example_of
-from cpt.data.forms import source_with_form
+from cpt.data.readers.documents import BadValue
+from cpt.data.readers.example import example_of
+from cpt.data.readers.forms import source_with_form
 from cpt.data.readers.values import text_of
-from cpt.data.sources import Piece, read_piece
 from cpt.recipe.schema import Source
 
 ASKED, ANSWERED = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -67,11 +64,6 @@ def test_preferences_of_alpaca_and_sharegpt(row):
     )
 
 
-def test_a_question_that_the_conversations_repeat_is_left_to_them():
-    row = {"instruction": "q", "chosen": [ASKED, ANSWERED], "rejected": [ASKED, ANSWERED]}
-    assert example(row, "preference")[:4] == (None, None, [ASKED, ANSWERED], [ASKED, ANSWERED])
-
-
 def test_whole_conversations_that_begin_alike_with_a_system_prompt():
     row = {"s": "s", "chosen": [ASKED, ANSWERED], "rejected": [ASKED, {"role": "assistant", "content": "b"}]}
     found = example(row, "preference", {"chosen": "chosen", "rejected": "rejected", "system": "s"})
@@ -83,18 +75,6 @@ def test_the_last_turn_is_what_was_judged():
     assert (found.prompt, found.completion, found.label) == ([SYSTEM, ASKED], [ANSWERED], True)
     found = example({"q": "q", "a": "a", "good": 0}, "judged", {"user": "q", "assistant": "a", "label": "good"})
     assert (found.prompt, found.completion, found.label) == ([ASKED], [ANSWERED], False)
-
-
-def test_a_question_for_rewards_keeps_the_other_columns():
-    found = example({"q": "q", "s": "s", "answer": 4}, "prompt", {"user": "q", "system": "s"})
-    assert found.prompt == [SYSTEM, ASKED] and found.columns == {"s": "s", "answer": 4}
-
-
-def test_a_system_prompt_of_its_own_counts():
-    chat = {"messages": "m", "system": "s"}
-    assert example({"m": [ASKED, ANSWERED], "s": "s"}, "conversation", chat).messages == [SYSTEM, ASKED, ANSWERED]
-    own = {"from": "system", "value": "own"}
-    assert example({"m": [own, ASKED, ANSWERED], "s": "s"}, "conversation", chat).messages[0]["content"] == "own"
 
 
 @pytest.mark.parametrize(
@@ -118,17 +98,3 @@ def test_a_system_prompt_of_its_own_counts():
 def test_what_is_no_turn_is_told(row, chat, said):
     with pytest.raises(BadValue, match=said):
         example(row, "conversation", chat)
-
-
-def test_a_table_must_have_every_column_that_the_recipe_names(tmp_path):
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"instruction": ["q"], "output": ["a"]}), path)
-
-    def first(chat):
-        source = source_with_form(Source(path=str(path), chat=chat), "conversation", "k")
-        return next(iter(read_piece(source, Piece(str(path), 0, None, 0), "k")))
-
-    assert isinstance(first(None), Document), "found by its columns, of which `input` may be missing"
-    misspelt = first({"user": "{instruction}\n{inptu}", "assistant": "output"})
-    assert isinstance(misspelt, BadRow) and "no column `inptu`" in misspelt.detail
-    assert isinstance(first({"user": "instruction", "assistant": "output", "system": "system"}), Document)

@@ -2,7 +2,7 @@ import torch
 from torch.utils.data import Dataset
 
 from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture.left_out import RowsOfSteps, moved_on
+from cpt.data.mixture import RowsOfSteps
 
 
 class Numbers(Dataset):
@@ -29,11 +29,6 @@ def rows_read(steps, *, rows, world_size=1, micro_batch=2, first_step=0):
     return [sorted(step) for step in read]
 
 
-def test_without_stretches_a_step_reads_the_next_rows():
-    rows = RowsOfSteps(8)
-    assert [rows.of(step) for step in range(3)] == [(0, 8), (8, 16), (16, 24)]
-
-
 def test_stretches_are_jumped_over_and_all_other_rows_are_read_once():
     rows = RowsOfSteps(8)
     rows.leave_out([(16, 24), (40, 48)])
@@ -49,7 +44,3 @@ def test_the_loader_reads_the_rows_of_the_steps_on_any_number_of_processes_and_f
     assert straight == [list(range(*rows.of(step))) for step in range(6)]
     assert rows_read(6, rows=rows, world_size=2) == rows_read(6, rows=rows, micro_batch=1) == straight
     assert rows_read(4, rows=rows, first_step=2) == straight[2:]
-
-
-def test_a_row_before_all_stretches_is_itself():
-    assert [moved_on(row, [(3, 5), (6, 7)]) for row in range(5)] == [0, 1, 2, 5, 7]

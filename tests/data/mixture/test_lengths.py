@@ -3,17 +3,13 @@ import pytest
 import torch
 
 from cpt.data.build import build_data
-from cpt.data.mixture.lengths import cut_documents, length_at, lengths_of_phases
-from cpt.data.rows import IGNORED
-from cpt.errors import RecipeError
+from cpt.data.mixture import cut_documents
+from cpt.data.rows.rows import IGNORED
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
-from cpt.recipe.schema import Data
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
 from tests.tiny import write_recipe
-
-SOURCE = {"path": "documents.jsonl", "name": "all"}
 
 
 def phases(*pairs):
@@ -21,18 +17,6 @@ def phases(*pairs):
         {"weights": {"all": 1}, **({"until": until} if until else {}), **({"context_length": at} if at else {})}
         for until, at in pairs
     ]
-
-
-def section(*pairs, sequence_length=1024):
-    return Data.model_validate({"sequence_length": sequence_length, "sources": [SOURCE], "phases": phases(*pairs)})
-
-
-def test_lengths_hold_from_rows_on():
-    assert lengths_of_phases(section((4096, 256), (8192, None), (None, 512))) == [(0, 256), (4, 1024), (8, 512)]
-    assert lengths_of_phases(section((4096, None), (None, None))) == []
-    lengths = [(0, 256), (4, 1024)]
-    assert [length_at(row, lengths) for row in (0, 3, 4, 10**9)] == [256, 256, 1024, 1024]
-    assert length_at(3, []) is None
 
 
 def test_long_documents_are_cut_and_short_ones_are_left_as_they_are():
@@ -94,13 +78,3 @@ def test_a_cut_row_has_the_loss_of_its_pieces(growing, tmp_path):
     trainer = build_trainer(recipe, model, tokenizer, data)
     trainer._save_checkpoint = lambda *_: None
     assert trainer.train().global_step == 4
-
-
-def test_what_cannot_be_is_refused(growing, tmp_path):
-    for change, words in (
-        ({"phases": phases((512, 128), (None, None))}, "rows have 64 tokens"),
-        ({"packing": "token_budget"}, "token_budget"),
-    ):
-        sections = {**growing, "data": {**growing["data"], **change}}
-        with pytest.raises(RecipeError, match=words):
-            load_recipe(write_recipe(sections, tmp_path / "recipe.yaml"))

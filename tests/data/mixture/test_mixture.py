@@ -11,9 +11,9 @@ from torch.utils.data import Dataset
 
 from cpt.data.build import build_data
 from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture.mixture import ENDLESS, MixtureRows, Turns, share_out
-from cpt.data.mixture.order import endless
-from cpt.data.rows import stack_rows
+from cpt.data.mixture import ENDLESS, MixtureRows, share_out
+from cpt.data.rows.rows import stack_rows
+from cpt.data.store.order import endless
 from cpt.recipe.schema import Data
 
 
@@ -46,17 +46,6 @@ def test_shares_are_within_a_tenth_of_a_point(weights, start):
         assert abs(count / 20_000 - weight / sum(weights)) < 0.001
 
 
-@settings(max_examples=40)
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(0, 10**12))
-def test_each_source_takes_its_turns_one_after_the_other(proportions, start):
-    turns: dict[int, list[int]] = {}
-    for number in range(start, start + 100):
-        source, turn = share_out(number, proportions)
-        turns.setdefault(source, []).append(turn)
-    for taken in turns.values():
-        assert taken == list(range(taken[0], taken[0] + len(taken)))
-
-
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6))
 def test_any_beginning_has_the_shares_to_within_one_row_a_source(proportions):
     counts = [0] * len(proportions)
@@ -71,20 +60,6 @@ def test_each_epoch_of_a_source_has_every_row_once_in_another_order():
     epochs = [[rows[epoch * 50 + place] for place in range(50)] for epoch in range(3)]
     assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
-
-
-def test_a_small_source_is_repeated_while_a_large_one_goes_on():
-    rows = mixture([10, 100_000], [1, 1])
-    places = [rows.locate(number) for number in range(200)]
-    assert [sum(place == (0, row) for place in places) for row in range(10)] == [10] * 10
-    assert len({place for place in places if place[0] == 1}) == 100
-
-
-def test_sources_of_one_size_have_different_orders_and_so_have_seeds():
-    rows = mixture([100, 100], [1, 1])
-    orders = [[row for source, row in map(rows.locate, range(200)) if source == which] for which in (0, 1)]
-    other = [row for source, row in map(mixture([100, 100], [1, 1], seed=2).locate, range(200)) if source == 0]
-    assert orders[0] != orders[1] and orders[0] != other
 
 
 def test_the_order_is_the_one_of_every_other_version():
@@ -110,17 +85,6 @@ def test_any_row_is_there_at_once():
     for number in (-1, ENDLESS):
         with pytest.raises(IndexError):
             rows.locate(number)
-
-
-def test_only_the_ratio_of_weights_counts():
-    assert mixture([9, 9], [7, 3]).turns.proportions == mixture([9, 9], [0.7, 0.3]).turns.proportions
-
-
-def test_a_mixture_travels_to_other_processes(tokenizer, source, tmp_path):
-    data = Data(sources=[source("a", ["one"] * 30), source("b", ["two"] * 50)], sequence_length=16)
-    rows = build_data(data, tokenizer, seed=3, cache_dir=tmp_path).rows
-    other = pickle.loads(pickle.dumps(rows))
-    assert all(torch.equal(rows[number]["input_ids"], other[number]["input_ids"]) for number in range(20))
 
 
 PLANS = st.lists(  # 1 to 5 phases of 1 to 60 rows over 3 sources, some of them left out
@@ -165,34 +129,9 @@ def test_a_row_is_a_function_of_its_number_alone(plan, numbers):
     assert [other.locate(number) for number in numbers] == [straight[number] for number in numbers]
 
 
-@given(PLANS, st.integers(0, 500))
-def test_turns_are_counted_without_going_through_the_rows(plan, number):
-    rows = phased(plan)
-    walked = Counter(rows.source_of(before) for before in range(number))
-    assert rows.turns.counts(number) == [walked[source] for source in range(3)]
-
-
-@given(st.lists(st.integers(1, 9), min_size=3, max_size=60), st.lists(st.integers(1, 50), min_size=120, max_size=120))
-def test_many_short_blocks_add_up_to_their_shares(lengths, weights):
-    """As in a linear change of a short phase: rounding must not favour a source in each block anew."""
-    blocks = [(length, weights[2 * number : 2 * number + 2]) for number, length in enumerate(lengths)]
-    firsts = [0, *accumulate(lengths)]
-    turns = Turns(
-        [*((first, shares) for first, (_, shares) in zip(firsts, blocks, strict=False)), (firsts[-1], [1, 1])]
-    )
-    asked = sum(length * first / (first + second) for length, (first, second) in blocks)
-    assert abs(turns.counts(firsts[-1])[0] - asked) < 1.5
-
-
 def test_turns_are_counted_far_away_at_once():
     turns = mixture([10, 10], [0.25, 0.75]).turns
     assert turns.counts(10**12) == [25 * 10**10, 75 * 10**10]
-
-
-def test_a_phase_leaves_off_in_the_middle_of_a_source_and_the_next_goes_on_there():
-    rows = phased([(6, [1, 0, 0]), (10, [0, 1, 0]), (8, [1, 0, 0])])
-    read = [rows.locate(number)[1] for number in [*range(6), *range(16, 24)]]
-    assert sorted(read[:7]) == sorted(read[7:]) == list(range(7)) and read[:7] != list(range(7))
 
 
 def row_numbers(rows, first_row, rows_in_all, world_size):
@@ -240,31 +179,6 @@ def test_from_2_processes_to_1_to_4_in_the_middle_of_a_phase(stops):
     assert [sorted(part) for part in read] == [
         sorted(map(rows.locate, range(a, b))) for a, b in zip(ends[:-1], ends[1:], strict=True)
     ]
-
-
-@pytest.mark.parametrize("done", [0, 2, 18, 20, 30, 52, 60])
-def test_straight_is_resumed_at_any_row_of_any_phase(done):
-    rows = phased([(20, [1, 2, 0]), (33, [0, 1, 1])])
-    assert row_numbers(rows, done, 64, 1) == [rows.locate(number) for number in range(done, 64)]
-
-
-def test_many_phases_cost_no_more_than_one():
-    rows = phased([(1000, [1, 2, 0]), (1000, [0, 1, 1])] * 500, sizes=(70_000, 5, 11))
-    rows.locate(0)
-    started = time.perf_counter()
-    for number in range(10**9, 10**9 + 1000):
-        rows.locate(number)
-    assert time.perf_counter() - started < 1
-
-
-@pytest.mark.slow
-@given(PLANS, st.lists(st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(1, 4)), min_size=1, max_size=5))
-def test_however_often_a_run_is_stopped_and_on_however_many_processes_each_row_is_read_once(plan, parts):
-    rows, first = phased(plan), 0
-    for world_size, steps in parts:
-        end = first + 16 * steps
-        assert sorted(row_numbers(rows, first, end, world_size)) == sorted(map(rows.locate, range(first, end)))
-        first = end
 
 
 def test_a_batch_is_what_its_rows_are(tokenizer, source, tmp_path):

@@ -1,8 +1,6 @@
 import pytest
-import torch
-from torch.utils.data import DataLoader, Subset
 
-from cpt.data.mixture.open_mixture import open_mixture
+from cpt.data.build import open_mixture
 from cpt.errors import RecipeError
 
 
@@ -14,19 +12,6 @@ def mixture_file(source, tmp_path):
     )
     (tmp_path / "mixture.yaml").write_text(f"total_tokens: 5_000\nsequence_length: 16\nsources:\n{sources}")
     return tmp_path / "mixture.yaml"
-
-
-def test_a_plain_loader_takes_a_mixture_file(mixture_file, tokenizer, tmp_path):
-    batch = next(iter(DataLoader(open_mixture(mixture_file, tokenizer, cache_dir=tmp_path), batch_size=4)))
-    assert {name: tuple(values.shape) for name, values in batch.items()} == dict.fromkeys(
-        ("input_ids", "labels", "position_ids"), (4, 16)
-    )
-
-
-def test_workers_read_the_same(mixture_file, tokenizer, tmp_path):
-    rows = Subset(open_mixture(mixture_file, tokenizer, cache_dir=tmp_path), range(40))
-    alone, helped = (list(DataLoader(rows, batch_size=4, num_workers=workers)) for workers in (0, 2))
-    assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(alone, helped, strict=True))
 
 
 def test_a_recipe_gives_its_own_rows(mixture_file, tokenizer, tmp_path):

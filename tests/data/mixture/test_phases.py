@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from cpt.data.mixture.phases import LINEAR_BLOCKS, asked_shares, shares_over
-from cpt.errors import RecipeError
+from cpt.data.mixture import LINEAR_BLOCKS, asked_shares
 from cpt.recipe.schema import Data, Phase, Source
 
 
@@ -10,12 +9,6 @@ def asked(*phases, tokens=(1, 1), **options):
     sources = [Source(path="a/code"), Source(path="a/prose")]
     changes = asked_shares(Data(sources=sources, sequence_length=10, phases=list(phases), **options), tokens)
     return [(first, shares.round(6).tolist()) for first, shares in changes]
-
-
-def test_without_phases_the_sources_have_their_weights():
-    data = Data(sources=[Source(path="a/b", weight=3.0), Source(path="a/c")])
-    ((first, shares),) = asked_shares(data, [1, 1])
-    assert first == 0 and shares.tolist() == [0.75, 0.25]
 
 
 def test_a_phase_begins_where_the_one_before_ends():
@@ -42,14 +35,3 @@ def test_temperature_1_is_in_proportion_to_tokens_and_higher_ones_are_more_even(
     assert asked(tokens=(900, 100), temperature=1.0) == [(0, [0.9, 0.1])]
     assert asked(tokens=(900, 100), temperature=2.0) == [(0, [0.75, 0.25])]
     assert asked(tokens=(900, 100), temperature=1e9) == [(0, [0.5, 0.5])]
-
-
-def test_shares_over_a_run_are_the_average_of_its_phases():
-    changes = [(0, np.array([1.0, 0.0])), (100, np.array([0.0, 1.0]))]
-    assert shares_over(changes, 400).tolist() == [0.25, 0.75]
-    assert shares_over(changes, 50).tolist() == [1, 0] and shares_over(changes, 1).tolist() == [1, 0]
-
-
-def test_a_phase_that_ends_at_a_learning_rate_is_refused_where_there_is_no_schedule():
-    with pytest.raises(RecipeError, match=r"`data\.phases\[0\]\.until_learning_rate` follows from a run's schedule"):
-        asked(Phase(until_learning_rate=0.2, weights={"code": 1.0}), Phase(weights={"prose": 1.0}))

@@ -1,10 +1,9 @@
-import logging
 from dataclasses import dataclass
 
 import pytest
 
-from cpt.data.mixture.mixture import MixtureRows
-from cpt.data.mixture.repeats import allowed_epochs, refused, rows_of_run, tell_repeats
+from cpt.data.mixture import MixtureRows
+from cpt.data.prepared import allowed_epochs, rows_of_run, tell_repeats
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Budget, Data, Source
 
@@ -47,19 +46,6 @@ def test_a_run_that_may_not_repeat_is_refused(tell):
         tell(50, "stop")
 
 
-@pytest.mark.parametrize("when_exhausted", ["wrap", "stop"])
-def test_what_is_read_once_is_not_worth_a_word(tell, caplog, when_exhausted):
-    caplog.set_level(logging.INFO)
-    tell(20, when_exhausted)
-    assert not caplog.text
-
-
-def test_other_ranks_say_nothing(tell, caplog, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    tell(50, "wrap")
-    assert not caplog.text
-
-
 @pytest.mark.parametrize(
     ("max_epochs", "when_exhausted", "allowed"),
     [(None, "wrap", None), (None, "stop", 1.0), (4.0, "wrap", 4.0), (4.0, "stop", 1.0), (0.5, "stop", 0.5)],
@@ -67,14 +53,6 @@ def test_other_ranks_say_nothing(tell, caplog, monkeypatch):
 def test_the_lower_of_two_limits_holds(max_epochs, when_exhausted, allowed):
     source = Source(path="a/b", max_epochs=max_epochs)
     assert allowed_epochs(Data(sources=[source], when_exhausted=when_exhausted), source) == allowed
-
-
-def test_a_limit_of_one_source_is_named():
-    data = Data(sources=[Source(path="a/small", max_epochs=2.0), SOURCES[1]])
-    assert refused(data, "small", 2.0, 1000) is None and refused(data, "large", 99.0, 1000) is None
-    assert "`max_epochs` of `small`: `small` has 1,000 tokens, the run needs 2.50 times as many" in refused(
-        data, "small", 2.5, 1000
-    )
 
 
 @pytest.mark.parametrize(
@@ -88,4 +66,4 @@ def test_a_limit_of_one_source_is_named():
     ],
 )
 def test_a_run_is_as_long_as_its_budget_in_whole_steps(budget, rows):
-    assert rows_of_run(Budget(**budget), num_tokens=1000, sequence_length=100) == rows
+    assert rows_of_run(Budget(**budget), rows_of_epoch=10, sequence_length=100) == rows

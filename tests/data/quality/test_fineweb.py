@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data.quality.fineweb import fineweb
+from cpt.data.filters.built_in import fineweb
 
 
 def reason(*lines, **options):
@@ -9,10 +9,6 @@ def reason(*lines, **options):
 
 def prose(count, end="."):
     return [f"This line number {number} is long enough to be prose{end}" for number in range(count)]
-
-
-def test_prose_is_kept():
-    assert reason(*prose(9)) is None
 
 
 @pytest.mark.parametrize(
@@ -34,7 +30,3 @@ def test_just_inside_the_limits_is_kept():
     assert reason(*prose(87, ""), *prose(13)) is None
     assert reason(*prose(11), prose(1)[0]) is None
     assert reason(*prose(34), *[f"Short {number}." for number in range(66)]) is None
-
-
-def test_limits_can_be_changed():
-    assert reason("one", "two", min_punctuated_lines=-1, max_short_lines=1.1) is None

@@ -1,21 +1,16 @@
 import random
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.quality.gopher import covered, gopher_quality, gopher_repetition, repeated_n_grams
+from cpt.data.filters.built_in import gopher_quality, gopher_repetition, repeated_n_grams
 
 PROSE = " ".join(f"the house of number{number} and road{number * 7}" for number in range(20))
 
 
 def view(text):
     return {"text": text, "source": "s", "where": "s"}
-
-
-def test_prose_is_kept():
-    assert gopher_quality(view(PROSE)) is None
 
 
 @pytest.mark.parametrize(
@@ -37,21 +32,9 @@ def test_each_rule_of_quality_has_its_reason(text, expected):
     assert gopher_quality(view(text)) == expected
 
 
-def test_stop_words_of_another_language_can_be_given():
-    text = "das Haus und der Garten hinter " * 20
-    assert gopher_quality(view(text)) == "gopher: fewer than 2 stop words"
-    assert gopher_quality(view(text), stop_words=["und", "der"]) is None
-    assert gopher_quality(view(text), min_stop_words=0) is None
-
-
 def words(count, seed=0):
     draw = random.Random(seed)
     return " ".join("".join(draw.choices("abcdefgh", k=6)) for _ in range(count))
-
-
-def test_what_does_not_repeat_itself_is_kept():
-    assert gopher_repetition(view("\n\n".join(words(20, seed) for seed in range(20)))) is None
-    assert gopher_repetition(view("one")) is None
 
 
 @pytest.mark.parametrize(
@@ -79,10 +62,6 @@ def test_each_rule_of_repetition_has_its_reason(text, expected):
     assert gopher_repetition(view(text), **loose) == expected
 
 
-def test_lists_of_limits_can_be_emptied():
-    assert gopher_repetition(view("see here " * 10), max_top_n_grams=[], max_duplicate_n_grams=[]) is None
-
-
 @given(st.lists(st.sampled_from(["a", "bb", "ccc"]), min_size=1, max_size=30))
 def test_n_grams_are_counted_as_by_hand(sequence):
     for n, top, before in repeated_n_grams(sequence, 6):
@@ -93,7 +72,3 @@ def test_n_grams_are_counted_as_by_hand(sequence):
         )
         inside = {at + i for at, gram in enumerate(grams) if gram in grams[:at] for i in range(n)}
         assert before == sum(len(sequence[at]) for at in inside) / len("".join(sequence))
-
-
-def test_a_word_in_two_n_grams_is_covered_once():
-    assert covered(np.array([True, True, False]), 2).tolist() == [True, True, True, False]

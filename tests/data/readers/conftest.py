@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cpt.data.documents import BadRow, Document
-from cpt.data.sources import pieces_of, read_piece
+from cpt.data.readers.documents import BadRow, Document
+from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.recipe.schema import Source
 
 

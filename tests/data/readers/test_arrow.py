@@ -1,6 +1,5 @@
 import datasets
 import pyarrow as pa
-import pytest
 
 TABLE = pa.table({"text": ["one", "twö"], "n": [1, 2]})
 
@@ -12,24 +11,11 @@ def test_files_and_streams_are_read(tmp_path, texts):
         assert texts(tmp_path / f"{name}.arrow") == ["one", "twö"]
 
 
-def test_what_datasets_saves_is_read(tmp_path, texts):
-    datasets.Dataset(TABLE).save_to_disk(tmp_path / "saved", num_shards=2)
-    assert texts(tmp_path / "saved") == ["one", "twö"]
-
-
 def test_of_saved_splits_the_asked_one_is_read(tmp_path, texts):
     both = {"train": datasets.Dataset(TABLE), "test": datasets.Dataset(pa.table({"text": ["three"]}))}
     datasets.DatasetDict(both).save_to_disk(tmp_path / "saved")
     assert texts(tmp_path / "saved") == ["one", "twö"]
     assert texts(tmp_path / "saved", split="test") == ["three"]
-
-
-@pytest.mark.parametrize(
-    "content, reason", [(b"no arrow at all", "damaged file"), (b"ARROW1\0\0", "damaged file"), (b"", "empty file")]
-)
-def test_what_is_no_arrow_is_said(tmp_path, bad, content, reason):
-    (tmp_path / "a.arrow").write_bytes(content)
-    assert bad(tmp_path / "a.arrow").reason == reason
 
 
 def test_bad_rows_and_missing_columns_are_named(tmp_path, bad):

@@ -1,7 +1,7 @@
 import pytest
 
 from cpt.data.readers.formats import READERS, Range, ranges_of
-from cpt.data.sources import open_source
+from cpt.data.readers.sources import open_source
 from cpt.recipe.schema import Source
 
 
@@ -25,10 +25,6 @@ from cpt.recipe.schema import Source
 def test_files_are_cut_where_a_part_can_be_found_by_itself(name, more, cut):
     ranges = ranges_of(name, 250, Source(path=name, **more), piece_bytes=100)
     assert ranges == ([Range(0, 100), Range(100, 200), Range(200, None)] if cut else [Range()])
-
-
-def test_a_small_file_stays_whole():
-    assert ranges_of("a.jsonl", 100, Source(path="a.jsonl"), piece_bytes=100) == [Range()]
 
 
 @pytest.mark.parametrize("extension", READERS)

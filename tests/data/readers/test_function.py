@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data.documents import BadRow
+from cpt.data.readers.documents import BadRow
 from cpt.errors import RecipeError
 
 

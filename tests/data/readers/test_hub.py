@@ -3,7 +3,6 @@ import json
 import pytest
 
 from cpt.data.readers.hub import read_hub
-from cpt.errors import DataError
 from cpt.recipe.schema import Source
 
 
@@ -27,11 +26,3 @@ def test_a_dataset_is_read_row_by_row(options):
     a, b, bad, c = read(data_files=["train.jsonl"], **options)
     assert [item.text for item in (a, b, c)] == ["a", "b", "c"] and c.where == "owner/name: row 4"
     assert (bad.where, bad.reason, json.loads(bad.raw)) == ("owner/name: row 3", "null", {"text": None, "n": 1})
-
-
-def test_what_is_not_there_is_said():
-    assert read(data_files=["more.jsonl"], text_column="body")[0].detail == "no column `body`. It has: text"
-    with pytest.raises(DataError, match="split `test`"):
-        read(split="test")
-    with pytest.raises(DataError, match=r"`k.path`, `.subset`, `.split`, `.data_files`"):
-        read(data_files=["gone.jsonl"])

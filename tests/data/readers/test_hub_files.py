@@ -1,4 +1,3 @@
-import hashlib
 import io
 import json
 
@@ -7,12 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 from loopback_hub import TOKEN, Client, Hub
 
-from cpt.data.documents import Origin
-
 READ = """
 result = None
-from cpt.data.readers import hub_files
-from cpt.data.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
+from cpt.data.readers import hub as hub_files
+from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
 from cpt.recipe.schema import Source
 import huggingface_hub
 hub_files.find.cache_clear()
@@ -79,11 +76,6 @@ def test_the_files_of_a_split_are_read_in_pieces(hub, run, streaming):
     assert pieces == [[0, 1500], [1500, 3000], [3000, None], [0, None]]
 
 
-def test_parquet_is_read_row_group_by_row_group(hub, run):
-    hub.commit("lab/parquet", {"train.parquet": parquet("p", 500, row_group_size=20)})
-    assert run(TEXTS, path="lab/parquet", streaming=True) == run(TEXTS, path="lab/parquet") == rows("p", 500)
-
-
 def test_a_subset_is_what_the_card_says(hub, run):
     card = (
         "---\nconfigs:\n- {config_name: small, data_files: s/*}\n- {config_name: large, data_files: [{split: train,"
@@ -103,14 +95,6 @@ def test_a_subset_is_what_the_card_says(hub, run):
             run(TEXTS, path="lab/card", **options)
 
 
-def test_data_files_are_names_or_globs(hub, run):
-    hub.commit("lab/globs", {"web/a.jsonl": lines("a"), "web/b.jsonl": lines("b"), "code/c.jsonl": lines("c")})
-    assert run(TEXTS, path="lab/globs", data_files=["web/*.jsonl"]) == rows("a") + rows("b")
-    assert run(TEXTS, path="lab/globs", data_files=["code/c.jsonl", "web/b.jsonl"]) == rows("c") + rows("b")
-    with pytest.raises(RuntimeError, match=r"^DataError: .*gone.jsonl.*`k.path`, `.subset`, `.split`, `.data_files`"):
-        run(TEXTS, path="lab/globs", data_files=["gone.jsonl"])
-
-
 def test_a_pinned_revision_stays_and_a_moved_branch_is_noticed(hub, run):
     first = hub.commit("lab/moved", {"a.jsonl": lines("old")})
     before = run("result = states_of(source, 'k')", path="lab/moved")
@@ -120,22 +104,6 @@ def test_a_pinned_revision_stays_and_a_moved_branch_is_noticed(hub, run):
     after = run("result = states_of(source, 'k')", path="lab/moved")
     assert [before[0][0], after[0][0]] == [f"hf://datasets/lab/moved@{commit}/a.jsonl" for commit in (first, second)]
     assert before[0][1] == after[0][1] and before[0][2] != after[0][2]
-
-
-def test_within_a_process_a_branch_does_not_move(hub, run):
-    hub.commit("lab/fixed", {"train.jsonl": lines("x"), "test.jsonl": lines("y")})
-    hub.asked.clear()
-    other = "other = files_with_sizes(source.model_copy(update={'split': 'test'}), 'k2')\n"
-    result = run(other + "result = [*other, *files_with_sizes(source, 'k')]", path="lab/fixed")
-    assert [name.rpartition("/")[2] for name, _ in result] == ["test.jsonl", "train.jsonl"]
-    assert hub.asked.count("GET /api/datasets/lab/fixed") == 1
-
-
-def test_what_is_kept_outside_git_goes_by_its_own_hash(hub, run):
-    content = lines("x", 20_000).encode()
-    hub.commit("lab/large", {"a.jsonl": content})
-    ((_, size, version),) = run("result = states_of(source, 'k')", path="lab/large")
-    assert (size, version) == (len(content), hashlib.sha256(content).hexdigest())
 
 
 def test_a_private_dataset_needs_a_token(hub, run):
@@ -149,16 +117,6 @@ def test_a_private_dataset_needs_a_token(hub, run):
         assert run(TEXTS, path="lab/private", streaming=streaming, environment={"HF_TOKEN": TOKEN}) == rows("secret")
 
 
-@pytest.mark.parametrize("streaming", [True, False])
-def test_a_dataset_that_is_closed_while_it_is_read_says_so(hub, run, streaming):
-    path = f"lab/closed-{streaming}"
-    commit = hub.commit(path, {"a.jsonl": lines("secret")})
-    run("", path=path, revision=commit)
-    hub.private.add(path)
-    with pytest.raises(RuntimeError, match=f"^ResourceError: {path}: .*private.*set HF_TOKEN"):
-        run(TEXTS, path=path, revision=commit, streaming=streaming)
-
-
 def test_a_gated_dataset_says_where_its_terms_are(hub, run):
     hub.commit("lab/gated", {"a.jsonl": lines("x")})
     hub.gated.add("lab/gated")
@@ -166,16 +124,6 @@ def test_a_gated_dataset_says_where_its_terms_are(hub, run):
         RuntimeError, match="^ResourceError: lab/gated .*is gated. Accept its terms at .*/datasets/lab/gated"
     ):
         run(TEXTS, path="lab/gated")
-
-
-def test_what_is_not_on_the_hub_is_said_with_the_key(hub, run):
-    hub.commit("lab/there", {"a.jsonl": lines("x")})
-    with pytest.raises(
-        RuntimeError, match="^DataError: lab/gone: neither a local path nor a dataset on the Hub. Set `k.path`"
-    ):
-        run(TEXTS, path="lab/gone", environment={"HF_TOKEN": TOKEN})
-    with pytest.raises(RuntimeError, match="^DataError: lab/there: no revision `v2` on the Hub. Set `k.revision`"):
-        run(TEXTS, path="lab/there", revision="v2")
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -192,14 +140,6 @@ def test_streaming_fetches_about_what_a_piece_holds(hub, run, kind):
     code = "result = len(list(read_piece(source, pieces[len(pieces) // 2], 'k')))"
     assert 2000 <= run(code, path=f"lab/bounded-{kind}", streaming=True, piece_bytes=len(content) // 10) <= 6000
     assert len(content) // 10 <= hub.sent[name] <= len(content) // 10 + 3 * 2**16
-
-
-def test_the_first_documents_are_fetched_without_the_rest(hub, run):
-    hub.commit("lab/first", {"a.jsonl": lines("x" * 1000, 20_000), "b.jsonl": lines("never")})
-    hub.sent.clear()
-    code = "from cpt.data.sources import open_source\nresult = len(list(open_source(source, 'k')))"
-    assert run(code, path="lab/first", max_documents=5) == 5
-    assert hub.sent["a.jsonl"] < 9 * 2**20 and "b.jsonl" not in hub.sent
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -223,17 +163,6 @@ def test_a_card_with_options_for_the_reading_leaves_it_to_datasets(hub, run):
     assert run("result = hub_files.hub_files(source, 'k').commit", path="lab/options") == commit
 
 
-def test_a_part_of_a_split_is_left_to_datasets(hub, run):
-    hub.commit("lab/part", {"a.jsonl": lines("x", 10)})
-    assert run(TEXTS, path="lab/part", split="train[:30%]") == rows("x")
-    assert run(TEXTS, path="lab/part", split="all") == rows("x", 10)
-
-
-def test_tabs_in_tsv_files_are_no_option(hub, run):
-    hub.commit("lab/tsv", {"a.tsv": "n\ttext\n1\tone\n"})
-    assert run(TEXTS, path="lab/tsv") == ["one"] and len(run("result = states_of(source, 'k')", path="lab/tsv")) == 1
-
-
 def test_without_the_hub_a_dataset_is_what_it_was_last(hub, run, tmp_path):
     hub.commit("lab/offline", {"a.jsonl": lines("x")})
     home = run("import os; result = os.environ['HF_HOME']", path="lab/offline")
@@ -253,33 +182,9 @@ def test_without_the_hub_a_dataset_is_what_it_was_last(hub, run, tmp_path):
     offline.close()
 
 
-def test_a_pinned_dataset_is_asked_for_once(hub, run):
-    commit = hub.commit("lab/pinned", {"a.jsonl": lines("x")})
-    assert run(TEXTS, path="lab/pinned", revision=commit) == rows("x")
-    hub.asked.clear()
-    assert run(TEXTS, path="lab/pinned", revision=commit) == rows("x") and hub.asked == []
-
-
 def test_all_processes_of_a_run_read_the_commit_that_the_main_one_found(hub, run):
     hub.commit("lab/ranks", {"a.jsonl": lines("found")})
     assert run(TEXTS, path="lab/ranks") == rows("found")
     hub.commit("lab/ranks", {"a.jsonl": lines("moved")})
     assert run(TEXTS, path="lab/ranks", environment={"RANK": "1"}) == rows("found")
     assert run(TEXTS, path="lab/ranks") == rows("moved")
-
-
-def test_a_url_of_the_hub_is_read_like_any_other(hub, run):
-    hub.commit("lab/url", {"d/a.jsonl": lines("x", 50), "d/b.parquet": parquet("y")})
-    path = "hf://datasets/lab/url/d"
-    assert run(TEXTS, path=path, piece_bytes=300) == rows("x", 50) + rows("y")
-    before = run("result = states_of(source, 'k')", path=path)
-    hub.commit("lab/url", {"d/a.jsonl": lines("z", 50), "d/b.parquet": parquet("y")})
-    after = run("result = states_of(source, 'k')", path=path)
-    assert before[0][:2] == after[0][:2] and before[0] != after[0] and before[1] == after[1]
-
-
-def test_where_a_row_stands_is_the_same_on_each_machine():
-    origin = Origin(
-        f"/home/me/.cache/huggingface/hub/datasets--lab--my-set/snapshots/{'a' * 40}/data/x.parquet", "row"
-    )
-    assert origin.where(7) == f"hf://datasets/lab/my-set@{'a' * 40}/data/x.parquet: row 7"

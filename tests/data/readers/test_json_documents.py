@@ -15,12 +15,6 @@ def test_json_of_any_shape_is_read(tmp_path, texts, content, expected):
     assert texts(tmp_path / "a.json") == expected
 
 
-def test_a_bad_item_of_a_list_is_named_by_its_number(tmp_path, bad):
-    (tmp_path / "a.json").write_text('[{"text": "one"}, {"text": null}]')
-    found = bad(tmp_path / "a.json")
-    assert (found.where, found.reason, found.raw) == (f"{tmp_path}/a.json: item 2", "null", b'{"text":null}')
-
-
 @pytest.mark.parametrize(
     "content, reason, byte",
     [

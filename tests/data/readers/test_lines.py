@@ -1,8 +1,8 @@
 import pytest
 
-from cpt.data.documents import Piece
-from cpt.data.readers import lines
-from cpt.data.readers.lines import LongLine, lines_of
+from cpt.data.readers import text_formats as lines
+from cpt.data.readers.documents import Piece
+from cpt.data.readers.text_formats import lines_of
 
 CONTENT = (  # a byte order mark, CRLF, a blank line, U+2028, no end of line
     b"\xef\xbb\xbfone\r\n\ntwo \xe2\x80\xa8 still two\nthree"
@@ -19,27 +19,9 @@ def read(path, start, stop):
     return [line for _, _, line in lines_of(Piece(path, start, stop, 0))[1]]
 
 
-def test_lines_come_with_their_ends_and_without_the_byte_order_mark(path):
-    assert read(path, 0, None) == [b"one\r\n", b"\n", "two \u2028 still two\n".encode(), b"three"]
-
-
 @pytest.mark.parametrize("cut", range(1, len(CONTENT)))
 def test_a_line_belongs_to_the_piece_in_which_it_begins(path, cut):
     assert read(path, 0, cut) + read(path, cut, None) == read(path, 0, None)
-
-
-def test_each_line_knows_its_first_byte(path):
-    for _, at, line in lines_of(Piece(path, 9, None, 0))[1]:
-        assert CONTENT[at : at + len(line)] == line
-
-
-def test_of_a_line_that_is_too_long_only_the_beginning_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "LONGEST_LINE", 3000)
-    content = b"x" * 3000 + b"\n" + b"y" * 10_000 + b"\nlast\n" + b"z" * 3001
-    (tmp_path / "a.txt").write_bytes(content)
-    fits, long, last, end = lines_of(Piece(str(tmp_path / "a.txt"), 0, None, 0))[1]
-    assert (fits[2], last) == (b"x" * 3000 + b"\n", (3, 13_002, b"last\n"))
-    assert isinstance(long[2], LongLine) and isinstance(end[2], LongLine) and long == (2, 3001, b"y" * 1000 + b"...")
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1000, 2999, 5000, 12_000])

@@ -1,15 +1,11 @@
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpt.data.documents import BadRow, Piece
-from cpt.data.readers import parquet as parquet_files
-from cpt.data.readers.parquet import first_byte, groups_of, read_parquet
-from cpt.data.readers.remote import RemoteFile
-from cpt.recipe.schema import Source
+from cpt.data.readers.documents import BadRow, Piece
+from cpt.data.readers.tables import first_byte, groups_of
 
 
 def write(path, column, name="text", **options):
@@ -48,24 +44,6 @@ def test_invalid_utf8_spoils_its_row_only(tmp_path, read):
     assert (bad.where, bad.reason, bad.raw) == (f"{tmp_path}/a.parquet: row 2", "invalid UTF-8", b"\xff\xfe")
 
 
-def test_rows_in_later_row_groups_have_the_numbers_of_the_file(tmp_path, bad):
-    path = write(tmp_path / "a.parquet", ["x"] * 10 + [None], row_group_size=4)
-    assert bad(path).where == f"{path}: row 11"
-
-
-def test_a_file_without_the_column_counts_with_all_its_rows(tmp_path, bad):
-    found = bad(write(tmp_path / "a.parquet", ["x"] * 7, "body"))
-    assert (found.reason, found.detail, found.num_rows) == ("missing column", "no column `text`. It has: body", 7)
-
-
-def test_what_is_no_parquet_is_said_in_one_line(tmp_path, bad):
-    whole = write(tmp_path / "a.parquet", ["one"] * 1000).read_bytes()
-    for content in (b"no parquet at all", whole[: len(whole) // 2]):
-        (tmp_path / "b.parquet").write_bytes(content)
-        found = bad(tmp_path / "b.parquet")
-        assert found.reason == "damaged file" and "\n" not in found.detail
-
-
 def test_a_damaged_row_group_loses_its_rows_and_counts_them(tmp_path, read):
     path = write(
         tmp_path / "a.parquet", [str(number) * 50 for number in range(3000)], row_group_size=1000, use_dictionary=False
@@ -99,25 +77,3 @@ def test_each_row_group_belongs_to_the_piece_in_which_it_begins(tmp_path_factory
         for piece in pieces
         for number in groups_of(piece, metadata)
     )
-
-
-def test_a_piece_without_a_row_group_is_empty_and_only_the_first_tells_of_a_file_without_rows(tmp_path):
-    source = Source(path=str(write(tmp_path / "a.parquet", ["x" * 5000])))
-    first, *others = [
-        list(read_parquet(Piece(source.path, start, start + 100, 0), source)) for start in range(0, 500, 100)
-    ]
-    assert len(first) == 1 and not any(others)
-    write(tmp_path / "a.parquet", pa.array([], pa.string()))
-    first, second = [list(read_parquet(Piece(source.path, start, start + 100, 0), source)) for start in (0, 100)]
-    assert [bad.reason for bad in first] == ["no rows"] and not second
-
-
-def test_a_row_group_is_not_read_at_once(tmp_path, read, monkeypatch):
-    monkeypatch.setattr(parquet_files, "REMOTE_BUFFER", 50_000)
-    small_pages = {"use_dictionary": False, "compression": "none", "data_page_size": 10_000, "write_batch_size": 10}
-    path = write(tmp_path / "a.parquet", ["x" * 1000 + str(number) for number in range(1000)], **small_pages)
-    fsspec.filesystem("memory").pipe("/group/a.parquet", path.read_bytes())
-    asked = []
-    fetch = RemoteFile._read
-    monkeypatch.setattr(RemoteFile, "_read", lambda file, wanted: asked.append(wanted) or fetch(file, wanted))
-    assert len(read("memory://group/a.parquet")) == 1000 and sum(asked) > path.stat().st_size and max(asked) < 200_000

@@ -7,11 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cpt.data.documents import Document, Piece
-from cpt.data.files import files_of, states_of
-from cpt.data.readers import remote
-from cpt.data.readers.remote import RemoteFile
-from cpt.data.sources import pieces_of, read_piece
+from cpt.data.readers import opening as remote
+from cpt.data.readers.documents import Document
+from cpt.data.readers.files import files_of, states_of
+from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.errors import DataError
 from cpt.recipe.schema import Source
 
@@ -89,16 +88,6 @@ def test_a_file_behind_http_is_read_in_pieces_whether_the_server_has_ranges_or_n
     assert read(f"{server.url}/a.{kind}", piece_bytes=2000) == [f"line {number}" for number in range(500)]
 
 
-def test_files_of_a_server_without_ranges_stay_whole(server):
-    server.files["a.jsonl"] = lines(500)
-    source = Source(path=f"{server.url}/a.jsonl")
-    assert len(pieces_of(source, "k", 1000)) == 11
-    server.has_ranges = False
-    assert len(pieces_of(source, "k", 1000)) == 1
-    late = Piece(source.path, 5000, None, 0)  # planned while it still had them
-    assert [item.text for item in read_piece(source, late, "k")][-1] == "line 499"
-
-
 def test_a_folder_behind_http_is_listed_with_sizes(server):
     server.files |= {"b.jsonl": lines(10), "a.jsonl": lines(5), "c.png": b"x"}
     assert [(file.name, file.size) for file in files_of(Source(path=server.url + "/"), "k")] == [
@@ -127,17 +116,3 @@ def test_a_busy_server_is_asked_again_and_one_that_stays_so_is_an_error(server):
     for piece_bytes in (10**9, 10):
         with pytest.raises(DataError, match=r"a.jsonl: cannot be read \(asked 5 times.*503.*`k.path`"):
             read(f"{server.url}/a.jsonl", piece_bytes)
-
-
-def test_what_a_server_does_not_have_is_said_at_once(server):
-    with pytest.raises(DataError, match="gone.jsonl: no such file. Set `k.path`"):
-        read(f"{server.url}/gone.jsonl")
-
-
-def test_any_byte_can_be_gone_to(server):
-    server.files["a.jsonl"] = b"0123456789"
-    for server.has_ranges in (True, False):
-        with RemoteFile(f"{server.url}/a.jsonl") as file:
-            assert file.seek(-3, 2) == 7 and file.read(2) == b"78"
-            assert file.seek(2) == 2 and file.read(3) == b"234" and file.tell() == 5
-            assert file.seek(1, 1) == 6 and file.read() == b"6789" and file.read(1) == b""

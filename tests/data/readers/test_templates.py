@@ -1,7 +1,7 @@
 import pytest
 
-from cpt.data.documents import BadValue
-from cpt.data.readers.templates import columns_in, filled_lines
+from cpt.data.readers.documents import BadValue
+from cpt.data.readers.example import columns_in, filled_lines
 from cpt.errors import RecipeError
 
 

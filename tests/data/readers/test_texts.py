@@ -1,11 +1,10 @@
-import gzip
 import io
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cpt.data.readers import texts as text_files
+from cpt.data.readers import text_formats as text_files
 
 
 def test_a_document_file_keeps_its_text_to_the_byte(tmp_path, texts):
@@ -24,13 +23,6 @@ def test_documents_may_stand_between_separators(tmp_path, texts, bad):
     (tmp_path / "a.txt").write_bytes(b"one--tw\xff--three")
     found = bad(tmp_path / "a.txt", text_documents="--")
     assert (found.where, found.byte, found.raw) == (f"{tmp_path}/a.txt: item 2", 7, b"tw\xff")
-
-
-def test_a_document_file_that_is_no_text_is_refused(tmp_path, bad):
-    (tmp_path / "a.txt").write_bytes(gzip.compress(b"text"))
-    assert bad(tmp_path / "a.txt").detail == "invalid UTF-8 at byte 1 (0x8b)"
-    (tmp_path / "b.md").write_bytes("text".encode("utf-16-be"))
-    assert bad(tmp_path / "b.md").detail == "a NUL byte at byte 0: this is no text"
 
 
 PARTS = st.lists(st.sampled_from([b"", b"a", b"-", b"--", b"---", b"ab-", b"long " * 5]), max_size=30)
@@ -56,11 +48,3 @@ def test_a_part_that_is_too_long_does_not_spoil_the_next(lengths, buffer):
         found = list(text_files.split(io.BytesIO(b"--".join(b"x" * length for length in lengths)), b"--"))
     assert [part for _, part in found] == [b"x" * length if length <= 20 else b"xxxxx..." for length in lengths]
     assert [at for at, _ in found] == [sum(lengths[:number]) + 2 * number for number in range(len(lengths))]
-
-
-def test_a_document_that_is_too_long_is_a_bad_row(tmp_path, bad, monkeypatch):
-    monkeypatch.setattr(text_files, "LONGEST_LINE", 2000)
-    (tmp_path / "a.txt").write_bytes(b"x" * 2001)
-    for how in ("file", "---"):
-        found = bad(tmp_path / "a.txt", text_documents=how)
-        assert (found.reason, found.raw) == ("too long", b"x" * 1000 + b"...")

@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data.documents import BadValue
+from cpt.data.readers.documents import BadValue
 from cpt.data.readers.values import columns_of, text_of
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Source

@@ -1,18 +1,12 @@
-import errno
-import os
-import tarfile
-
 import pytest
 from faulty_store import FaultyStore
 
-from cpt.data.store import bucket as module
 from cpt.data.store.bucket import bucket, opened
 from cpt.errors import DataError, ResourceError
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
-    monkeypatch.setattr(module, "FIRST_WAIT_SECONDS", 0.0)
+def nothing_fails():
     FaultyStore.failing.clear()
     FaultyStore.asked.clear()
 
@@ -45,24 +39,6 @@ def test_a_folder_comes_back_as_it_was(folder, tmp_path, url):
     assert store.names("tokens/a") == {"b.tar"} and store.has("tokens/a/b.tar")
 
 
-def test_what_is_not_there_is_no_error(store, tmp_path):
-    (tmp_path / "again").mkdir()
-    assert not store.get_folder("tokens/a/b.tar", tmp_path / "again") and not list((tmp_path / "again").iterdir())
-    assert (
-        store.read("tokens/a/x.json") is None and store.names("tokens/a") == set() and not store.has("tokens/a/b.tar")
-    )
-
-
-def test_equal_content_is_an_equal_object_that_tar_can_read(store, folder, tmp_path):
-    store.put_folder(folder, "one.tar")
-    for path in folder.iterdir():
-        os.utime(path, (1, 1))
-    store.put_folder(folder, "two.tar")
-    assert (tmp_path / "bucket" / "one.tar").read_bytes() == (tmp_path / "bucket" / "two.tar").read_bytes()
-    with tarfile.open(tmp_path / "bucket" / "one.tar") as tar:
-        assert tar.getnames() == ["empty.bin", "tokens.bin"]
-
-
 @pytest.mark.parametrize("harm", ["a changed byte", "cut off", "empty"])
 def test_a_damaged_object_is_told_by_its_name(store, folder, tmp_path, harm):
     store.put_folder(folder, "tokens/a/b.tar")
@@ -75,40 +51,10 @@ def test_a_damaged_object_is_told_by_its_name(store, folder, tmp_path, harm):
         store.get_folder("tokens/a/b.tar", tmp_path / "again")
 
 
-def test_a_network_that_comes_back_is_asked_again(store, folder, tmp_path):
-    store.put_folder(folder, "b.tar")
-    FaultyStore.failing += [
-        ("get_file", ConnectionResetError("gone")),
-        ("get_file", RuntimeError("an error of its own")),
-        ("get_file", TimeoutError()),
-    ]
-    (tmp_path / "again").mkdir()
-    assert store.get_folder("b.tar", tmp_path / "again") and content(tmp_path / "again") == content(folder)
-    assert [call for call, _ in FaultyStore.asked].count("get_file") == 4
-
-
-def test_waits_grow_from_try_to_try(store, monkeypatch):
-    waited = []
-    monkeypatch.setattr(module, "FIRST_WAIT_SECONDS", 0.5)
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: waited.append(seconds) if seconds else None)
-    FaultyStore.failing += [("cat_file", ConnectionError("gone"))] * 20
-    with pytest.raises(ResourceError, match=r"bucket/a.json: asked 6 times in vain \(gone\).*CPT_STORE"):
-        store.read("a.json")
-    assert waited == [0.5, 1, 2, 4, 8]
-
-
 def test_a_refusal_is_told_at_once(store):
     FaultyStore.failing.append(("cat_file", PermissionError("403 Forbidden")))
     with pytest.raises(ResourceError, match="a.json: refused .*403.*credentials"):
         store.read("a.json")
-
-
-def test_a_full_disk_is_not_taken_for_the_network(store, folder, tmp_path):
-    store.put_folder(folder, "b.tar")
-    FaultyStore.failing.append(("get_file", OSError(errno.ENOSPC, "No space left on device")))
-    (tmp_path / "again").mkdir()
-    with pytest.raises(OSError, match="No space left"):
-        store.get_folder("b.tar", tmp_path / "again")
 
 
 def test_a_place_that_is_no_bucket_is_told(monkeypatch):

@@ -1,12 +1,8 @@
-import os
-import time
-
 import pytest
 
 from cpt.data.build import build_data
-from cpt.data.store.entries import Entry, complaint, entries, remove, to_prune
-from cpt.data.store.folder import size_of
 from cpt.recipe.schema import Data
+from cpt.store_command import Entry, complaint, entries, to_prune
 
 
 @pytest.fixture
@@ -25,12 +21,6 @@ def an_entry(folder, *, num_bytes=100, unused_days=0.0, state="complete"):
     return Entry(folder, "tokens", state, num_bytes, unused_days * 86_400, None)
 
 
-def test_tokens_and_rows_are_listed_with_their_size(filled):
-    found = entries(filled)
-    assert {entry.kind for entry in found} == {"tokens", "rows"}
-    assert all(entry.state == "complete" and entry.num_bytes == size_of(entry.folder) > 0 for entry in found)
-
-
 def test_a_changed_byte_is_a_complaint(filled):
     tokens = next(entry for entry in entries(filled) if entry.kind == "tokens")
     assert complaint(tokens) is None
@@ -40,14 +30,6 @@ def test_a_changed_byte_is_a_complaint(filled):
     path.chmod(0o644)
     path.write_bytes(content)
     assert "not what was written" in str(complaint(tokens))
-
-
-def test_what_is_no_description_is_damaged(filled):
-    tokens = next(entry for entry in entries(filled) if entry.kind == "tokens")
-    for file in tokens.folder.glob("*.json"):
-        file.chmod(0o644)
-        file.write_text("{")
-    assert [entry.state for entry in entries(filled) if entry.kind == "tokens"] == ["damaged"]
 
 
 @pytest.mark.parametrize(
@@ -68,15 +50,3 @@ def test_what_goes_is_told_by_the_rule(tmp_path, rule, gone):
     ]
     chosen = to_prune(found, **{"unused_days": None, "keep_bytes": None, "leftovers": False, **rule})
     assert [entry.folder.name for entry in chosen] == gone
-
-
-def test_a_removed_entry_leaves_nothing(filled):
-    for entry in entries(filled):
-        assert remove(entry)
-    assert entries(filled) == []
-
-
-def test_the_oldest_comes_last(filled):
-    first = entries(filled)[0]
-    os.utime(first.folder, (time.time() - 1000, time.time() - 1000))
-    assert entries(filled)[-1].folder == first.folder

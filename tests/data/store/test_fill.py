@@ -1,9 +1,9 @@
 import pytest
 
-from cpt.data import plan
 from cpt.data.open_sources import open_source
-from cpt.data.store.fill import made, make_shards
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.store import plan
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.data.store.tokenized import make_shards
 from cpt.recipe.schema import Data
 
 
@@ -21,18 +21,6 @@ def two(source, tokenizer, tmp_path, monkeypatch):
 
 def everything(sources):
     return [(source, number) for source in sources for number in range(len(source.plan.shards))]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_shards_of_several_sources_are_made_together(two, workers):
-    make_shards(everything(two), workers)
-    assert all(not source.missing(range(len(source.plan.shards))) for source in two)
-    assert [source.finish().documents for source in two] == [100, 100]
-
-
-def test_shards_come_in_the_order_in_which_they_are_wanted(two):
-    wanted = list(reversed(everything(two)))
-    assert list(made(iter(wanted), 2, two)) == wanted
 
 
 def test_what_is_there_is_not_made_again(two):

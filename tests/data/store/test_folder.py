@@ -1,6 +1,5 @@
 import errno
 import fcntl
-import json
 import multiprocessing
 import os
 import signal
@@ -10,13 +9,13 @@ import time
 
 import pytest
 
-from cpt.data.store.folder import begin_unfinished, hold, key_of, publish_once, size_of, write_once
-from cpt.errors import DataError, ResourceError
+from cpt.cache import begin_unfinished, publish_once
+from cpt.errors import DataError
 
 SLOW_FILL = """
 import sys, time
 from pathlib import Path
-from cpt.data.store.folder import publish_once
+from cpt.cache import publish_once
 def fill(folder):
     (folder / "half").write_text("half")
     print("filling", flush=True)
@@ -27,11 +26,6 @@ publish_once(Path(sys.argv[1]), fill)
 
 def write_a_file(folder):
     (folder / "content").write_text("all")
-
-
-def test_what_exists_is_not_made_again(tmp_path):
-    publish_once(tmp_path / "a", lambda folder: None)
-    publish_once(tmp_path / "a", lambda folder: pytest.fail("filled twice"))
 
 
 def test_a_failed_fill_leaves_nothing_that_looks_complete(tmp_path):
@@ -79,42 +73,6 @@ def test_several_processes_fill_a_store_once(tmp_path):
     assert filled.value == 1
 
 
-def test_a_place_that_cannot_be_written_names_the_remedy(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ResourceError, match="cannot keep tokenised data there.*CPT_CACHE"):
-        publish_once(tmp_path / "file" / "store", lambda folder: None)
-
-
-def test_equal_content_has_an_equal_key():
-    assert key_of({"a": 1, "b": [2]}) == key_of(json.loads('{"b": [2], "a": 1}')) != key_of({"a": 1, "b": [3]})
-
-
-def test_a_small_file_is_written_as_a_whole(tmp_path):
-    write_once(tmp_path / "a.json", "one")
-    write_once(tmp_path / "a.json", "two")
-    assert (tmp_path / "a.json").read_text() == "two" and [path.name for path in tmp_path.iterdir()] == ["a.json"]
-    with pytest.raises(ResourceError, match="cannot keep tokenised data there"):
-        write_once(tmp_path / "no" / "a.json", "one")
-
-
-def test_a_held_folder_is_there_until_it_is_let_go(tmp_path):
-    class Holder:
-        pass
-
-    holder = Holder()
-    let_go = hold(tmp_path / "a" / "b", holder)
-    assert (tmp_path / "a" / "b").is_dir()
-    let_go()
-    let_go()  # is no mistake
-
-
-def test_a_size_is_that_of_all_files_below(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "b").write_text("123")
-    (tmp_path / "c").write_text("45")
-    assert size_of(tmp_path) == 5
-
-
 def test_without_locks_two_machines_fill_a_folder_each_and_the_first_stays(tmp_path, monkeypatch):
     """As on a file system whose locks do not reach other machines, or that has none."""
 
@@ -125,7 +83,7 @@ def test_without_locks_two_machines_fill_a_folder_each_and_the_first_stays(tmp_p
 
     def slow(folder):
         (folder / "content").write_text("first half, ")
-        monkeypatch.setattr("cpt.data.store.folder.machine", lambda: "other")
+        monkeypatch.setattr("cpt.cache.machine", lambda: "other")
         publish_once(tmp_path / "a", lambda other: (other / "content").write_text("all of the other"))
         with (folder / "content").open("a") as file:
             file.write("second half")
@@ -136,7 +94,7 @@ def test_without_locks_two_machines_fill_a_folder_each_and_the_first_stays(tmp_p
 
 
 def test_what_another_machine_is_filling_is_removed_only_when_it_is_surely_dead(tmp_path, monkeypatch):
-    monkeypatch.setattr("cpt.data.store.folder.machine", lambda: "other")
+    monkeypatch.setattr("cpt.cache.machine", lambda: "other")
     for name in ("alive", "dead"):
         with (tmp_path / f"{name}.lock").open("a+") as lock:
             begin_unfinished(tmp_path / name, lock, is_locked=True)

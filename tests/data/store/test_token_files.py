@@ -1,11 +1,7 @@
-import os
-import pickle
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from cpt.data.store.folder import publish_once
+from cpt.cache import publish_once
 from cpt.data.store.token_files import StoredDocuments, TokenFiles, TokenWriter
 from cpt.errors import DataError
 
@@ -27,29 +23,6 @@ def test_files_give_back_what_was_written(files):
     assert files.offsets.tolist() == [0, 3, 4]
     assert files.hashes.tolist() == [2**64 - 1, 7] and files.num_bytes.tolist() == [5, 1]
     assert (files.description.documents, files.description.tokens, files.description.dropped) == (2, 4, {"empty": 2})
-
-
-def test_the_digest_follows_the_tokens(files, tmp_path):
-    def write_others(folder):
-        writer = TokenWriter(folder, np.dtype(np.uint16))
-        writer.append(
-            np.array([1, 2, 3, 4], np.uint16), np.array([2, 2]), np.array([2**64 - 1, 7], np.uint64), np.array([5, 1])
-        )
-        writer.close({})
-
-    assert (
-        TokenFiles(publish_once(tmp_path / "same", write_two_documents)).description.digest == files.description.digest
-    )
-    assert TokenFiles(publish_once(tmp_path / "other", write_others)).description.digest != files.description.digest
-
-
-@pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin", "description.json"])
-@pytest.mark.parametrize("damage", ["cut", "missing"])
-def test_damaged_files_say_to_delete_it(files, name, damage):
-    file = files.folder / name
-    os.truncate(file, file.stat().st_size // 2) if damage == "cut" else file.unlink()
-    with pytest.raises(DataError, match="damaged.*Delete the folder"):
-        TokenFiles(files.folder)
 
 
 def test_a_changed_byte_is_noticed(files):
@@ -77,38 +50,6 @@ def test_documents_of_several_folders_are_counted_through(both):
         [4],
     ] * 2
     assert both.tokens(5, 2).tolist() == [2, 3], "a piece of a document"
-
-
-def test_they_travel_to_other_processes_by_their_names(both):
-    assert len(pickle.dumps(both)) < 500
-    assert pickle.loads(pickle.dumps(both)).tokens(4, 3).tolist() == [1, 2, 3]
-
-
-def test_their_digest_follows_each_of_them(both, files):
-    assert both.digest == StoredDocuments([files, files]).digest != StoredDocuments([files]).digest
-
-
-def test_memory_that_is_given_back_is_read_again(tmp_path):
-    def write(folder):
-        writer = TokenWriter(folder, np.dtype(np.uint32))
-        writer.append(
-            np.arange(4_000_000, dtype=np.uint32), np.array([4_000_000]), np.array([1], np.uint64), np.array([1])
-        )
-        writer.close({})
-
-    def mapped():
-        return int(
-            next(
-                line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile")
-            ).split()[1]
-        )
-
-    files = TokenFiles(publish_once(tmp_path / "large", write))
-    total = int(files.tokens.sum())
-    before = mapped()
-    files.rest()
-    assert mapped() < before - 10_000, "some 16 MB less"
-    assert int(files.tokens.sum()) == total
 
 
 def test_the_segments_of_examples_are_stored_and_verified(tmp_path):

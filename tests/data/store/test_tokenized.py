@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from cpt.data import plan
-from cpt.data.sources import open_source
-from cpt.data.store import shards
+from cpt.data.readers.sources import open_source
+from cpt.data.store import plan, shards
 from cpt.data.store import tokenized as tokenized_module
-from cpt.data.store.fill import make_shards
 from cpt.data.store.token_files import TokenFiles
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.data.store.tokenized import make_shards
 from cpt.errors import DataError
 from cpt.recipe.schema import Component, Source
 
@@ -57,20 +56,6 @@ def test_the_documents_are_stored_in_order_with_their_bytes(tokenized, source, t
     documents = documents_of(opened)
     assert decoded(opened, tokenizer) == ["one", "twö", "one"] and documents.num_bytes.tolist() == [3, 4, 3]
     assert documents.hashes[0] == documents.hashes[2] != documents.hashes[1]
-
-
-def test_batches_do_not_change_what_is_stored(tokenized, source, tokenizer, monkeypatch):
-    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 10)
-    texts = [str(number) * (number % 30) or "-" for number in range(50)]
-    assert decoded(tokenized(source("a", texts)), tokenizer) == texts
-
-
-def test_dropped_documents_are_counted_by_reason(tokenized, source):
-    opened = tokenized(source("a", ["long enough", "no", "", "x", " \n"]), Component(name="length", min_characters=5))
-    assert (
-        opened.description.dropped == {"shorter than 5 characters": 2, "empty": 2}
-        and opened.description.documents == 1
-    )
 
 
 def test_a_source_with_nothing_left_gives_the_counts(tokenized, source):
@@ -122,15 +107,6 @@ def test_a_changed_filter_of_the_users_reads_again(tokenized, source, tmp_path, 
     assert tokenized(first, mine).description.documents == 1
 
 
-def test_a_bad_row_leaves_no_complete_store(tokenized, source, tmp_path):
-    first = source("a", ["one"])
-    with open(first.path, "a") as file:
-        file.write("bad\n")
-    with pytest.raises(DataError, match="a.jsonl:2: not valid JSON"):
-        tokenized(first)
-    assert not list((tmp_path / "cache" / "tokens").glob("*/description.json"))
-
-
 def test_a_file_that_changes_while_it_is_read_is_refused(tokenized, source, tmp_path, monkeypatch):
     (tmp_path / "my_growing_filter.py").write_text(
         "def check(document):\n    with open(document['where'].rpartition(':')[0], 'a') as file:\n       "
@@ -139,17 +115,6 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tokenized, source, tmp_
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(DataError, match="files changed while they were being read"):
         tokenized(source("a", ["one"]), Component(name="my_growing_filter:check"))
-
-
-def test_the_hashes_of_the_files_are_recorded(tokenized, source):
-    first = source("a", ["one"])
-    (recorded,) = tokenized(first).description.files.items()
-    os.utime(first.path, ns=(1, 1))
-    assert tokenized(first).description.files == dict([recorded])
-    with open(first.path, "a") as file:
-        file.write(json.dumps({"text": "two"}))
-    (changed,) = tokenized(first).description.files.items()
-    assert changed[0] == recorded[0] and changed[1] != recorded[1]
 
 
 @pytest.fixture
@@ -207,15 +172,6 @@ def test_a_bad_row_deep_in_a_file_is_named_by_its_line_from_a_worker_too(large, 
         tokenized(large, on_bad_row="skip", max_bad_share=0.001)
 
 
-def test_transforms_change_what_is_stored(tokenized, source, tokenizer):
-    first = source("a", ["one\r\ntwo"])
-    assert (
-        decoded(tokenized(first, transforms=[Component(name="normalise")]), tokenizer)
-        == ["one\ntwo"]
-        != decoded(tokenized(first), tokenizer)
-    )
-
-
 def test_the_first_documents_of_many_pieces_are_taken(large, tokenized):
     opened = tokenized(large.model_copy(update={"max_documents": 700}), workers=2)
     assert opened.description.documents + opened.description.dropped["empty"] == 700
@@ -225,10 +181,10 @@ PREPARE = """
 import sys
 from pathlib import Path
 from transformers import AutoTokenizer
-from cpt.data import plan
-from cpt.data.store.fill import make_shards
+from cpt.data.store import plan
+from cpt.data.store.tokenized import make_shards
 from cpt.data.open_sources import open_source
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.recipe.schema import Data, Source
 plan.SHARD_BYTES = 20_000
 source = Source(path=sys.argv[1])
@@ -249,27 +205,6 @@ def prepare_and_kill(large, tokenizer_folder, cache, is_time):
 
 def finished_shards(cache):
     return [folder for folder in cache.glob("tokens/*/*") if folder.is_dir() and folder.suffix == ""]
-
-
-@pytest.mark.slow
-def test_what_a_killed_run_finished_is_kept_and_the_store_ends_the_same(large, tokenized, tokenizer_folder, tmp_path):
-    by, cache = AutoTokenizer.from_pretrained(tokenizer_folder), tmp_path / "cache"
-    straight = tokenized(large, by=by, cache="straight", workers=0)
-    prepare_and_kill(large, tokenizer_folder, cache, lambda: len(finished_shards(cache)) >= 2)
-    kept = {folder: folder.stat().st_mtime_ns for folder in finished_shards(cache)}
-    assert len(kept) >= 2 and not list(cache.glob("tokens/*/description.json"))
-    resumed = tokenized(large, by=by, workers=0)
-    assert contents(resumed) == contents(straight)
-    assert all(folder.stat().st_mtime_ns == time for folder, time in kept.items())
-
-
-def test_only_missing_shards_are_made(large, tokenized, reads):
-    opened = tokenized(large)
-    pieces = len(reads)
-    shutil.rmtree(opened.shard_folder(1))
-    (opened.folder / "description.json").unlink()
-    assert tokenized(large).folder == opened.folder
-    assert len(opened.plan.shards) > 3 and len(reads) == pieces + len(opened.plan.shards[1])
 
 
 def test_a_shard_that_is_not_there_is_made_when_it_is_read(large, tokenized):
@@ -337,16 +272,6 @@ def test_another_policy_for_bad_rows_makes_only_their_shards_anew(large, tokeniz
     assert len(reads) - pieces <= 2
 
 
-def test_the_allowed_share_of_bad_rows_is_looked_at_each_time(large, tokenized, reads):
-    path = Path(large.path) / "b.jsonl"
-    path.write_text(path.read_text().replace('"b 400 ', '7, "'))
-    tokenized(large, on_bad_row="skip", max_bad_share=0.1)
-    pieces = len(reads)
-    with pytest.raises(DataError, match="1 of 1,232 rows are bad.*b.jsonl:402"):
-        tokenized(large, on_bad_row="skip", max_bad_share=0.0001)
-    assert len(reads) == pieces
-
-
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_killed_at_twenty_random_moments_the_store_ends_the_same(large, tokenized, tokenizer_folder, tmp_path):
@@ -397,15 +322,6 @@ def test_large_sources_are_encoded_by_gigatoken_once_it_is_proven(large, tokeniz
     fast = tokenized(large, by=by, cache="fast", workers=2).description
     assert slowly.made_from["engine"].startswith("tokenizers") and fast.made_from["engine"].startswith("gigatoken")
     assert slowly.shards == fast.shards
-
-
-def test_a_users_function_is_proven_on_the_documents_that_come(tmp_path, monkeypatch, tokenized):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "my_documents.py").write_text(
-        "def texts():\n    return (f'text {number}' for number in range(2500))\n"
-    )
-    description = tokenized(Source(path="my_documents:texts")).description
-    assert description.documents == 2500 and description.made_from["engine"].startswith("gigatoken")
 
 
 def test_shards_are_made_by_whoever_needs_them_and_once(large, tokenized, reads):

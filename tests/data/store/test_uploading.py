@@ -4,14 +4,11 @@ import shutil
 import pytest
 from faulty_store import FaultyStore
 
-from cpt.data import plan
 from cpt.data.build import build_data
-from cpt.data.store import bucket as bucket_module
-from cpt.data.store import shards
+from cpt.data.store import plan, shards
 from cpt.data.store.bucket import bucket
-from cpt.data.store.shares import Share, make_share
-from cpt.data.store.uploading import upload
 from cpt.errors import DataError, ResourceError
+from cpt.prepare.prepare import upload
 from cpt.recipe.schema import Data, Evaluation, HeldOut, Source
 
 SHARD, WINDOW = 2_000, 8_000
@@ -46,7 +43,6 @@ def brought(tmp_path_factory, tokenizer):
 def data(brought, tmp_path, monkeypatch):
     """An empty bucket."""
     monkeypatch.setattr(plan, "SHARD_BYTES", SHARD)
-    monkeypatch.setattr(bucket_module, "FIRST_WAIT_SECONDS", 0.0)
     monkeypatch.setenv("CPT_WORKERS", "0")
     FaultyStore.failing.clear()
     (tmp_path / "bucket").mkdir()
@@ -148,48 +144,11 @@ def test_a_damaged_manifest_or_table_is_told(build, filled, tmp_path):
 
 
 @pytest.mark.slow
-def test_another_seed_fetches_the_tokens_and_packs_them_anew(data, tokenizer, filled, tmp_path):
-    other = build_data(data, tokenizer, seed=2, evaluation=EVALUATION, cache_dir=tmp_path / "other")
-    assert len({str(row) for row in all_rows(other, range(200))}) == 200
-
-
-@pytest.mark.slow
-def test_workers_without_a_common_disk_bring_a_share_each(build, brought, data, tokenizer, tmp_path, monkeypatch):
-    done = [
-        make_share(
-            data, tokenizer, Share(part, 3), seed=1, evaluation=EVALUATION, cache_dir=tmp_path / f"machine {part}"
-        )
-        for part in (1, 2, 3)
-    ]
-    assert sum(one.shards for one in done) == done[0].all_shards and all(one.shards > 5 for one in done)
-    assert [one.missing > 0 for one in done] == [True, True, False]
-    assert not [name for name in objects(tmp_path) if name.endswith("description.json")]
-    monkeypatch.setattr(shards, "fill_shard", lambda *_: pytest.fail("made and not fetched"))
-    last = build("machine 3", whole=True)
-    assert last.fingerprint == brought[3] and all_rows(last, range(300)) == brought[2]
-    upload(last, bucket())
-    assert all_rows(build("other"), range(300)) == brought[2]
-
-
-@pytest.mark.slow
-def test_a_share_that_was_made_and_not_brought_is_brought_by_the_next_start(data, tokenizer, tmp_path, monkeypatch):
-    def share():
-        return make_share(data, tokenizer, Share(1, 2), seed=1, evaluation=EVALUATION, cache_dir=tmp_path / "one")
-
-    FaultyStore.failing.append(("put_file", PermissionError("403")))
-    with pytest.raises(ResourceError):
-        share()
-    again = share()
-    brought = [name for name in objects(tmp_path) if name.endswith(".tar")]
-    assert len(brought) == again.all_shards - again.missing > again.shards
-
-
-@pytest.mark.slow
 def test_what_was_left_out_as_a_copy_is_known_to_all(build, tmp_path, monkeypatch):
     first = build("first", whole=True, deduplicate="exact")
     upload(first, bucket())
     monkeypatch.setattr(shards, "fill_shard", lambda *_: pytest.fail("made and not fetched"))
-    monkeypatch.setattr("cpt.data.quality.duplicates.first_of_each", lambda *_: pytest.fail("compared again"))
+    monkeypatch.setattr("cpt.data.rows.selection.first_of_each", lambda *_: pytest.fail("compared again"))
     assert all_rows(build("other", deduplicate="exact"), range(200)) == all_rows(first, range(200))
 
 

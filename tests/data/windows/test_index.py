@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpt.data.windows.entry import START
-from cpt.data.windows.index import WindowIndex
+from cpt.data.rows.window_index import START, WindowIndex
 
 ROWS = [3, 0, 5, 1, 8, 2]
 
@@ -46,14 +45,6 @@ def test_after_the_last_window_the_next_time_through_begins(index):
     assert [windows.find(turn) for turn in range(3)] == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
 
 
-def test_another_process_finds_what_one_has_made(index):
-    first = index()
-    first.find(sum(ROWS) + 4)
-    second = index()
-    second.made = []
-    assert [second.find(turn) for turn in range(60)] == [first.find(turn) for turn in range(60)] and not second.made
-
-
 def test_a_restored_window_needs_none_before_it(index):
     state = index().state(9)
     other = index("other")
@@ -74,11 +65,3 @@ def test_once_all_are_known_one_table_answers_for_them(index):
     known, windows = again.known_so_far()
     assert (known.rows, windows) == (sum(ROWS), len(ROWS))
     assert again.state(9)["entry"]["digest"] == "4"
-
-
-def test_without_the_windows_before_a_checkpoint_there_is_a_total_and_no_table(index):
-    state = index().state(9)
-    other = index("other")
-    other.restore(state)
-    assert other.find(9) == (0, 4, 0) and other.find(sum(ROWS) - 1) == (0, 5, 1)
-    assert (other.total.rows, other.table, other.known_so_far()[1]) == (sum(ROWS), None, 0)

@@ -1,17 +1,14 @@
 import json
-import pickle
 import shutil
 from collections import Counter
 
 import pytest
-import torch
 from tiny_run import DAMAGES, damage
 
-from cpt.data import plan
 from cpt.data.build import build_data
-from cpt.data.store.token_files import TokenFiles
-from cpt.errors import DataError, RecipeError
-from cpt.recipe.schema import Budget, Data, Evaluation, Source
+from cpt.data.store import plan
+from cpt.errors import DataError
+from cpt.recipe.schema import Data, Evaluation, Source
 
 SHARD, WINDOW, NUMBER = 2_000, 8_000, 2_000
 
@@ -94,21 +91,6 @@ def test_damage_to_a_source_that_is_half_read_changes_no_row(large, build, tmp_p
     assert again.windowed[0].total is None and all_rows(again, 200) == rows
 
 
-def test_a_process_verifies_each_shard_once(large, build, monkeypatch):
-    build(large, whole=True)
-    verified = Counter()
-    is_sound = TokenFiles.is_sound
-    monkeypatch.setattr(TokenFiles, "is_sound", lambda files: verified.update([files.folder]) or is_sound(files))
-    prepared = build(large)
-    assert not verified, "before the first row is read"
-    all_rows(prepared, 2 * prepared.windowed[0].total.rows)
-    assert set(verified.values()) == {1} and len(verified) == len(prepared.windowed[0].tokenized.plan.shards)
-
-
-def test_another_seed_gives_another_order_of_the_windows(large, build):
-    assert all_rows(build(large), 30) != all_rows(build(large, cache="other", seed=2), 30)
-
-
 def test_the_windows_come_in_another_order_each_time_through(large, build):
     prepared = build(large, whole=True)
     rows = prepared.windowed[0]
@@ -152,12 +134,6 @@ def test_repeated_documents_are_left_out_of_all_windows(large, build, tmp_path, 
     assert set(numbers_in(all_rows(prepared, prepared.windowed[0].total.rows), tokenizer).values()) == {1}
 
 
-def test_of_documents_in_two_sources_that_of_the_first_stays(large, build, source):
-    again = source("again", [*(f"{number:04}" + "x" * (number % 40) for number in range(100)), "of its own"])
-    assert build(large, again, deduplicate="exact").sources[1].documents == 101
-    assert build(large, again, deduplicate="exact_across_sources").sources[1].documents == 1
-
-
 def test_a_limit_in_tokens_ends_the_source(large, build, tokenizer):
     limited = large.model_copy(update={"max_tokens": 10_000})
     prepared = build(limited)
@@ -168,28 +144,10 @@ def test_a_limit_in_tokens_ends_the_source(large, build, tokenizer):
     assert prepared.windowed[0].total.windows < len(prepared.windowed[0].tokenized.plan.windows)
 
 
-def test_a_source_that_may_not_be_repeated_is_completed_to_know(large, build):
-    known = build(large, budget=Budget(tokens=2_000), when_exhausted="stop")
-    assert known.sources[0].is_estimate, "far from the end an estimate will do"
-    with pytest.raises(
-        RecipeError,
-        match="`data.when_exhausted`: `large` has 4[0-9],[0-9]+ tokens, the run needs 2[.0-9]+ times as many",
-    ):
-        build(large, budget=Budget(tokens=100_000), when_exhausted="stop")
-
-
 def test_a_source_that_is_used_up_while_it_is_read_ends_the_run(large, build):
     prepared = build(large.model_copy(update={"max_epochs": 1.0}))
     with pytest.raises(DataError, match="used up after 1 time"):
         prepared.rows[5000]
-
-
-def test_estimates_are_told_as_such_and_come_close(large, build):
-    (estimate,), (exact,) = build(large).sources, build(large, cache="other", whole=True).sources
-    assert estimate.is_estimate and not exact.is_estimate
-    assert estimate.documents == pytest.approx(exact.documents, rel=0.2) and estimate.rows == pytest.approx(
-        exact.rows, rel=0.2
-    )
 
 
 def test_the_fingerprint_does_not_depend_on_how_much_is_stored(large, build):
@@ -246,22 +204,3 @@ def test_too_many_bad_rows_end_the_run_as_soon_as_that_is_sure(large, build, tmp
         path.write_text(path.read_text().replace("5xxxxx", "5\\u0000"))
     with pytest.raises(DataError, match="of the first .* rows are bad, more than `data.max_bad_share`"):
         all_rows(build(large, on_bad_row="skip", max_bad_share=0.01), 900)
-
-
-def test_worker_processes_read_the_same(large, build):
-    prepared = build(large)
-    again = pickle.loads(pickle.dumps(prepared.rows))
-    assert all(torch.equal(again[row]["input_ids"], prepared.rows[row]["input_ids"]) for row in (0, 300, 700))
-
-
-def test_a_disk_too_small_for_some_windows_is_refused(large, build):
-    with pytest.raises(RecipeError, match=r"`data.disk_bytes` is 1,000, but 1 source\(s\).* need 32,000"):
-        build(large, disk_bytes=1_000)
-    with pytest.raises(RecipeError, match="`data.disk_bytes`: `data.deduplicate` needs the whole"):
-        build(large, disk_bytes=10**6, deduplicate="exact")
-
-
-def test_files_that_come_and_go_leave_the_rest_of_the_store_alone(large, build, tmp_path):
-    rows = all_rows(build(large), 100)
-    shutil.rmtree(tmp_path / "cache" / "rows")
-    assert all_rows(build(large), 100) == rows

@@ -5,7 +5,7 @@ import pytest
 from tiny import write_documents, write_recipe
 
 from cpt.data.build import build_data
-from cpt.data.mixture.left_out import RowsOfSteps
+from cpt.data.mixture import RowsOfSteps
 from cpt.errors import DataError
 from cpt.recipe.load import load_recipe
 from cpt.stages.checkpointing.data_position import FILE_NAME, DataPosition, restore_position

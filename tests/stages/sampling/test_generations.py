@@ -1,7 +1,7 @@
 import pytest
 import trl
 
-from cpt.data.mixture.left_out import moved_on
+from cpt.data.mixture import moved_on
 from cpt.errors import RecipeError
 from cpt.stages.sampling.generations import Generations, PromptRows, only_item, prompts_of_step
 from cpt.stages.spo import SPOConfig

@@ -1,0 +1,1 @@
+"""What runs achieved: compared with each other, told in one page, repeated."""

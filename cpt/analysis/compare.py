@@ -1,0 +1,607 @@
+"""What differs between runs, and what they achieved."""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+from xxhash import xxh3_64_hexdigest
+
+from cpt.errors import CheckpointError, DataError
+from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses
+from cpt.evaluation.paired import FEWEST, Difference, bits_per_byte_difference, quantile, ratio_and_error
+from cpt.formatting import format_count, format_duration
+from cpt.recipe.difference import UNSET
+from cpt.recipe.schema import Recipe
+from cpt.recipe.words import in_yaml
+from cpt.runs.folder import (
+    BITS_PER_BYTE,
+    ENVIRONMENT,
+    EVALUATED,
+    INPUTS,
+    METRICS,
+    RECIPE,
+    Content,
+    Floats,
+    RunRecord,
+    get,
+    get_dict,
+    read_run,
+)
+
+FIGURES = (
+    *("loss", "tokens_per_second", "mfu", "data_wait", "step_seconds_p50", "step_seconds_p95"),
+    *("gpu_memory_peak_gib", "host_memory_gib", "cost", "train_runtime", "eval_*"),
+)
+MOST_COLUMNS = 5  # runs next to each other; with more, each run is a row
+MOST_FILES = 20
+LONGEST = 100  # characters of a value
+HASH_SHOWN = 12
+SMOOTHED_OVER = 0.05  # of a run's tokens
+PLACES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the shortest run
+WORTH_PROCESSES = 2**28  # bytes of metrics
+NEXT_TOKEN = ("pretrain", "cpt")  # stages whose loss is that of the next token of all text
+DECIDE_ABOUT_DATA = ("data", "seed", "stage", "budget", "model.path", "tokenizer", "evaluation")
+WHAT_IS_IN = {
+    RECIPE: "recipe",
+    ENVIRONMENT: "versions, code and machine",
+    INPUTS: "data, tokenizer and weights",
+    METRICS: "losses, speed and memory",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One compared value of every run."""
+
+    name: str
+    values: tuple[str | None, ...]
+    """As text, by run; None if unknown, which is not a difference."""
+    numbers: tuple[float | None, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """Two runs are known to have different values."""
+        return len({value for value in self.values if value is not None}) > 1
+
+    @property
+    def is_known(self) -> bool:
+        """At least one run has a value."""
+        return any(value is not None for value in self.values)
+
+
+@dataclass(frozen=True)
+class Topic:
+    """Rows that belong together."""
+
+    title: str
+    rows: Sequence[Row]
+    remarks: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One run."""
+
+    name: str
+    """As short as possible without ambiguity."""
+    record: RunRecord
+    losses: Mapping[str, DocumentLosses] = field(default_factory=dict)
+    """By held-out set, of the last evaluation."""
+
+    @property
+    def starts(self) -> list[Content]:
+        """environment.json, and the same with what each later start found."""
+        first = self.record.environment
+        return [first, *({**first, **start} for start in self.record.starts)] if first else []
+
+    def file_hashes(self, *keys: str) -> dict[str, str]:
+        """File -> hash, under these keys of inputs.json."""
+        return {name: value for name, value in get_dict(self.record.inputs, *keys).items() if isinstance(value, str)}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The first run is the one that the others are compared with."""
+
+    runs: list[ComparedRun]
+    differences: list[Topic]
+    figures: list[Topic]
+    not_compared: list[str]
+    """What is missing, and why: one sentence each."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the runs."""
+        return [run.name for run in self.runs]
+
+    @property
+    def title(self) -> str:
+        """The names of a few runs, or the number of many."""
+        names = self.names
+        return " and ".join(names) if len(names) <= MOST_COLUMNS else f"{len(names)} runs compared with {names[0]}"
+
+    def headline(self) -> str:
+        """The number of differences in one sentence."""
+        counts = [f"{topic.title.lower()} {len(topic.rows)}" for topic in self.differences if topic.rows]
+        total = sum(len(topic.rows) for topic in self.differences)
+        where = f" ({', '.join(counts)})" if counts else ""
+        return f"{len(self.runs)} runs, compared with {self.names[0]}: {total} difference{'s'[: total != 1]}{where}."
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "runs": [
+                {"name": run.name, "folder": str(run.record.folder), "stage": run.record.stage}
+                | {"state": run.record.state}
+                for run in self.runs
+            ],
+            "differences": [
+                {"topic": topic.title, "name": row.name, "values": list(row.values)}
+                for topic in self.differences
+                for row in topic.rows
+            ],
+            "figures": [
+                {"topic": topic.title, "name": row.name, "values": list(row.values), "numbers": list(row.numbers)}
+                for topic in self.figures
+                for row in topic.rows
+            ],
+            "remarks": [remark for topic in (*self.differences, *self.figures) for remark in topic.remarks],
+            "not_compared": self.not_compared,
+        }
+
+
+def compare(folders: Sequence[Path]) -> Comparison:
+    """Compare runs as far as their folders allow.
+
+    Args:
+        folders: of two runs or more; the others are compared with the first.
+    """
+    runs = read_runs(folders)
+    not_compared = [sentence for run in runs for sentence in missing_parts(run)]
+    recipe, model = recipe_topic(runs, not_compared), model_topic(runs)
+    decides = any(row.name.startswith(DECIDE_ABOUT_DATA) for row in recipe.rows) or bool(model.rows)
+    differences = [recipe, *environment_topics(runs), data_topic(runs, decides), model]
+    figures = [
+        progress_topic(runs),
+        loss_topic(runs, comparable_losses(runs, not_compared)),
+        held_out_topic(runs, not_compared),
+        task_topic(runs),
+        speed_topic(runs),
+        event_topic(runs),
+    ]
+    return Comparison(
+        runs,
+        [topic for topic in differences if topic.rows or topic.remarks],
+        [topic for topic in figures if topic.rows],
+        not_compared,
+    )
+
+
+# --- read the runs ---------------------------------------------------------------------------------------------------
+
+
+def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
+    """Read all runs; several processes read many long ones."""
+    names = short_names(folders)
+    sizes = [path.stat().st_size for folder in folders if (path := folder / METRICS).is_file()]
+    if sum(sizes) < WORTH_PROCESSES:
+        return list(map(read_compared_run, folders, names))
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("fork")) as processes:
+        return list(processes.map(read_compared_run, folders, names))
+
+
+def read_compared_run(folder: Path, name: str) -> ComparedRun:
+    """A run's record with its last losses by document."""
+    record, losses = read_run(folder, FIGURES), dict[str, DocumentLosses]()
+    if steps := kept_losses(folder):
+        try:
+            losses = load_losses(steps[max(steps)])
+        except CheckpointError as problem:
+            record.unreadable.append(str(problem))
+    return ComparedRun(name, record, losses)
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """The last part of each path, with parents where two would be the same; a repeated folder is numbered."""
+    parts = [folder.resolve().parts for folder in folders]
+    length = 1
+    while length < max(map(len, parts)) and len({part[-length:] for part in parts}) < len(set(parts)):
+        length += 1
+    names = ["/".join(part[-length:]) for part in parts]
+    repeats = [names[:place].count(name) for place, name in enumerate(names)]
+    return [f"{name} (again {count})" if count else name for name, count in zip(names, repeats, strict=True)]
+
+
+def missing_parts(run: ComparedRun) -> list[str]:
+    """What cannot be compared of this run, one sentence each."""
+    record = run.record
+    content = {
+        RECIPE: record.recipe,
+        ENVIRONMENT: record.environment,
+        INPUTS: record.inputs,
+        METRICS: record.metrics.names,
+    }
+    sentences = [f"{run.name}: {text}." for text in record.unreadable]
+    sentences += [f"{what} of {run.name}: no {name}." for name, what in WHAT_IS_IN.items() if not content[name]]
+    if record.state != "finished":
+        step = record.metrics.last("step")
+        sentences.append(f"the end of {run.name}: its state is {record.state} at step {format_count(step) or '?'}.")
+    return sentences
+
+
+# --- what differs ----------------------------------------------------------------------------------------------------
+
+
+def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
+    """A row for each key that differs. A path to the same files is a remark, not a difference."""
+    trees = [complete(run, not_compared) for run in runs]
+    there = [place for place, tree in enumerate(trees) if tree]
+    same, rows, remarks = keys_of_same_files(runs), [], []
+    for key, values in differing_values([trees[place] for place in there]):
+        if key in same:
+            remarks.append(f"{key} is written in different ways, but the files are the same.")
+            continue
+        cells: list[str | None] = [None] * len(runs)
+        for place, value in zip(there, values, strict=True):
+            cells[place] = shown(value)
+        rows.append(Row(key, tuple(cells)))
+    return Topic("Recipe", rows, remarks)
+
+
+def complete(run: ComparedRun, not_compared: list[str]) -> Content:
+    """The recipe with this version's defaults, without the keys that name the run."""
+    tree = run.record.recipe
+    try:
+        tree = Recipe.model_validate(tree).model_dump(mode="json", by_alias=True) if tree else {}
+    except ValidationError:
+        not_compared.append(
+            f"defaults of {run.name}: its recipe.yaml is cut off or of another version, and is compared as written."
+        )
+    return {key: value for key, value in tree.items() if key not in ("name", "output_dir")}
+
+
+def differing_values(values: list[Any], above: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """The deepest keys whose values differ, as `data.sources[general].weight`; UNSET where a recipe lacks the key."""
+    trees: list[Any] = [by_name(value) if isinstance(value, list) else value for value in values]
+    if values and all(isinstance(tree, dict) for tree in trees):
+        for key in dict.fromkeys(key for tree in trees for key in tree):
+            name = f"{above}{key}" if key.startswith("[") else f"{above}.{key}".removeprefix(".")
+            yield from differing_values([tree.get(key, UNSET) for tree in trees], name)
+        if isinstance(values[0], list) and all(set(tree) == set(trees[0]) for tree in trees):
+            orders = [list(tree) for tree in trees]
+            if any(order != orders[0] for order in orders):
+                yield f"{above}.order", orders
+    elif any(value != values[0] or isinstance(value, bool) != isinstance(values[0], bool) for value in values):
+        yield above, values
+
+
+def by_name(items: list[Any]) -> list[Any] | Content:
+    """A list of sections by name or index; any other list as it is."""
+    if not items or not all(isinstance(item, dict) for item in items):
+        return items
+    names = [str(item.get("name", place)) for place, item in enumerate(items)]
+    if len(set(names)) < len(names):
+        names = [str(place) for place in range(len(items))]
+    return {f"[{name}]": item for name, item in zip(names, items, strict=True)}
+
+
+def shown(value: Any) -> str:
+    """One line of YAML; of a long one the beginning and a hash."""
+    if value is UNSET:
+        return "not set"
+    if isinstance(value, dict):
+        value = {key: child for key, child in value.items() if child not in (None, [], {})}
+    text = " ".join(in_yaml(value).split())
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[: LONGEST - 14]}... ({xxh3_64_hexdigest(text.encode(errors='replace'))[:8]})"
+
+
+def keys_of_same_files(runs: Sequence[ComparedRun]) -> set[str]:
+    """Keys of the recipe with paths, where all runs read the same content."""
+
+    def is_same(contents: list[Any]) -> bool:
+        return bool(contents[0]) and all(content == contents[0] for content in contents)
+
+    tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]
+    weights = [sorted(run.file_hashes("weights", "sha256").values()) for run in runs]
+    same = {"tokenizer.path"} if is_same(tokenizers) else set()
+    same |= {"model.path"} if is_same(tokenizers) and is_same(weights) else set()
+    for source in get_dict(runs[0].record.inputs, "data", "sources"):
+        if is_same([sorted(run.file_hashes("data", "sources", source, "files").values()) for run in runs]):
+            same.add(f"data.sources[{source}].path")
+    for name in runs[0].losses:
+        if is_same([run.losses[name].hashes.tolist() if name in run.losses else None for run in runs]):
+            same.add(f"evaluation.perplexity[{name}].path")
+    return same
+
+
+def environment_topics(runs: Sequence[ComparedRun]) -> list[Topic]:
+    """Versions, code and machine; where a later start of a run found another value, both are shown."""
+    found = [[surroundings(start) for start in run.starts] for run in runs]
+    topics = []
+    for title in ("Versions", "Code", "Machine"):
+        rows = []
+        for name in dict.fromkeys(name for starts in found for start in starts for name in start[title]):
+            unset = "not set" if name.startswith("variable ") else None
+            values = [dict.fromkeys(start[title].get(name, unset) for start in starts) for starts in found]
+            rows.append(Row(name, tuple(", then ".join(filter(None, one)) or None for one in values)))
+        topics.append(Topic(title, [row for row in rows if row.differs]))
+    return topics
+
+
+def surroundings(start: Content) -> dict[str, dict[str, str]]:
+    """What can change figures at one start (environment.json): versions, code and machine by name."""
+    variables = get_dict(start, "variables")
+    machine = {"processes": start.get("processes"), "platform": start.get("platform")} | get_dict(start, "hardware")
+    code = {"source files of cpt": start.get("code", "")[:HASH_SHOWN]}
+    if "git" in start:
+        code |= {
+            "commit": (get(start, "git", "commit") or "no repository")[:HASH_SHOWN],
+            "uncommitted changes": "none",
+        }
+        changes = [line[3:] for line in (get(start, "git", "changes") or "").splitlines() if not line.startswith("??")]
+        if diff := get(start, "git", "diff"):
+            code["uncommitted changes"] = f"{', '.join(changes[:4])} ({xxh3_64_hexdigest(diff.encode())[:8]})"
+    topics = {
+        "Versions": {"python": start.get("python")}
+        | {name: version or "not installed" for name, version in get_dict(start, "versions").items()},
+        "Code": code,
+        "Machine": machine | {f"variable {name}": value for name, value in variables.items()},
+    }
+    return {
+        title: {name: as_line(value) for name, value in values.items() if value not in (None, "")}
+        for title, values in topics.items()
+    }
+
+
+def as_line(value: Any) -> str:
+    """`8 x H100` of a list."""
+    if isinstance(value, list):
+        return ", ".join(f"{count} x {name}" for name, count in Counter(map(str, value)).items()) or "none"
+    return str(value)
+
+
+def data_topic(runs: Sequence[ComparedRun], is_explained: bool) -> Topic:
+    """Files that differ, by source; else the fingerprint of the rows, unless the recipe explains another one."""
+    sources = Counter(name for run in runs for name in get_dict(run.record.inputs, "data", "sources"))
+    rows = [row for source, count in sources.items() if count > 1 for row in file_rows(runs, source)]
+    if not rows and not is_explained:
+        rows = [Row("fingerprint", tuple(get(run.record.inputs, "data", "fingerprint") for run in runs))]
+    return Topic("Data", [row for row in rows if row.differs])
+
+
+def file_rows(runs: Sequence[ComparedRun], source: str) -> Iterator[Row]:
+    """A row for each file whose content differs; names of files with the same content do not matter."""
+    files = [by_short_path(run.file_hashes("data", "sources", source, "files")) for run in runs]
+    if len({tuple(sorted(one.values())) for one in files if one}) < 2:
+        return
+    names = sorted({name for one in files for name in one})
+    differing = [name for name in names if len({one.get(name) for one in files if one}) > 1]
+    for name in differing[:MOST_FILES]:
+        cells = [one.get(name, "not there")[:HASH_SHOWN] if one else None for one in files]
+        yield Row(f"{source}: {name}", tuple(cells))
+    if len(differing) > MOST_FILES:
+        cells = [f"{len(one):,} files, {xxh3_64_hexdigest(str(one).encode())[:8]}" if one else None for one in files]
+        yield Row(f"{source}: {len(differing) - MOST_FILES:,} more files differ", tuple(cells))
+
+
+def by_short_path(files: Mapping[str, str]) -> dict[str, str]:
+    """Hashes by name of the file, or by path where two have the same name."""
+    names = Counter(PurePath(path).name for path in files)
+    return {PurePath(path).name if names[PurePath(path).name] == 1 else path: value for path, value in files.items()}
+
+
+def model_topic(runs: Sequence[ComparedRun]) -> Topic:
+    """Tokenizer and input weights, by content."""
+    weights = [run.file_hashes("weights", "sha256") for run in runs]
+    rows = [Row("tokenizer", tuple((get(run.record.inputs, "tokenizer", "xxh3") or "")[:12] or None for run in runs))]
+    rows.append(Row("dtype of the weights", tuple(get(run.record.inputs, "weights", "dtype") for run in runs)))
+    if len({tuple(sorted(one.values())) for one in weights if one}) > 1:
+        rows += [
+            Row(name, tuple(one.get(name, "not there")[:HASH_SHOWN] if one else None for one in weights))
+            for name in dict.fromkeys(name for one in weights for name in one)
+        ]
+    return Topic("Tokenizer and weights", [row for row in rows if row.differs])
+
+
+# --- what they achieved ----------------------------------------------------------------------------------------------
+
+
+def progress_topic(runs: Sequence[ComparedRun]) -> Topic:
+    """State, steps, tokens, time and cost."""
+    seconds = [get(run.record.status, "seconds") or run.record.metrics.last("train_runtime") for run in runs]
+    starts = [len(run.starts) for run in runs]
+    rows = [
+        Row("stage", tuple(run.record.stage for run in runs)),
+        Row("state", tuple(run.record.state for run in runs)),
+        number_row("steps", [run.record.metrics.last("step") for run in runs], format_count),
+        number_row("tokens", [run.record.metrics.last("tokens") for run in runs], format_count),
+        number_row("time of the last start", seconds, format_duration),
+        number_row("cost", [run.record.metrics.last("cost") for run in runs], "{:.2f}".format),
+        *([number_row("starts", starts, format_count)] if max(starts) > 1 else []),
+    ]
+    return Topic("Progress", [row for row in rows if row.is_known])
+
+
+def number_row(name: str, numbers: Sequence[float | None], text: Callable[[float], str]) -> Row:
+    """Numbers as text and as numbers."""
+    return Row(name, tuple(None if number is None else text(number) for number in numbers), tuple(numbers))
+
+
+def compared_row(name: str, numbers: Sequence[float | None], form: str, change: Callable[[float, float], str]) -> Row:
+    """Numbers, each with its change from the first run in brackets."""
+    row = number_row(name, numbers, form.format)
+    first = numbers[0]
+    values = [
+        f"{text} ({change(number, first)})" if place and number is not None and first else text
+        for place, (text, number) in enumerate(zip(row.values, numbers, strict=True))
+    ]
+    return Row(name, tuple(values), row.numbers)
+
+
+def comparable_losses(runs: Sequence[ComparedRun], not_compared: list[str]) -> list[bool]:
+    """Which runs' losses mean the same as the first's: the same task with the same tokenizer."""
+    tasks = ["next token" if run.record.stage in NEXT_TOKEN else run.record.stage for run in runs]
+    tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]
+    fits = []
+    for run, task, tokenizer in zip(runs, tasks, tokenizers, strict=True):
+        if other_task := bool(task and tasks[0] and task != tasks[0]):
+            not_compared.append(
+                f"training losses of {run.name}: stage {run.record.stage}, not {runs[0].record.stage}."
+            )
+        if other_tokenizer := bool(tokenizer and tokenizers[0] and tokenizer != tokenizers[0]):
+            not_compared.append(f"losses per token of {run.name}: another tokenizer. Bits per byte are compared.")
+        fits.append(not other_task and not other_tokenizer)
+    return fits
+
+
+def loss_topic(runs: Sequence[ComparedRun], fits: Sequence[bool]) -> Topic:
+    """Losses at the same numbers of tokens, and up to which step they are bit-equal."""
+    logged = [run.record.metrics.curve("loss") if fit else None for run, fit in zip(runs, fits, strict=True)]
+    losses = [one if one is not None and len(one[0]) else None for one in logged]
+    ends = [float(one[0][-1]) for one in losses if one]
+    if not ends:
+        return Topic("Training loss", [])
+    span = SMOOTHED_OVER * min(ends)
+    rows = [
+        compared_row(
+            f"after {tokens:,.0f} tokens",
+            [None if one is None else loss_at(*one, tokens, span) for one in losses],
+            "{:.4f}",
+            lambda loss, first: f"{loss - first:+.4f}",
+        )
+        for tokens in [min(ends) * place for place in PLACES] + ([max(ends)] if max(ends) > min(ends) else [])
+    ]
+    remarks = [f"Each is the mean over the {SMOOTHED_OVER:.0%} of the tokens before."]
+    remarks += [bit_equality(runs[0], run) for run, fit in list(zip(runs, fits, strict=True))[1:] if fit]
+    return Topic("Training loss", [row for row in rows if row.is_known], [remark for remark in remarks if remark])
+
+
+def loss_at(tokens: Floats, losses: Floats, place: float, span: float) -> float | None:
+    """The mean of the logs in the span before a number of tokens, or the last log before it."""
+    last = int(np.searchsorted(tokens, place, side="right"))
+    first = min(int(np.searchsorted(tokens, place - span, side="right")), last - 1)
+    return float(losses[first:last].mean()) if last and tokens[-1] >= place else None
+
+
+def bit_equality(first: ComparedRun, other: ComparedRun) -> str:
+    """Up to which step two runs logged the same losses; empty if they have no step in common."""
+    (steps, losses), (other_steps, others) = (run.record.metrics.curve("loss", "step") for run in (first, other))
+    common, mine, its = np.intersect1d(steps, other_steps, return_indices=True)
+    differ = np.flatnonzero(losses[mine] != others[its])
+    if not len(common):
+        return ""
+    which = f"Losses of {other.name} and {first.name}"
+    if not len(differ):
+        return f"{which} are bit-equal at all {len(common):,} common logs, up to step {common[-1]:.0f}."
+    place = differ[0]
+    values = f"{float(others[its[place]])!r} and {float(losses[mine[place]])!r}"
+    before = f"are bit-equal up to step {common[place - 1]:.0f} and " if place else ""
+    return f"{which} {before}first differ at step {common[place]:.0f}: {values}."
+
+
+def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
+    """Bits per byte of each set at the last evaluation, and differences from the first run by document."""
+    rows = []
+    for name in dict.fromkeys(name for run in runs for name in run.record.metrics.held_out_sets):
+        values = [run.record.metrics.last(f"{EVALUATED}{name}{BITS_PER_BYTE}") for run in runs]
+        texts = [
+            None if value is None else f"{value:.4f}{standard_error(run, name)}"
+            for value, run in zip(values, runs, strict=True)
+        ]
+        rows.append(Row(name, tuple(texts), tuple(values)))
+        if any(name in run.losses for run in runs):
+            found = [paired(runs[0], run, name, not_compared) for run in runs[1:]]
+            cells = [None if one is None else as_interval(one) for one in found]
+            numbers = [None if one is None else one.difference for one in found]
+            rows.append(Row(f"{name}, difference", ("-", *cells), (None, *numbers)))
+        else:
+            not_compared.append(f"`{name}` document by document: no run has losses by document.")
+    return Topic("Held-out text, bits per byte (lower is better)", rows)
+
+
+def standard_error(run: ComparedRun, name: str) -> str:
+    """` ± 0.0629` over documents; empty if the run kept no losses by document."""
+    losses = run.losses.get(name)
+    if losses is None or len(losses.hashes) < FEWEST:
+        return ""
+    return f" ± {ratio_and_error([(losses.nats / math.log(2), losses.num_bytes.astype(np.float64))])[1]:.4f}"
+
+
+def paired(first: ComparedRun, run: ComparedRun, name: str, not_compared: list[str]) -> Difference | None:
+    """The difference on the same documents; the reason goes to `not_compared` if there is none."""
+    what = f"`{name}` document by document, {run.name} with {first.name}"
+    without = [one.name for one in (first, run) if name not in one.losses]
+    if without:
+        not_compared.append(f"{what}: no losses by document in {' and '.join(without)}.")
+        return None
+    try:
+        return bits_per_byte_difference([first.losses[name]], [run.losses[name]])
+    except DataError as problem:
+        not_compared.append(f"{what}: {problem}")
+        return None
+
+
+def as_interval(difference: Difference) -> str:
+    """`-0.0123 (95 % interval -0.0150 to -0.0096, 181 documents)`."""
+    if not difference.difference and difference.low == difference.high:
+        return f"none, on all {difference.items:,} documents"
+    interval = f"95 % interval {difference.low:+.4f} to {difference.high:+.4f}"
+    doubts = f"{', few' * difference.is_on_few}{', not clear' * (not difference.is_clear)}"
+    return f"{difference.difference:+.4f} ({interval}, {difference.items:,} documents{doubts})"
+
+
+def task_topic(runs: Sequence[ComparedRun]) -> Topic:
+    """Scores of the runs' verdicts."""
+    scores = [dict(scores_of(run.record.verdict)) for run in runs]
+    rows = []
+    for name in dict.fromkeys(name for one in scores for name in one):
+        found = [one.get(name, (None, None)) for one in scores]
+        rows.append(Row(name, tuple(text for text, _ in found), tuple(value for _, value in found)))
+    return Topic("Tasks, with standard errors", rows)
+
+
+def scores_of(verdict: Content) -> Iterator[tuple[str, tuple[str, float]]]:
+    """Task and metric, the score as text and as a number."""
+    for score in [*(verdict.get("domain_test") or []), *(verdict.get("tasks") or [])]:
+        if isinstance(value := get(score, "value"), int | float):
+            low, high = get(score, "interval") or (None, None)
+            error = "" if low is None else f" ± {(high - low) / 2 / quantile(0.95):.3f}"
+            questions = f" ({count:,} questions)" if (count := get(score, "questions")) else ""
+            yield f"{get(score, 'name')} ({get(score, 'metric')})", (f"{value:.3f}{error}{questions}", float(value))
+
+
+def speed_topic(runs: Sequence[ComparedRun]) -> Topic:
+    """Medians over all logs; the highest value of memory."""
+
+    def row(title: str, name: str, form: str, summary: Callable[[Floats], Any] = np.median, factor: float = 1) -> Row:
+        values = [run.record.metrics.curve(name)[1] for run in runs]
+        numbers = [float(summary(one)) * factor if len(one) else None for one in values]
+        return compared_row(title, numbers, form, lambda value, first: f"{value / first - 1:+.1%}")
+
+    rows = [
+        row("tokens/s", "tokens_per_second", "{:,.0f}"),
+        row("MFU (%)", "mfu", "{:.1f}", factor=100),
+        row("step, median (s)", "step_seconds_p50", "{:.4g}"),
+        row("step, 95th percentile (s)", "step_seconds_p95", "{:.4g}"),
+        row("waiting for data (%)", "data_wait", "{:.2f}", factor=100),
+        row("GPU memory, peak (GiB)", "gpu_memory_peak_gib", "{:.2f}", np.max),
+        row("host memory, peak (GiB)", "host_memory_gib", "{:.2f}", np.max),
+    ]
+    return Topic("Speed and memory", [one for one in rows if one.is_known])
+
+
+def event_topic(runs: Sequence[ComparedRun]) -> Topic:
+    """The number of events of each kind."""
+    counts = [Counter(str(event.get("kind")) for event in run.record.events) for run in runs]
+    kinds = sorted({kind for count in counts for kind in count})
+    return Topic("Events", [number_row(kind, [count[kind] for count in counts], format_count) for kind in kinds])

@@ -1,0 +1,140 @@
+"""`cpt compare RUN RUN ...`: a comparison in the terminal, as Markdown, HTML or JSON."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from cpt.analysis.compare import MOST_COLUMNS, ComparedRun, Comparison, Topic, comparable_losses, compare
+from cpt.analysis.page import Part, Section, Table, html_page, write_page
+from cpt.analysis.plots import Curve, Plot, curves, smoothed
+from cpt.console import open_console
+from cpt.errors import CheckpointError
+from cpt.runs.folder import BITS_PER_BYTE, EVALUATED
+from cpt.runs.listing import find_run
+
+
+def command(
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Folders of two runs or more, or their names below runs/; compared with the first."),
+    ],
+    markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Also write a Markdown file.")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", help="Also write an HTML page with curves.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Compare runs: recipes, versions, code, machines, data; then losses at the same tokens, held-out text, speed,
+    memory, events.
+
+    What could not be compared is listed at the end.
+
+    Example: cpt compare with-replay without-replay --html comparison.html
+    """
+    if len(runs) < 2:
+        raise CheckpointError(f"name a second run: cpt compare {runs[0]} RUN")
+    comparison = compare([find_run(run) for run in runs])
+    if as_json:
+        typer.echo(json.dumps(comparison.to_json(), indent=2, ensure_ascii=False))
+    else:
+        print_comparison(comparison, open_console())
+    for path, render in ((markdown_file, markdown), (html_file, comparison_page)):
+        if path is not None:
+            write_page(path, render(comparison))
+
+
+def tables_of(topics: Iterable[Topic], names: Sequence[str]) -> Iterator[tuple[Table, Sequence[str]]]:
+    """Each topic as a table with its remarks: a column for each run, or a row for each of many."""
+    for topic in topics:
+        cells = [[row.name, *("?" if value is None else value for value in row.values)] for row in topic.rows]
+        table = [["", *names], *cells]
+        if len(names) > MOST_COLUMNS:
+            table = [list(column) for column in zip(*table, strict=True)]
+        yield Table(table[0], table[1:] if topic.rows else [], topic.title), topic.remarks
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print what differs, then what the runs achieved, then what could not be compared."""
+    console.print(escape(comparison.headline()), style="bold")
+    for table, remarks in tables_of([*comparison.differences, *comparison.figures], comparison.names):
+        console.print(f"\n{escape(table.title)}", style="bold")
+        if table.rows:
+            shown = RichTable(box=None, pad_edge=False, header_style="cyan")
+            for column in table.columns:
+                shown.add_column(escape(column), overflow="fold")
+            for row in table.rows:
+                shown.add_row(*map(escape, row))
+            console.print(shown)
+        for remark in remarks:
+            console.print(escape(remark))
+    if comparison.not_compared:
+        console.print("\nNot compared:", style="bold")
+        for sentence in comparison.not_compared:
+            console.print(escape(f"- {sentence}"))
+
+
+def markdown(comparison: Comparison) -> str:
+    """The comparison as a page of Markdown."""
+    parts = [f"# {plain(comparison.title)}", plain(comparison.headline())]
+    for table, remarks in tables_of([*comparison.differences, *comparison.figures], comparison.names):
+        rows = [table.columns, ["---"] * len(table.columns), *table.rows] if table.rows else []
+        lines = [f"| {' | '.join(cell if cell == '---' else plain(cell) for cell in row)} |" for row in rows]
+        parts += [f"## {plain(table.title)}", "\n".join(lines), *map(plain, remarks)]
+    if comparison.not_compared:
+        parts.append("## Not compared\n\n" + "\n".join(f"- {plain(one)}" for one in comparison.not_compared))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def plain(text: str) -> str:
+    """The text with Markdown's characters escaped."""
+    return "".join(f"\\{sign}" if sign in "\\|*_<>[]" else sign for sign in " ".join(text.split()))
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """The comparison as an HTML page with curves.
+
+    Raises:
+        ResourceError: plotly is not installed.
+    """
+
+    def parts(topics: Sequence[Topic]) -> list[Part]:
+        tables = tables_of(topics, comparison.names)
+        return [part for table, remarks in tables for part in ([table] if table.rows else []) + list(remarks)]
+
+    sections = [
+        Section("What differs", parts(comparison.differences)),
+        Section("Curves", plots(comparison.runs)),
+        Section("What they achieved", parts(comparison.figures)),
+        Section("Not compared", comparison.not_compared),
+    ]
+    return html_page(comparison.title, sections, comparison.headline())
+
+
+def plots(runs: Sequence[ComparedRun]) -> list[Plot]:
+    """Losses, held-out sets and speed over tokens, a curve for each run."""
+    fits = comparable_losses(runs, [])
+    comparable = [run for run, fit in zip(runs, fits, strict=True) if fit]
+    sets = dict.fromkeys(name for run in runs for name in run.record.metrics.held_out_sets)
+    held_out = [
+        curves(
+            f"Held-out text: {name}",
+            "bits per byte",
+            [Curve(run.name, *run.record.metrics.curve(f"{EVALUATED}{name}{BITS_PER_BYTE}")) for run in runs],
+        )
+        for name in sets
+    ]
+    return [
+        *curves("Training loss", "nats per token", [smoothed_curve(run, "loss") for run in comparable]),
+        *(plot for one in held_out for plot in one),
+        *curves("Speed", "tokens/s", [smoothed_curve(run, "tokens_per_second") for run in runs]),
+    ]
+
+
+def smoothed_curve(run: ComparedRun, name: str) -> Curve:
+    """A figure without its noise."""
+    tokens, values = run.record.metrics.curve(name)
+    return Curve(run.name, tokens, smoothed(values))

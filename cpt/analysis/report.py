@@ -1,0 +1,550 @@
+"""`cpt report RUN`: everything that a run's folder holds, on one HTML page that needs no network."""
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from cpt.analysis.page import Code, Facts, Part, Section, Table, html_page, write_page
+from cpt.analysis.plots import Curve, Plot, bars, curves, intervals, smoothed
+from cpt.data.mixture import asked_shares, shares_over
+from cpt.errors import CptError
+from cpt.formatting import format_count, format_duration, format_number, format_share
+from cpt.recipe.load import load_recipe
+from cpt.recipe.sense_data import reported_name
+from cpt.runs.folder import (
+    BITS_PER_BYTE,
+    DIED,
+    ENVIRONMENT,
+    EVALUATED,
+    INPUTS,
+    METRICS,
+    PROFILE,
+    RECIPE,
+    STATUS,
+    Content,
+    RunRecord,
+    get,
+    get_dict,
+    read_run,
+)
+from cpt.runs.listing import find_run
+
+PAGE = "report.html"
+SHOWN_VERSIONS = ("cpt", "torch", "transformers", "trl", "deepspeed")
+STAGES_OF_TEXT = ("cpt", "pretrain", "sft")  # their loss is in nats per token
+FEWEST_TO_SMOOTH = 30
+MOST_EVENTS = 200
+MOST_HITS = 20
+LONGEST_SAMPLE = 1200  # characters
+LONGEST_TEXT = 200_000
+PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, figure -> its name, factor
+    ("Learning rate", "learning rate", {"learning_rate": "learning rate"}, 1),
+    ("Gradient norm", "norm before clipping", {"grad_norm": "gradient norm"}, 1),
+    ("Tokens per second", "tokens/s", {"tokens_per_second": "tokens/s"}, 1),
+    ("Model FLOPs utilization", "MFU (%)", {"mfu": "MFU"}, 100),
+    ("Waiting for data", "share of the time (%)", {"data_wait": "waiting for data"}, 100),
+    ("Time of a step", "seconds", {"step_seconds_p50": "median", "step_seconds_p95": "95th percentile"}, 1),
+    (
+        "GPU memory",
+        "GiB",
+        {
+            "gpu_memory_peak_gib": "peak",
+            "gpu_memory_reserved_gib": "reserved",
+            "gpu_memory_allocated_gib": "allocated",
+        },
+        1,
+    ),
+    ("Host memory", "GiB", {"host_memory_gib": "host memory"}, 1),
+    ("GPU utilization", "%", {"gpu_utilization_percent": "GPU"}, 1),
+    ("GPU temperature", "°C", {"gpu_temperature_celsius": "temperature"}, 1),
+    ("GPU power", "W", {"gpu_power_watts": "power"}, 1),
+    ("CPU utilization", "%", {"cpu_percent": "CPU"}, 1),
+    ("Disk", "MiB/s", {"disk_read_mib_per_second": "read", "disk_written_mib_per_second": "written"}, 1),
+    (
+        "Network",
+        "MiB/s",
+        {"network_received_mib_per_second": "received", "network_sent_mib_per_second": "sent"},
+        1,
+    ),
+)
+DRAWN = {name for _, _, figures, _ in PLOTS for name in figures}
+NOT_DRAWN = ("step", "tokens", "epoch", "loss", "num_tokens", "total_flos", "seconds_to_go", "cost", "cost_to_go")
+NOT_OF_A_STAGE = (EVALUATED, "share_", "tokens_", "loss_", "train_", "events/")
+
+
+def command(
+    run: Annotated[str, typer.Argument(help="The folder of a run in any state, or its name below runs/.")],
+    output: Annotated[Path | None, typer.Option(help=f"The page; {PAGE} in the run's folder by default.")] = None,
+) -> None:
+    """Write one HTML file: verdict, facts, curves, mixture, memory, events, samples, data, recipe.
+
+    The page needs no network.
+
+    Example: cpt report runs/my-run --output report.html
+    """
+    folder = find_run(run)
+    path = output or folder / PAGE
+    write_page(path, report_page(read_run(folder)))
+    typer.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+def report_page(record: RunRecord) -> str:
+    """The whole page.
+
+    Raises:
+        ResourceError: plotly is not installed.
+    """
+    verdict = record.verdict
+    not_run = [f"{get(one, 'what')}: {get(one, 'why')}" for one in verdict.get("not_run") or []]
+    serve = verdict.get("serve")
+    sections = [
+        Section("", [Facts([(name, value) for name, value in facts(record) if value])]),
+        Section("Held-out text", held_out(record)),
+        Section("Domain test and benchmarks", scores(verdict)),
+        Section("Training", training(record)),
+        Section("Figures of this stage", stage_figures(record)),
+        Section("Mixture: requested and realized", mixture(record)),
+        Section("Speed and hardware", plots_of(record, PLOTS[2:])),
+        Section("Memory and speed against the plan", against_plan(record)),
+        Section("Events", events(record)),
+        Section("Samples", samples(record)),
+        Section("Training data", sources(record)),
+        Section("Not run", not_run),
+        Section("Missing in this record", missing(record)),
+        Section("Use it", [Code(serve)] if serve else []),
+        Section("The record", list(details(record))),
+    ]
+    return html_page(record.folder.resolve().name, sections, verdict.get("headline") or state(record))
+
+
+# --- facts -----------------------------------------------------------------------------------------------------------
+
+
+def state(record: RunRecord) -> str:
+    """The run's state, how far it came, and what ended it."""
+    step, steps = last_step(record), get(record.status, "steps")
+    progress = f" after {format_count(step)} of {format_count(steps) or '?'} steps" if step is not None else ""
+    message = get(record.status, "message") or get(record.status, "error") or ""
+    if record.state == DIED:
+        message = f"its process disappeared. Resume it: cpt train {record.folder / RECIPE}"
+    return f"{record.state.capitalize()}{progress}{f': {message}' if message else '.'}"
+
+
+def last_step(record: RunRecord) -> float | None:
+    """The newest step that the run reported."""
+    return get(record.status, "step") or record.metrics.last("step")
+
+
+def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """Names and values; unknown values are empty."""
+    recipe, environment, metrics = record.recipe, record.environment, record.metrics
+    from_scratch = get(recipe, "model", "from_scratch") is True
+    tokens, seconds = metrics.last("tokens"), get(record.status, "seconds")
+    in_steps = seconds_in_steps(record)
+    hardware, versions = get_dict(environment, "hardware"), get_dict(environment, "versions")
+    gpus = Counter(hardware.get("gpus") or [])
+    commit = (get(environment, "git", "commit") or "")[:12]
+    changed = len((get(environment, "git", "changes") or "").splitlines())
+    program, *words = environment.get("command") or [""]
+    cost = metrics.last("cost")
+    lora = get_dict(recipe, "model", "lora")
+    yield "state", state(record) if record.verdict else ""
+    yield "base", "new weights" if from_scratch else get(recipe, "model", "path") or ""
+    yield "stage", record.stage or ""
+    yield "adapter", f"LoRA, rank {lora.get('rank')}" if lora else ""
+    yield "optimizer", get(recipe, "optimizer", "name") or ""
+    yield "peak learning rate", format_number(get(recipe, "optimizer", "learning_rate"), 3)
+    yield "tags", ", ".join(map(str, recipe.get("tags") or []))
+    yield "tokens", f"{format_count(tokens)} of {format_count(get(recipe, 'budget', 'tokens')) or '?'}"
+    yield "steps", format_count(last_step(record))
+    yield "time in training steps", format_duration(in_steps) if in_steps else ""
+    yield "time of the last start", format_duration(seconds) if seconds else ""
+    yield "starts", format_count(len(record.starts) + 1) if record.starts else ""
+    yield "tokens per second", format_count(tokens / in_steps) if tokens and in_steps else ""
+    yield "MFU", format_share(metrics.last("mfu"))
+    yield "cost", "" if cost is None else f"{cost:,.2f}"
+    yield "GPUs", ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "none" * bool(hardware)
+    yield "cores", format_count(hardware.get("cores"))
+    yield "host memory", format_number(hardware.get("host_memory_gib"), unit="GiB")
+    yield "processes", format_count(environment.get("processes"))
+    yield "started", (environment.get("started") or "")[:19].replace("T", " ")
+    yield "last update", (get(record.status, "updated") or "")[:19].replace("T", " ")
+    yield "commit", f"{commit}{f' with {changed} uncommitted files' if changed else ''}"
+    yield "processor", hardware.get("processor") or ""
+    yield "versions", ", ".join(f"{name} {versions[name]}" for name in SHOWN_VERSIONS if versions.get(name))
+    yield "command", shlex.join(["cpt" if program.endswith("__main__.py") else Path(program).name, *words])
+    yield "description", recipe.get("description") or ""
+
+
+def seconds_in_steps(record: RunRecord) -> float:
+    """Seconds in training steps: each stretch of tokens at its logged speed."""
+    tokens, speeds = record.metrics.curve("tokens_per_second")
+    return float((np.diff(tokens, prepend=0.0)[speeds > 0] / speeds[speeds > 0]).sum())
+
+
+# --- held-out text and scores ----------------------------------------------------------------------------------------
+
+
+def held_out(record: RunRecord) -> list[Part]:
+    """Domain against general text, differences with intervals, and each set over the run."""
+    verdict, metrics = record.verdict, record.metrics
+    sets = {name: f"{EVALUATED}{name}{BITS_PER_BYTE}" for name in metrics.held_out_sets}
+    changes = [
+        (str(get(one, "name")), *interval)
+        for one in verdict.get("sets") or []
+        if (interval := relative_interval(get(one, "difference")))
+    ]
+    losses = {
+        name: figure
+        for figure in metrics.names
+        if figure.startswith(EVALUATED) and figure.endswith("_loss")
+        if (name := figure.removeprefix(EVALUATED).removesuffix("_loss")) not in sets
+    }
+    note = "Points: the change. Lines: its 95 % interval over documents. Left of 0: better than before."
+    parts: list[Part] = [
+        *frontier(record, sets),
+        *intervals("Change of bits per byte", "change (%)", changes, note),
+        *evaluations(record, "Bits per byte of held-out text", "bits per byte", sets),
+        *evaluations(record, "Loss of held-out examples", "loss", losses),
+    ]
+    for suffix in ("accuracies", "accuracy", "margins", "margin", "reward"):
+        figures = {name[5:]: name for name in metrics.names if name.startswith(EVALUATED) and name.endswith(suffix)}
+        parts += evaluations(record, f"Held-out examples: {suffix}", "", figures)
+    if sets:
+        columns = ("set", "kind", "documents", "before", "after", "change (%)", "95 % interval", "")
+        parts.append(Table(columns, [set_row(record, name) for name in sets], "Bits per byte, lower is better"))
+    stopped = verdict.get("stopped") or get(record.status, "stopped")
+    return [*parts, *([f"The run {stopped}."] if stopped else [])]
+
+
+def frontier(record: RunRecord, sets: dict[str, str]) -> list[Plot]:
+    """Domain over general bits per byte, a point for each evaluation."""
+    kept = get_dict(record.recipe, "evaluation", "retain")
+    means = [
+        np.mean([record.metrics.columns[figure] for figure in figures], axis=0)
+        for figures in (
+            [figure for name, figure in sets.items() if name in kept],
+            [figure for name, figure in sets.items() if name not in kept],
+        )
+        if figures
+    ]
+    if len(means) < 2:
+        return []
+    there = np.isfinite(means[0]) & np.isfinite(means[1])
+    general, domain = means[0][there], means[1][there]
+    lines = [
+        Curve("evaluations", general, domain, mode="lines+markers"),
+        Curve("before", general[:1], domain[:1]),
+        Curve("after", general[-1:], domain[-1:]),
+    ]
+    note = "Down: learned. To the right: forgotten."
+    axis = "general text, bits per byte"
+    return curves("Domain against general text", "domain, bits per byte", lines, x_title=axis, note=note)
+
+
+def evaluations(record: RunRecord, title: str, unit: str, figures: dict[str, str]) -> list[Plot]:
+    """A curve of evaluations for each set."""
+    lines = [Curve(name, *record.metrics.curve(figure), mode="lines+markers") for name, figure in figures.items()]
+    return curves(title, unit, lines)
+
+
+def set_row(record: RunRecord, name: str) -> list[str]:
+    """A set's first and last value, from the verdict or else from the metrics."""
+    found: Content = next((one for one in record.verdict.get("sets") or [] if get(one, "name") == name), {})
+    values = record.metrics.curve(f"{EVALUATED}{name}{BITS_PER_BYTE}")[1]
+    before, after = found.get("before") or float(values[0]), found.get("after") or float(values[-1])
+    interval = relative_interval(found.get("difference"))
+    return [
+        name,
+        "general" if name in get_dict(record.recipe, "evaluation", "retain") else "domain",
+        format_count(found.get("documents")),
+        f"{before:.4f}",
+        f"{after:.4f}",
+        f"{100 * (after / before - 1):+.1f}",
+        f"{interval[1]:+.1f} to {interval[2]:+.1f}" if interval else "none",
+        outcome(found.get("difference"), higher_is_better=False),
+    ]
+
+
+def relative_interval(difference: Any) -> tuple[float, float, float] | None:
+    """Change, low and high in percent of the value before."""
+    before = get(difference, "before")
+    if not before:
+        return None
+    change, low, high = (100 * difference[key] / before for key in ("difference", "low", "high"))
+    return change, low, high
+
+
+def outcome(difference: Any, *, higher_is_better: bool) -> str:
+    """Better, worse, or no clear difference."""
+    low, high = get(difference, "low"), get(difference, "high")
+    if low is None or high is None:
+        return "unknown"
+    if low <= 0 <= high:
+        return "no clear difference"
+    return "better" if (low > 0) == higher_is_better else "worse"
+
+
+def scores(verdict: Content) -> list[Part]:
+    """Each score with its interval, and its difference from the base."""
+    found = [*(verdict.get("domain_test") or []), *(verdict.get("tasks") or [])]
+    if not found:
+        return []
+    rows, changes = [], []
+    for one in found:
+        name, against = f"{get(one, 'name')} ({get(one, 'metric')})", get(one, "against")
+        low, high = get(one, "interval") or (None, None)
+        change = "none"
+        if against:
+            change = f"{against['low']:+.3f} to {against['high']:+.3f}"
+            changes.append((name, against["difference"], against["low"], against["high"]))
+        rows.append(
+            [
+                name,
+                format_count(get(one, "questions")),
+                format_number(get(against, "before"), 3),
+                format_number(get(one, "value"), 3),
+                "" if low is None else f"{low:.3f} to {high:.3f}",
+                change,
+                outcome(against, higher_is_better=get(one, "higher_is_better") is not False),
+            ]
+        )
+    columns = ("test", "questions", "base", "model", "95 % interval", "difference, 95 % interval", "")
+    note = "Points: the difference from the base. Lines: its 95 % interval over questions."
+    return [*intervals("Difference from the base", "model - base", changes, note), Table(columns, rows)]
+
+
+# --- curves ----------------------------------------------------------------------------------------------------------
+
+
+def training(record: RunRecord) -> list[Part]:
+    """Loss with the run's events, learning rate, gradient norm, and the loss of each source."""
+    metrics = record.metrics
+    unit = "nats per token" if record.stage in STAGES_OF_TEXT else "loss"
+    tokens, losses = metrics.curve("loss")
+    smooth = metrics.curve("loss_smoothed")
+    if not len(smooth[0]) and len(tokens) >= FEWEST_TO_SMOOTH:
+        smooth = tokens, smoothed(losses)
+    lines = [Curve("loss", tokens, losses, faint=len(smooth[0]) > 0), Curve("smoothed", *smooth)]
+    sources = [name for name in metrics.names if name.startswith("loss_") and name != "loss_smoothed"]
+    marks = list(event_marks(record))
+    note = "Triangles: events of this run." if marks else ""
+    return [
+        *curves("Training loss", unit, lines, marks=marks, note=note),
+        *plots_of(record, PLOTS[:2]),
+        *curves("Loss of each source", unit, [Curve(name[5:], *metrics.curve(name)) for name in sources]),
+    ]
+
+
+def event_marks(record: RunRecord) -> Iterator[tuple[float, str]]:
+    """Tokens and message of each event with a step."""
+    tokens, step = record.metrics.last("tokens"), record.metrics.last("step")
+    for event in record.events:
+        if event.get("step") is not None and tokens and step:
+            place = event["step"] * tokens / step
+            yield place, f"step {event['step']}, {event.get('kind')}: {str(event.get('message'))[:120]}"
+
+
+def plots_of(record: RunRecord, plots: Sequence[tuple[str, str, dict[str, str], float]]) -> list[Part]:
+    """A plot for each row of `PLOTS` that the run logged."""
+    found: list[Part] = []
+    for title, unit, figures, factor in plots:
+        logged = {name: record.metrics.curve(figure) for figure, name in figures.items()}
+        found += curves(title, unit, [Curve(name, x, y * factor) for name, (x, y) in logged.items()])
+    return found
+
+
+def stage_figures(record: RunRecord) -> list[Part]:
+    """What only some stages log (rewards, margins, KL, ...), one plot per figure."""
+    names = [name for name in record.metrics.names if name not in DRAWN and name not in NOT_DRAWN]
+    names = [name for name in names if not name.startswith(NOT_OF_A_STAGE)]
+    return [plot for name in names for plot in curves(name, "", [Curve(name, *record.metrics.curve(name))])]
+
+
+def mixture(record: RunRecord) -> list[Part]:
+    """Shares of the tokens by source: requested and realized."""
+    realized = {name: record.metrics.curve(name) for name in record.metrics.names if name.startswith("share_")}
+    if len(realized) < 2:
+        return []
+    requested = requested_shares(record)
+    rows = []
+    for figure, (_, shares) in realized.items():
+        wanted, had = requested.get(figure[6:]), float(shares[-1])
+        difference = "" if wanted is None else f"{100 * (had - wanted):+.2f} points"
+        rows.append([figure[6:], format_share(wanted), format_share(had), difference])
+    lines = [Curve(figure[6:], tokens, 100 * shares) for figure, (tokens, shares) in realized.items()]
+    return [
+        *curves("Share of the tokens so far", "share (%)", lines),
+        Table(("source", "requested", "realized", "difference"), rows),
+    ]
+
+
+def requested_shares(record: RunRecord) -> dict[str, float]:
+    """Each source's share until the last token; empty if it follows the learning rate or cannot be read."""
+    try:
+        data = load_recipe(record.folder / RECIPE).data
+        names = [reported_name(source) for source in data.sources]
+        tokens = [get(record.inputs, "data", "sources", name, "tokens") or 1 for name in names]
+        rows = max(1, round((record.metrics.last("tokens") or 0) / data.sequence_length))
+        return dict(zip(names, shares_over(asked_shares(data, tokens), rows).tolist(), strict=True))
+    except (CptError, OSError):
+        return {}
+
+
+def against_plan(record: RunRecord) -> list[Part]:
+    """Planned memory, speed and time beside the measured ones."""
+    plan, metrics = record.plan, record.metrics
+    parts = get_dict(plan, "gpu_memory_gib")
+    peak, host = (metrics.curve(name)[1] for name in ("gpu_memory_peak_gib", "host_memory_gib"))
+    seconds, tokens, speed = seconds_in_steps(record), metrics.last("tokens"), plan.get("tokens_per_second")
+    figures = {
+        "GPU memory, peak (GiB)": (plan.get("gpu_total_gib"), float(peak.max()) if len(peak) else None),
+        "host memory, peak (GiB)": (plan.get("host_total_gib"), float(host.max()) if len(host) else None),
+        "tokens per second": (speed, tokens / seconds if tokens and seconds else None),
+        "time in training steps (s)": (tokens / speed if tokens and speed else None, seconds or None),
+    }
+    if not plan:
+        return []
+    found: list[Part] = []
+    if parts and len(peak):
+        series: dict[str, Sequence[float | None]] = {name: [size, None] for name, size in parts.items()}
+        series["measured peak"] = [None, float(peak.max())]
+        found.append(bars("Memory of one GPU", "GiB", ["planned", "measured"], series))
+    rows = [
+        [name, format_number(planned), format_number(measured), ratio(planned, measured)]
+        for name, (planned, measured) in figures.items()
+    ]
+    found.append(Table(("", "planned", "measured", "measured / planned"), rows))
+    if mfu := plan.get("assumed_mfu"):
+        found.append(f"The planned speed assumes {format_share(mfu)} of the GPU's peak.")
+    return found
+
+
+def ratio(planned: float | None, measured: float | None) -> str:
+    """Measured over planned."""
+    return f"{measured / planned:.2f}" if planned and measured is not None else ""
+
+
+# --- events, samples, data, record -----------------------------------------------------------------------------------
+
+
+def events(record: RunRecord) -> list[Part]:
+    """The last events, and the number of each kind."""
+    if not record.events:
+        return []
+    counts = Counter(str(event.get("kind")) for event in record.events)
+    rows = [
+        [
+            str(event.get("time"))[:19].replace("T", " "),
+            format_count(event.get("step")),
+            str(event.get("kind")),
+            str(event.get("message")),
+        ]
+        for event in record.events[-MOST_EVENTS:]
+    ]
+    summary = ", ".join(f"{kind} {count:,}" for kind, count in counts.most_common())
+    return [
+        f"{len(record.events):,} events ({summary}); the last {len(rows):,}:",
+        Table(("time (UTC)", "step", "kind", "message"), rows),
+    ]
+
+
+def samples(record: RunRecord) -> list[Part]:
+    """The first and the last continuation of each prompt."""
+    written: dict[str, list[str]] = {}
+    for sample in record.samples:
+        written.setdefault(str(sample.get("prompt")), []).append(str(sample.get("continuation")))
+    rows = [
+        [text[:LONGEST_SAMPLE] for text in (prompt, texts[0], texts[-1] if len(texts) > 1 else "(not yet)")]
+        for prompt, texts in written.items()
+    ]
+    return [Table(("prompt", "before", "after"), rows)] if rows else []
+
+
+def sources(record: RunRecord) -> list[Part]:
+    """Each source's documents, tokens, share and licence, what was dropped, and contamination."""
+    trained = record.metrics.last("tokens")
+    rows, dropped = [], []
+    for name, source in get_dict(record.inputs, "data", "sources").items():
+        tokens, share = get(source, "tokens"), get(source, "share")
+        epochs = f"{share * trained / tokens:.2f}" if tokens and share and trained else ""
+        lost = get_dict(source, "dropped")
+        dropped += [f"{name}: {format_count(count)} documents dropped, {reason}." for reason, count in lost.items()]
+        rows.append(
+            [
+                name,
+                format_count(get(source, "documents")),
+                format_count(tokens),
+                format_share(share),
+                epochs,
+                format_count(get(source, "held_out")),
+                format_count(sum(lost.values())),
+                get(source, "licence") or "not given",
+            ]
+        )
+    columns = ("source", "documents", "tokens", "share", "epochs", "held out", "dropped", "licence")
+    return [*([Table(columns, rows)] if rows else []), *dropped, *contamination(record.verdict)]
+
+
+def contamination(verdict: Content) -> list[Part]:
+    """How many training documents contain evaluation documents, and the first of them."""
+    found = get_dict(verdict, "contamination")
+    if not found:
+        return []
+    rows = [
+        [source, name, format_count(count)]
+        for source, counts in get_dict(found, "counts").items()
+        for name, count in counts.items()
+        if count
+    ]
+    read, total = sum(get_dict(found, "documents").values()), sum(int(row[2].replace(",", "")) for row in rows)
+    hits = [
+        f"{hit['where']} ({hit['source']}): {format_share(hit['share'])} of {hit['set_name']}, "
+        f"{hit['evaluation_document']}."
+        for hit in (found.get("hits") or [])[:MOST_HITS]
+    ]
+    table = [Table(("source", "evaluation set", "documents"), rows)] if rows else []
+    return [f"Contamination: {total:,} of {format_count(read)} training documents.", *table, *hits]
+
+
+def missing(record: RunRecord) -> list[Part]:
+    """Files that cannot be read, or that a run has and this folder has not."""
+    wanted = (RECIPE, ENVIRONMENT, INPUTS, STATUS)
+    absent = [f"{name} is missing." for name in wanted if not (record.folder / name).is_file()]
+    hint = [] if record.verdict else [f"There is no verdict. Evaluate the run: cpt verdict {record.folder}"]
+    if not record.metrics.names:
+        absent.append(f"{METRICS} is missing or has no readable line.")
+    return [*(f"{sentence}." for sentence in record.unreadable), *absent, *hint]
+
+
+def details(record: RunRecord) -> Iterator[Part]:
+    """Recipe, versions, hashes, uncommitted changes and profiles, folded."""
+    environment, inputs = record.environment, record.inputs
+    recipe = record.folder / RECIPE
+    hashes = {
+        "files": {name: get(one, "files") for name, one in get_dict(inputs, "data", "sources").items()},
+        "tokenizer": get(inputs, "tokenizer"),
+        "weights": get(inputs, "weights", "sha256"),
+    }
+    profiles = sorted((record.folder / PROFILE).glob("*.txt"))
+    folded = {
+        "Resolved recipe": recipe.read_text("utf-8", "replace") if recipe.is_file() else "",
+        "Versions": as_lines(get_dict(environment, "versions")),
+        "Hashes of data, tokenizer and weights": json.dumps(hashes, indent=2) if inputs else "",
+        "Environment variables that can change figures": as_lines(get_dict(environment, "variables")),
+        "Uncommitted changes": get(environment, "git", "diff") or "",
+        "Later starts": json.dumps(record.starts, indent=2) if record.starts else "",
+        "Profile": "\n\n".join(path.read_text("utf-8", "replace") for path in profiles),
+    }
+    return (Code(text[:LONGEST_TEXT], title) for title, text in folded.items() if text.strip())
+
+
+def as_lines(values: Content) -> str:
+    """`name value` per line."""
+    return "\n".join(f"{name} {value}" for name, value in values.items() if value)

@@ -1,0 +1,447 @@
+"""`cpt reproduce RUN`: run it again from its record, and report whether the results are bit-equal."""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cpt.analysis.compare import surroundings
+from cpt.command_line import refuse_ignored
+from cpt.data.readers.files import hash_file, states_of
+from cpt.data.readers.opening import is_url
+from cpt.errors import CheckpointError, CptError, DataError, LaunchError, ResourceError, TrainingError
+from cpt.files import size_and_hash
+from cpt.hardware import count_cpu_cores, find_gpus
+from cpt.launchers.attempts import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
+from cpt.launchers.processes import environment_alone
+from cpt.models.hashes import hash_weights
+from cpt.process import Child
+from cpt.ranks import tell
+from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.recipe.schema import DocumentSource, Recipe
+from cpt.recipe.sense_data import reported_name
+from cpt.runs.environment import deciding_variables, describe_environment
+from cpt.runs.folder import (
+    EXPORT,
+    INPUTS,
+    METRICS,
+    RECIPE,
+    Content,
+    RunRecord,
+    get,
+    get_dict,
+    read_object,
+    read_objects,
+    read_run,
+)
+from cpt.runs.listing import find_run
+from cpt.runs.record import Run
+from cpt.stages.inputs import hash_of_tokenizer
+from cpt.tokenizer.load import load_tokenizer
+
+DIFFERS = 3  # the exit code; 2 is a mistake of the user's
+PROGRAM = Path(__file__).with_name("reproduce_program.py")
+SUFFIX, TAG = "-reproduced", "reproduces "
+OF_A_MACHINE = "CUDA_VISIBLE_DEVICES"  # its numbers mean nothing on another machine
+OF_A_START = ("variable ", "host memory", "host_memory_gib", "platform")  # set as they were, or irrelevant to results
+DECIDED = ("loss", "grad_norm")  # figures that follow from recipe, data and code; all of evaluations do too
+OF_TIME = ("_runtime", "_per_second")
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What was compared, and the result."""
+
+    logs: int
+    """Compared logs with a loss."""
+    evaluations: int
+    last_step: int
+    difference: dict[str, Any] | None
+    """Step, figure, and its values then and now, where the two differ first."""
+    weights_differ: list[str] | None
+    """Files of the final model that differ; None if one of the two has no model."""
+
+    @property
+    def is_bit_equal(self) -> bool:
+        """There was something to compare, and all of it is the same."""
+        return self.logs > 0 and self.difference is None and not self.weights_differ
+
+
+def command(
+    run: Annotated[str, typer.Argument(help="The folder of a run, or its name below runs/.")],
+    steps: Annotated[int | None, typer.Option(help="How many of its steps; all by default.", min=1)] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="How many processes; as it had by default.")] = None,
+    launcher: Annotated[
+        str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder RUN-reproduced also if it is equal.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
+) -> None:
+    """Run a run again from its record. The exit code is 3 if losses differ; then differences of code, versions and
+    hardware are printed.
+
+    Data, tokenizer and weights must be unchanged: otherwise nothing runs, and each changed file is named.
+
+    Example: cpt reproduce runs/my-run --steps 100
+    """
+    if "RANK" in os.environ:
+        raise LaunchError("`cpt reproduce` starts its processes itself. Start it without a launcher, with --launcher.")
+    refuse_ignored({"--processes": processes is not None and launcher is not None}, BY_THE_LAUNCHER)
+    folder = find_run(run)
+    record = read_complete(folder)
+    environment = record.environment
+    number = processes or int(environment.get("processes", 1))
+    place = place_of(environment)
+    file = (folder / RECIPE).resolve()
+    with contextlib.chdir(place):
+        recipe = load_recipe(file)
+    refuse_too_few_devices(record, number, recipe, given=processes is not None, launcher=launcher)
+    last = None if steps is None else first_log_from(record, steps)
+    with contextlib.chdir(place):
+        refuse_changed_inputs(folder, recipe, record.inputs)
+        differences = list(changes(environment, {**describe_environment(), "processes": number}))
+    if not as_json:
+        if last not in (None, steps):
+            tell(f"Losses are logged as means since the last log: runs {last} steps, to the next log.")
+        for difference in differences:
+            tell(f"Changed since: {difference}.")
+    words = ["--steps", str(last)] if last else []
+    again = run_again(record, repetition_of(record, recipe), words, number, launcher, quiet=as_json)
+    result = compare_results(record, again)
+    differences += late_changes(record, again)
+    kept = again if keep or not result.is_bit_equal else None
+    if kept is None:
+        shutil.rmtree(again)
+    if as_json:
+        found = {"bit_equal": result.is_bit_equal, **asdict(result), "differs": differences}
+        typer.echo(json.dumps({**found, "folder": str(kept) if kept else None}, indent=2))
+    else:
+        for line in report(result, differences, folder, kept):
+            tell(line)
+    if not result.is_bit_equal:
+        raise typer.Exit(DIFFERS)
+
+
+# --- the record ------------------------------------------------------------------------------------------------------
+
+
+def read_complete(folder: Path) -> RunRecord:
+    """The record of a run that can be repeated.
+
+    Raises:
+        CheckpointError: a part of it is missing or damaged.
+    """
+    record = read_run(folder)
+    parts = {RECIPE: record.recipe, "environment.json": record.environment, INPUTS: record.inputs}
+    missing = [name for name, content in parts.items() if not content]
+    if "loss" not in record.metrics.names:
+        missing.append(f"{METRICS} with a loss")
+    if missing:
+        raise CheckpointError(f"{folder} cannot be repeated: no readable {', '.join(missing)}.")
+    return record
+
+
+def place_of(environment: Content) -> Path:
+    """The folder that the run was started in, for its relative paths; the current one if that is gone."""
+    started_in = Path(environment.get("folder", "."))
+    return started_in if started_in.is_dir() else Path.cwd()
+
+
+def first_log_from(record: RunRecord, step: int) -> int | None:
+    """The first step from this one on with a logged loss: a log is the mean since the log before."""
+    steps = record.metrics.curve("loss", "step")[0]
+    return next((int(one) for one in steps if one >= step), None)
+
+
+def refuse_too_few_devices(
+    record: RunRecord, processes: int, recipe: Recipe, *, given: bool, launcher: str | None
+) -> None:
+    """Check the number of processes before anything is built.
+
+    Raises:
+        LaunchError: this machine has fewer GPUs or cores.
+    """
+    if launcher is not None:
+        return
+    on_cpu = bool(recipe.training.get("use_cpu"))
+    refuse_more_than_the_machine_holds(processes, on_gpus=not on_cpu)
+    if get(record.environment, "hardware", "gpus") and not on_cpu and not given and len(find_gpus()) < processes:
+        raise LaunchError(
+            f"{record.folder.name} ran on {processes} GPUs, and this machine has {len(find_gpus())}. With --processes"
+            " its losses are equal up to rounding only; --launcher starts it on several machines."
+        )
+
+
+# --- unchanged inputs ------------------------------------------------------------------------------------------------
+
+
+def refuse_changed_inputs(folder: Path, recipe: Recipe, inputs: Content) -> None:
+    """Compare data, tokenizer and weights with their recorded hashes; relative paths count from the current folder.
+
+    Raises:
+        DataError: naming each file that differs.
+    """
+    changed = [*changed_data(recipe, inputs), *changed_tokenizer(recipe, inputs), *changed_weights(inputs)]
+    if changed:
+        listing = "\n".join(f"  {line}" for line in changed)
+        raise DataError(f"{folder} cannot be repeated, because its inputs changed:\n{listing}\nRestore them.")
+
+
+def changed_data(recipe: Recipe, inputs: Content) -> Iterator[str]:
+    """A line for each file that differs, is missing or is new."""
+    for number, source in enumerate(recipe.data.sources):
+        recorded = get_dict(inputs, "data", "sources", reported_name(source), "files")
+        yield from changed_files(source, f"data.sources[{number}]", recorded)
+    for number, held_out in enumerate(recipe.evaluation.perplexity):
+        recorded = get_dict(inputs, "data", "held_out", reported_name(held_out))
+        yield from changed_files(held_out, f"evaluation.perplexity[{number}]", recorded)
+
+
+def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str]) -> list[str]:
+    """The changed files of one source. A source that was never read to its end has no recorded hashes: then the
+    fingerprint of the rows is compared after the run."""
+    if not recorded:
+        return []
+    try:
+        versions = {name: version for name, _, version in states_of(source, key)}
+    except CptError as problem:
+        return [f"{key}: {problem}"]
+    if not versions:  # a function, or a dataset without files
+        return []
+    pairs = paired(list(recorded), list(versions))
+    with ThreadPoolExecutor(4) as pool:
+        hashes = pool.map(lambda name: versions[name] if is_url(name) else hash_file(name, key), pairs.values())
+    changed = [
+        f"{key}: {now} changed"
+        for (then, now), found in zip(pairs.items(), hashes, strict=True)
+        if recorded[then] != found
+    ]
+    missing = [f"{key}: {name} is missing" for name in recorded if name not in pairs]
+    new = [f"{key}: {name} is new" for name in versions if name not in pairs.values()]
+    return [*changed, *missing, *new]
+
+
+def paired(then: Sequence[str], now: Sequence[str]) -> dict[str, str]:
+    """Recorded file -> the same file now: by its path, or by its name if the files have moved."""
+    pairs = {name: name for name in then if name in now}
+    left = {Path(name).name: name for name in now if name not in pairs}
+    moved = {name: left[Path(name).name] for name in then if name not in pairs and Path(name).name in left}
+    return pairs | moved
+
+
+def changed_tokenizer(recipe: Recipe, inputs: Content) -> list[str]:
+    """A line if the tokenizer gives other ids."""
+    recorded = get(inputs, "tokenizer", "xxh3")
+    try:
+        found = hash_of_tokenizer(load_tokenizer(recipe.tokenizer, recipe.model))
+    except CptError as problem:
+        return [f"tokenizer: {problem}"]
+    return [] if recorded in (None, found) else [f"tokenizer: {get(inputs, 'tokenizer', 'path')} gives other ids"]
+
+
+def changed_weights(inputs: Content) -> Iterator[str]:
+    """A line for each changed file of the initial model, and of a teacher."""
+    for part in ("weights", "teacher"):
+        hashes = get_dict(inputs, part, "sha256")
+        if not hashes:
+            continue
+        path = get(inputs, part, "path")
+        try:
+            now = hash_weights(path, get(inputs, part, "revision"))
+        except (CptError, OSError) as problem:
+            yield f"{part}: {path}: {problem}"
+            continue
+        for name in dict.fromkeys((*hashes, *now)):
+            if hashes.get(name) != now.get(name):
+                yield f"{part}: {Path(path) / name} {'changed' if name in now else 'is missing'}"
+
+
+# --- run it again ----------------------------------------------------------------------------------------------------
+
+
+def repetition_of(record: RunRecord, recipe: Recipe) -> Recipe:
+    """The recipe to run: the run's own with the values chosen for `auto`; without trackers, callbacks and archive."""
+    chosen = get_dict(record.inputs, "training")
+    training = {key: chosen.get(key, value) if value == "auto" else value for key, value in recipe.training.items()}
+    if chosen.get("deepspeed"):  # its content: the file may have changed, or accelerate's own config have named it
+        training["deepspeed"] = chosen["deepspeed"]
+    model, dtype = recipe.model, get(record.inputs, "weights", "dtype")
+    is_sharded = training.get("deepspeed") or training.get("fsdp")
+    if model.dtype == "auto" and model.lora is None and dtype is not None and not is_sharded:
+        model = model.model_copy(update={"dtype": dtype})
+    if get(record.environment, "hardware", "gpus") == []:
+        training["use_cpu"] = True
+    checkpoints = recipe.checkpoints.model_copy(update=dict.fromkeys(("archive", "weights_every_steps", "average")))
+    folder = record.folder.resolve()
+    update = {
+        "name": f"{folder.name}{SUFFIX}",
+        "output_dir": folder.parent,
+        "tags": [*recipe.tags, f"{TAG}{folder.name}"],
+        "monitoring": type(recipe.monitoring)(),
+        "checkpoints": checkpoints,
+        "training": training,
+        "model": model,
+    }
+    return recipe.model_copy(update=update)
+
+
+def run_again(
+    record: RunRecord, recipe: Recipe, words: Sequence[str], processes: int, launcher: str | None, *, quiet: bool
+) -> Path:
+    """Run the recipe to its end, or to the log of a step; its folder.
+
+    Args:
+        words: options of `program.py`.
+        quiet: its output goes to stderr.
+
+    Raises:
+        LaunchError: the launcher cannot be started.
+        TrainingError: the repetition failed.
+    """
+    folder = empty_folder(recipe)
+    file = folder.with_name(f".{folder.name}.yaml")
+    file.write_text(dump_recipe(recipe), encoding="utf-8")
+    variables, dropped = environment_of(record)
+    unset = ["env", *(word for name in dropped for word in ("-u", name))] if dropped else []
+    program = unset + command_of_attempt([str(file), *words], processes, launcher, PROGRAM)
+    output = sys.stderr if quiet else None
+    try:
+        child = Child(program, environment=variables, folder=place_of(record.environment), output=output)
+        code, _ = child.wait_for_end()
+    finally:
+        file.unlink(missing_ok=True)
+    if code:
+        status = Run(folder).status()
+        why = f"{status['error']}: {status['message']}" if "error" in status else f"exit code {code}"
+        raise TrainingError(f"the repetition failed ({why}). Its folder: {folder}.")
+    return folder
+
+
+def empty_folder(recipe: Recipe) -> Path:
+    """The repetition's folder; an earlier repetition is deleted.
+
+    Raises:
+        ResourceError: the folder holds something else.
+    """
+    folder = recipe.output_dir / recipe.name
+    if folder.exists():
+        try:
+            is_ours = recipe.tags[-1] in load_recipe(folder / RECIPE).tags
+        except CptError:
+            is_ours = False
+        if not is_ours:
+            raise ResourceError(f"{folder} exists and is no repetition of this run. Move it away.")
+        shutil.rmtree(folder)
+    return folder
+
+
+def environment_of(record: RunRecord) -> tuple[dict[str, str], list[str]]:
+    """Variables to set as they were, and those to unset."""
+    then = get_dict(record.environment, "variables")
+    now = deciding_variables() if "variables" in record.environment else {}
+    variables = {name: value for name, value in then.items() if name != OF_A_MACHINE}
+    cores = get(record.environment, "hardware", "cores")
+    if cores is not None and cores != count_cpu_cores() and record.environment.get("processes", 1) == 1:
+        variables.setdefault("OMP_NUM_THREADS", str(cores))  # torch takes it from the cores; it decides orders of sums
+    dropped = [name for name in now if name not in variables and name != OF_A_MACHINE]
+    # Python would look for modules first in the program's folder, whose files could hide others.
+    return {**variables, "PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}, dropped
+
+
+# --- compare ---------------------------------------------------------------------------------------------------------
+
+
+def compare_results(record: RunRecord, again: Path) -> Reproduction:
+    """Compare logs, evaluations and final weights as far as both runs have them."""
+    before, after = (logs_of(folder) for folder in (record.folder, again))
+    common = [key for key in before if key in after]
+    found = (first_difference(key[0], before[key], after[key]) for key in common)
+    logs = sum(kind == "loss" for _, kind in common)
+    return Reproduction(
+        logs=logs,
+        evaluations=len(common) - logs,
+        last_step=max((step for step, _ in common), default=0),
+        difference=next(filter(None, found), None),
+        weights_differ=differing_weights(record.folder / EXPORT, again / EXPORT),
+    )
+
+
+def logs_of(folder: Path) -> dict[tuple[int, str], Content]:
+    """(step, `loss` or the first figure of an evaluation) -> line of the metrics."""
+    logs = {}
+    for line in read_objects(folder / METRICS):
+        kind = "loss" if "loss" in line else next((name for name in line if name.startswith("eval_")), None)
+        if kind is not None and isinstance(line.get("step"), int):
+            logs[line["step"], kind] = line
+    return logs
+
+
+def first_difference(step: int, then: Content, now: Content) -> dict[str, Any] | None:
+    """The first figure of two lines that is not the same bit for bit; JSON keeps all digits, NaN equals NaN."""
+    for name in {**then, **now}:
+        old, new = then.get(name), now.get(name)
+        is_decided = name in DECIDED or (name.startswith("eval_") and not name.endswith(OF_TIME))
+        if is_decided and old != new and not (old != old and new != new):
+            return {"step": step, "figure": name, "then": old, "now": new}
+    return None
+
+
+def differing_weights(then: Path, now: Path) -> list[str] | None:
+    """Names of the files that are not equal byte for byte."""
+    hashes = [{path.name: size_and_hash(path) for path in folder.glob("*.safetensors")} for folder in (then, now)]
+    if not all(hashes):
+        return None
+    return sorted(name for name in {**hashes[0], **hashes[1]} if hashes[0].get(name) != hashes[1].get(name))
+
+
+def changes(then: Content, now: Content) -> Iterator[str]:
+    """What differs between the environments of two starts; unknown values are not compared."""
+    before, after = surroundings(then), surroundings(now)
+    for topic, values in before.items():
+        for name, value in values.items():
+            other = after[topic].get(name, "none")
+            if value != other and not name.startswith(OF_A_START):
+                yield f"{topic.lower()}: {name} {value} -> {other}"
+
+
+def late_changes(record: RunRecord, again: Path) -> Iterator[str]:
+    """Rows that differ although the files are the same, and what later starts of the run changed."""
+    then, now = (get(inputs, "data", "fingerprint") for inputs in (record.inputs, read_object(again / INPUTS)))
+    if then != now:
+        yield f"data: rows made of the same files (fingerprint) {then} -> {now}"
+    for start in record.starts:
+        for change in changes(record.environment, {**record.environment, **start}):
+            yield f"{change}, from the run's own start at {start.get('started')} on"
+
+
+def report(result: Reproduction, differences: Sequence[str], run: Path, kept: Path | None) -> list[str]:
+    """The result in a few lines."""
+    where = f"Compare them: cpt compare {run} {kept}" if kept else ""
+    if result.is_bit_equal:
+        weights = "" if result.weights_differ is None else ", and the final weights"
+        evaluations = f"{result.evaluations:,} evaluation{'s' * (result.evaluations != 1)}"
+        counts = f"{result.logs:,} logged losses and {evaluations}"
+        return [f"Bit-equal: {counts} up to step {result.last_step}{weights}. {where}".strip()]
+    if result.difference is not None:
+        found = result.difference
+        lines = [f"NOT equal: {found['figure']} at step {found['step']} was {found['then']}, now {found['now']}."]
+    elif result.weights_differ:
+        lines = [f"NOT equal: the losses are, but not the final weights: {', '.join(result.weights_differ)}."]
+    else:
+        lines = ["NOT compared: the repetition logged no loss at a step where the run did."]
+    if differences:
+        return [*lines, "What changed since:", *(f"  {difference}" for difference in differences), where]
+    lines.append(
+        "Code, data, versions and hardware are the same. Possible reasons: GPU kernels that add in no fixed order"
+        " (`training: {full_determinism: true}` fixes it, at a cost), another number of processes or a smaller"
+        " micro-batch during the run (see starts.jsonl and events.jsonl), or random numbers in code of your own."
+    )
+    return [*lines, where]

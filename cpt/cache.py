@@ -1,0 +1,218 @@
+"""The folder of the cache, and folders in it that are either complete or absent, however many processes make them."""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_128_hexdigest
+
+from cpt.errors import ResourceError
+from cpt.files import report_damage, sealed, size_and_hash, unsealed
+
+DIGESTS = "digests.json"  # in a folder of derived files: the hash of each
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems say that have none
+DEAD_AFTER_SECONDS = 86_400  # without a change, what another machine was filling
+
+
+def default_cache_dir() -> Path:
+    return Path(os.environ.get("CPT_CACHE") or "~/.cache/cpt").expanduser()
+
+
+def key_of(content: dict[str, Any]) -> str:
+    """The name of a folder that holds what `content` describes: equal content, equal name."""
+    return xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
+
+
+def publish_once(
+    folder: Path, fill: Callable[[Path], None], *, durable: bool = True, is_sound: Callable[[Path], bool] = Path.exists
+) -> Path:
+    """Make `folder` by calling `fill` on a folder beside it, then rename; where it exists already, do nothing.
+
+    One process fills, others wait for it. What a killed process left behind is removed by the next one. On a file
+    system without locks between machines two may fill at once, each a folder of its own, and the first one's stays.
+
+    Args:
+        durable: wait for the disk, so that it stands a power cut; without, only the death of processes.
+        is_sound: whether an existing folder is what was written; a damaged one is made again, which is logged.
+
+    Raises:
+        ResourceError: the disk is full or not writable.
+    """
+    if folder.exists() and is_sound(folder):
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with lock_file(folder).open("a+", errors="replace") as lock:
+            is_locked = locked(lock)
+            if folder.exists() and not is_sound(folder):  # no other process made it again in the meantime
+                report_damage(folder)
+                shutil.rmtree(folder)
+            if not folder.exists():
+                unfinished = begin_unfinished(folder, lock, is_locked=is_locked)
+                try:
+                    fill(unfinished)
+                    for file in [*unfinished.iterdir(), unfinished] if durable else []:
+                        sync(file)
+                    unfinished.rename(folder)
+                finally:
+                    shutil.rmtree(unfinished, ignore_errors=True)  # gone already where all went well
+                if durable:
+                    sync(folder.parent)
+    except OSError as problem:
+        if not folder.is_dir():  # no other machine was faster
+            raise cannot_keep(folder.parent, problem) from problem
+    return folder
+
+
+def publish_derived(folder: Path, fill: Callable[[Path], None]) -> Path:
+    """As `publish_once`, for files that are compared with their hashes each time: a damaged folder is made again."""
+
+    def fill_and_seal(unfinished: Path) -> None:
+        fill(unfinished)
+        digests = {file.name: size_and_hash(file)[1] for file in unfinished.iterdir()}
+        (unfinished / DIGESTS).write_text(sealed(digests))
+
+    return publish_once(folder, fill_and_seal, is_sound=has_sound_files)
+
+
+def has_sound_files(folder: Path) -> bool:
+    """Whether the files of a folder that `publish_derived` made are what was written."""
+    try:
+        digests = unsealed((folder / DIGESTS).read_bytes())
+        return all(size_and_hash(folder / name)[1] == digest for name, digest in digests.items())
+    except (OSError, ValueError):
+        return False
+
+
+def locked(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
+    """Wait for the lock of a file; False on a file system that has none."""
+    try:
+        fcntl.flock(file, how)  # the kernel frees it when this process dies
+    except OSError as problem:
+        if problem.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+def begin_unfinished(folder: Path, lock: IO[str], *, is_locked: bool) -> Path:
+    """An empty folder of this process's own to fill, after those that dead ones left are removed.
+
+    The lock's file names them. One of another machine may still be being filled, for its lock may not reach here; it
+    is dead after a day.
+    """
+    unfinished = folder.with_name(f"{folder.name}.{machine()}-{os.getpid()}-{threading.get_ident()}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    lock.seek(0)
+    for name in {*lock.read().split()} - {unfinished.name}:
+        with suppress(FileNotFoundError, ValueError):  # not there, or no name: the lock's file is damaged
+            left, is_ours = folder.with_name(name), name.startswith(f"{folder.name}.{machine()}-")
+            if (is_ours and is_locked) or unfinished.stat().st_mtime - left.stat().st_mtime > DEAD_AFTER_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+    lock.write(f"{unfinished.name}\n")
+    lock.flush()
+    return unfinished
+
+
+@cache
+def machine() -> str:
+    """This machine as long as it is up: inside it, locks hold on every file system."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    except OSError:
+        return xxh3_128_hexdigest(socket.gethostname().encode())[:8]
+
+
+def lock_file(folder: Path) -> Path:
+    """Beside the folder; locked by the process that makes it."""
+    return folder.with_name(folder.name + ".lock")
+
+
+def hold(folder: Path, holder: object) -> Callable[[], object]:
+    """Keep `cpt store prune` away from a folder, made if it is not there, as long as `holder` lives or until what is
+    returned is called.
+
+    The folder's time says when it was last used.
+
+    Raises:
+        ResourceError: the folder cannot be made.
+    """
+    try:
+        while True:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(folder, os.O_RDONLY)
+            locked(handle, fcntl.LOCK_SH)
+            if folder.exists() and os.fstat(handle).st_ino == folder.stat().st_ino:
+                break
+            os.close(handle)  # it was removed between the two
+    except OSError as problem:
+        raise cannot_keep(folder.parent, problem) from problem
+    with suppress(OSError):  # a store that is only readable
+        os.utime(handle)
+    return weakref.finalize(holder, os.close, handle)
+
+
+def cannot_keep(folder: Path, problem: OSError) -> ResourceError:
+    """What to say of a disk that is full or cannot be written."""
+    what = f"{folder}: cannot keep tokenised data there ({problem.strerror or problem})"
+    free = "Free space, or name" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else "Name"
+    return ResourceError(f"{what}. {free} another folder: export CPT_CACHE=/path/to/folder")
+
+
+def write_once(path: Path, content: str | Callable[[Path], None]) -> None:
+    """Write a small file that is complete or not there, and stands a power cut.
+
+    Args:
+        content: text, or what writes a file of the name that it is given.
+
+    Raises:
+        ResourceError: the disk is full or not writable.
+    """
+    unfinished = path.with_name(f"{path.name}.{machine()}-{os.getpid()}-{threading.get_ident()}.unfinished")
+    try:
+        if isinstance(content, str):
+            unfinished.write_text(content)
+        else:
+            content(unfinished)
+        sync(unfinished)
+        unfinished.rename(path)
+        sync(path.parent)
+    except OSError as problem:
+        raise cannot_keep(path.parent, problem) from problem
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk, so that a power cut leaves no complete-looking folder of zeros."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def open_array(path: Path) -> NDArray[Any]:
+    """A memory-mapped .npy file without the cost of numpy's memmap class on every slice."""
+    return np.asarray(np.load(path, mmap_mode="r"))
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below; files and folders that vanish meanwhile count nothing."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.stat(os.path.join(parent, name)).st_size
+    return total

@@ -1,1 +1,0 @@
-"""Whether the nodes of a run fit together, found before their GPUs are taken."""

@@ -1,1 +1,0 @@
-"""What differs between runs: recipes, versions, code, machines, data, and what they came to."""

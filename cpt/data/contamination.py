@@ -1,0 +1,411 @@
+"""Which training documents hold what the model will be judged by: counted before anything is trained, and left out by
+default."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
+
+from xxhash import xxh3_64_intdigest
+
+from cpt.cache import default_cache_dir, key_of, write_once
+from cpt.data.filters.decontamination import FORMAT, NAME, WORDS, Judged, load_runs, read_runs
+from cpt.data.open_sources import filters_of, keyed_sources, transforms_of
+from cpt.data.readers.documents import Document, Origin, Piece, apply_policy
+from cpt.data.readers.forms import form_of_source
+from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
+from cpt.data.rows.selection import longest_held_out
+from cpt.data.store.parallel import map_in_order, num_workers
+from cpt.data.store.plan import plan_of
+from cpt.data.store.shards import ShardWork, keep
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.data.store.tokenized import POOL_BYTES, order_of, reading_content
+from cpt.errors import DataError, RecipeError
+from cpt.files import read_sealed, report_damage, sealed, size_and_hash
+from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation, HeldOut
+from cpt.recipe.sense_data import reported_name
+
+Function = TypeVar("Function")
+Places = dict[int, tuple[str, str]]
+"""Hash of an evaluation document's text -> its set, its file and line."""
+Equal = tuple[int, Origin, int]
+"""A training document that equals one of them: the hash of its text, where it comes from, its number there."""
+LISTED = 100  # of a source; more are only counted
+PIECE_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A training document, and what of the evaluation stands in it."""
+
+    source: str
+    where: str
+    """The training document's file and line."""
+    set_name: str
+    """The held-out set or task."""
+    evaluation_document: str
+    """Its file and line, or the question's number."""
+    words: str
+    """The first run of words that both have."""
+    share: float
+    """Of the evaluation document's words, those that stand in here."""
+
+    def __str__(self) -> str:
+        told = f"has {self.share:.0%} of the words of {self.set_name}, {self.evaluation_document}"
+        return f'{self.where} ({self.source}) {told}, among them "{self.words}"'
+
+
+@dataclass(frozen=True)
+class ExactCopy:
+    """A training document whose text is that of an evaluation document. Its hash keeps it from training."""
+
+    source: str
+    where: str
+    """The training document's file and line."""
+    set_name: str
+    evaluation_document: str
+    """Its file and line."""
+
+    def __str__(self) -> str:
+        return f"{self.where} ({self.source}) is an exact copy of {self.set_name}, {self.evaluation_document}"
+
+
+@dataclass(frozen=True)
+class Contamination:
+    """What was found in all training sources."""
+
+    documents: dict[str, int]
+    """Training documents that were read, by source; held-out documents and their exact copies are not among them."""
+    counts: dict[str, dict[str, int]]
+    """Source -> held-out set or task -> training documents that hold half of one of its documents, or are half made of
+    it."""
+    hits: list[Hit]
+    """The first hundred of each source."""
+    touched: int
+    """Further training documents that share a phrase with an evaluation document, and not more."""
+    judged: int
+    """Evaluation documents that were looked for."""
+    too_short: int
+    """Those of too few words, which were not."""
+    num_exact_copies: int = 0
+    """Training documents that equal an evaluation document. No run trains on them, so they do not count as
+    contaminated."""
+    exact_copies: list[ExactCopy] = field(default_factory=list)
+    """The first hundred of each source."""
+
+    @property
+    def num_contaminated(self) -> int:
+        return sum(count for by_set in self.counts.values() for count in by_set.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "contaminated": self.num_contaminated, "summary": self.summary()}
+
+    def summary(self) -> str:
+        read = sum(self.documents.values())
+        copies = (
+            "1 more is an exact copy"
+            if self.num_exact_copies == 1
+            else f"{self.num_exact_copies:,} more are exact copies"
+        )
+        exact = (
+            f" {copies} of an evaluation document: dropped by their hash, never trained on."
+            if self.num_exact_copies
+            else ""
+        )
+        touched = (
+            f" {self.touched:,} more share a phrase with one ({WORDS} words or more in a row)." if self.touched else ""
+        )
+        short = f" {self.too_short:,} of fewer than {WORDS} words were not looked for." if self.too_short else ""
+        return (
+            f"{self.num_contaminated:,} of {read:,} training documents hold half or more of one of {self.judged:,}"
+            f" evaluation documents, or are half made of one.{exact}{touched}{short}"
+        )
+
+
+def find_contamination(
+    data: Data, evaluation: Evaluation, questions: Iterable[Judged] = (), *, cache_dir: Path | None = None
+) -> Contamination:
+    """Read what the model is judged by, then all training sources, on all cores; documents as they are after
+    transforms and filters.
+
+    Args:
+        questions: of tasks, which are looked for beside the recipe's held-out sets.
+        cache_dir: where the runs to look for are kept for the workers; by default $CPT_CACHE or ~/.cache/cpt.
+
+    Raises:
+        DataError: there is nothing to look for, or a source cannot be read.
+    """
+    asked = (question._replace(is_held_out=False) for question in questions)
+    of_sets: Places = {}
+    of_sources: Places = {}
+    judged = (
+        noted(documents_of_sets(data, evaluation), of_sets),
+        noted(held_out_documents(data, evaluation), of_sources),
+    )
+    runs = read_runs(chain(*judged, asked))
+    if not runs.documents:
+        raise DataError(
+            f"there is no evaluation document of {WORDS} words or more to look for. Hold documents out "
+            "(`evaluation.held_out_share`, `evaluation.perplexity`), or name tasks."
+        )
+    index = str(runs.save((cache_dir or default_cache_dir()) / "decontamination"))
+    documents: dict[str, int] = {}
+    counts: dict[str, dict[str, int]] = {}
+    hits: list[Hit] = []
+    touched = num_copies = 0
+    copies: list[ExactCopy] = []
+    seen: set[int] = set()
+    for number, source in enumerate(data.sources):
+        name = reported_name(source)
+        found = search_source(Searcher(work_of(data, source, f"data.sources[{number}]"), index))
+        documents[name], counts[name] = found.documents, dict(found.counts)
+        hits, touched = hits + found.hits, touched + found.touched
+        equal = list(copies_among(found.equal, of_sets, of_sources, seen))
+        num_copies += len(equal)
+        copies += [ExactCopy(name, origin.where(place), *judged) for origin, place, judged in equal[:LISTED]]
+    return Contamination(documents, counts, hits, touched, len(runs.documents), runs.too_short, num_copies, copies)
+
+
+def noted(documents: Iterable[Judged], places: Places) -> Iterator[Judged]:
+    """The documents; meanwhile note the place of each by the hash of its text."""
+    for judged in documents:
+        places.setdefault(xxh3_64_intdigest(judged.text.encode()), (judged.set_name, judged.where))
+        yield judged
+
+
+def copies_among(
+    equal: Iterable[Equal], of_sets: Places, of_sources: Places, seen: set[int]
+) -> Iterator[tuple[Origin, int, tuple[str, str]]]:
+    """The copies among training documents that equal an evaluation document, each with the place of the latter.
+
+    A document that `held_out_share` keeps for evaluation is in its source itself: the first one is no copy.
+
+    Args:
+        seen: hashes of such documents in the sources before; added to.
+    """
+    for digest, origin, number in equal:
+        if digest in of_sets or digest in seen:
+            yield origin, number, of_sets.get(digest) or of_sources[digest]
+        seen.add(digest)
+
+
+def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[Judged]:
+    """The documents of `evaluation.perplexity`, as they are judged."""
+    for number, held_out in enumerate(evaluation.perplexity):
+        work, name = work_of(data, held_out, f"evaluation.perplexity[{number}]"), reported_name(held_out)
+        yield from (
+            Judged(name, document.where, text) for text, document in texts_of(work, pieces_of(held_out, work.key))
+        )
+
+
+def small_sets(data: Data, evaluation: Evaluation, fewest: int) -> Iterator[tuple[str, HeldOut, int]]:
+    """(key, set, documents) of the local held-out sets of fewer documents; no more than these are read of any."""
+    for number, held_out in enumerate(evaluation.perplexity):
+        key = f"evaluation.perplexity[{number}]"
+        if kind_of(held_out.path) == "local":
+            work = work_of(data, held_out, key)
+            count = sum(1 for _ in islice(texts_of(work, pieces_of(held_out, work.key)), fewest))
+            if count < fewest:
+                yield key, held_out, count
+
+
+def held_out_documents(data: Data, evaluation: Evaluation, *, only_local: bool = False) -> Iterator[Judged]:
+    """The documents that the hash of their text keeps from training, out of the shards that the held-out sets are
+    taken from.
+
+    Args:
+        only_local: leave out sources whose files are elsewhere, or that have no end.
+    """
+    share = evaluation.held_out_share
+    for number, source in enumerate(data.sources if share is not None else []):
+        if only_local and kind_of(source.path) != "local":
+            continue
+        work, name = work_of(data, source, f"data.sources[{number}]"), reported_name(source)
+        is_ordered = order_of(source) is not None
+        plan = plan_of(
+            source, work.key, states_of(source, work.key), window_bytes=data.window_bytes, seed=0, ordered=is_ordered
+        )
+        jobs = [plan.shards[shard] for shard in plan.held_out]
+        is_small = len(jobs) == 1 or sum(plan.num_bytes[shard] for shard in plan.held_out) < POOL_BYTES
+        workers, search = 0 if is_small else num_workers(), partial(held_out_texts, work, share or 0.0)
+        parts = list(map_in_order(partial(same, search), jobs, workers, ("cpt.data.contamination",)))
+        # As `build_data` has it. The filter against these documents drops some later, which moves the limit a little.
+        is_document = form_of_source(source) == "document"
+        total, count = sum(part.total_bytes for part in parts), sum(part.documents for part in parts)
+        longest = longest_held_out(total, count, share or 0.0) if is_document else math.inf
+        yield from (
+            Judged(name, where, text) for part in parts for where, text in part.texts if len(text.encode()) <= longest
+        )
+
+
+class ChosenTexts(NamedTuple):
+    """What the hash of their text holds out of some pieces, whatever its length."""
+
+    texts: list[tuple[str, str]]
+    """Place and text."""
+    documents: int
+    """All of them, in these pieces."""
+    total_bytes: int
+
+
+def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> ChosenTexts:
+    texts, documents, total, limit = [], 0, 0, int(share * 2**64)
+    for text, document in texts_of(work, pieces):
+        raw = text.encode()
+        documents, total = documents + 1, total + len(raw)
+        if xxh3_64_intdigest(raw) < limit:
+            texts.append((document.where, text))
+    return ChosenTexts(texts, documents, total)
+
+
+def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) -> Data:
+    """The data section with a filter against the documents that the model is judged by, where the recipe does not
+    refuse it.
+
+    Of `held_out_share`, the documents of local sources are looked for: other sources would have to be read twice.
+    Equal copies are held out everywhere, since the hash of the text decides.
+
+    Raises:
+        DataError: a held-out set cannot be read.
+        RecipeError: the filter is asked for, and there is nothing to look for.
+    """
+    own = [component for component in data.filters if component.name == NAME]
+    is_judged = bool(evaluation.perplexity) or evaluation.held_out_share is not None
+    if not is_judged and any(not component.options for component in own):
+        raise RecipeError(
+            "`data.filters`: `decontaminate` has nothing to look for. Give `evaluation.perplexity`,"
+            " `evaluation.held_out_share`, or files: `against: [held_out.jsonl]`."
+        )
+    if not is_judged or is_refused(data):
+        return data
+    others = [component for component in data.filters if component.name != NAME or component.options.get("against")]
+    # Plain text, as a recipe would hold it: options are part of what the stored tokens are found by.
+    added = Component.model_validate(
+        {"name": NAME, "index": str(index_of(data, evaluation, cache_dir / "decontamination"))}
+    )
+    return data.model_copy(update={"filters": [*others, added]})
+
+
+def is_refused(data: Data) -> bool:
+    """Whether the recipe says `own_evaluation: false`."""
+    return any(
+        component.name == NAME and component.options.get("own_evaluation") is False for component in data.filters
+    )
+
+
+def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
+    """The file of the runs to look for; made anew where a file that they come from, or what is done to its documents,
+    has changed."""
+    sources = [
+        pair
+        for pair in keyed_sources(data, evaluation)
+        if evaluation.held_out_share is not None or "perplexity" in pair[0]
+    ]
+    read = [(key, source) for key, source in sources if "perplexity" in key or kind_of(source.path) == "local"]
+    states = {key: states_of(source, key) for key, source in read}
+    content = {
+        key: reading_content(source, filters_of(data, source, key), transforms_of(data, source, key))
+        for key, source in read
+    }
+    names = [reported_name(source) for _, source in read]
+    limits = [
+        evaluation.held_out_share,
+        data.window_bytes,
+        data.on_bad_row,
+        [source.max_documents for _, source in read],
+    ]
+    known = folder / key_of({"format": FORMAT, "states": states, "content": content, "names": names, "limits": limits})
+    if all(states.values()) and (written := read_sealed(known)) is not None:
+        path = folder / written["index"]
+        if path.exists():
+            if size_and_hash(path)[1] == written["digest"]:
+                return path
+            report_damage(path)
+    path = read_runs(
+        chain(documents_of_sets(data, evaluation), held_out_documents(data, evaluation, only_local=True))
+    ).save(folder)
+    if all(states.values()):
+        write_once(known, sealed({"index": path.name, "digest": size_and_hash(path)[1]}))
+    return path
+
+
+def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
+    """What makes training documents of a source's rows; the documents are looked at and not encoded."""
+    nothing = cast(DocumentEncoder, None)
+    return ShardWork(
+        source, key, filters_of(data, source, key), transforms_of(data, source, key), nothing, data.on_bad_row, Path()
+    )
+
+
+def texts_of(work: ShardWork, pieces: Sequence[Piece]) -> Iterator[tuple[str, Document]]:
+    """The texts that would be trained on, each with the document it comes from."""
+    rows = (item for piece in pieces for item in read_piece(work.source, piece, work.key))
+    return keep(islice(apply_policy(rows, work.on_bad_row, work.key, []), work.source.max_documents), work, Counter())
+
+
+@dataclass(frozen=True)
+class Searcher:
+    """Looks through pieces of a source; travels to worker processes."""
+
+    work: ShardWork
+    index: str
+    """A file of `Runs.save`."""
+
+    def __call__(self, pieces: Sequence[Piece]) -> "Found":
+        runs, found = load_runs(self.index), Found()
+        for text, document in texts_of(self.work, pieces):
+            if runs.is_own(text):  # held out, or a copy: its hash keeps it from training
+                found.equal.append((xxh3_64_intdigest(text.encode()), document.origin, document.number))
+                continue
+            found.documents += 1
+            overlap = runs.find(text)
+            if overlap is None:
+                continue
+            if not overlap.is_contaminated:
+                found.touched += 1
+                continue
+            found.counts[overlap.set_name] += 1
+            if len(found.hits) < LISTED:
+                shared = overlap.set_name, overlap.where, overlap.words, overlap.share
+                found.hits.append(Hit(reported_name(self.work.source), document.where, *shared))
+        return found
+
+
+@dataclass
+class Found:
+    """What was found in some pieces of a source, or in all of it."""
+
+    documents: int = 0
+    touched: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    """Contaminated ones by evaluation set."""
+    hits: list[Hit] = field(default_factory=list)
+    equal: list[Equal] = field(default_factory=list)
+    """Those whose text is an evaluation document's."""
+
+
+def search_source(searcher: Searcher) -> Found:
+    source, key = searcher.work.source, searcher.work.key
+    pieces = pieces_of(source, key, PIECE_BYTES)
+    # A limit counts over all pieces in order, which only one process can do.
+    jobs = [[piece] for piece in pieces] if source.max_documents is None else [pieces]
+    is_small = len(jobs) == 1 or sum(size for _, size in files_with_sizes(source, key)) < POOL_BYTES
+    whole = Found()
+    for found in map_in_order(
+        partial(same, searcher), jobs, 0 if is_small else num_workers(), ("cpt.data.contamination",)
+    ):
+        whole.documents += found.documents
+        whole.touched += found.touched
+        whole.counts += found.counts
+        whole.equal += found.equal
+        whole.hits += found.hits[: LISTED - len(whole.hits)]
+    return whole
+
+
+def same(function: Function) -> Function:
+    """What `map_in_order` asks for: something that gives the function."""
+    return function

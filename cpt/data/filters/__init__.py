@@ -1,0 +1,1 @@
+"""Which documents stay, and what is changed in them."""

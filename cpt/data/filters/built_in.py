@@ -1,0 +1,370 @@
+"""The built-in filters, and the transform that masks personal data."""
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from cpt.data.readers.documents import DocumentView
+from cpt.errors import RecipeError, ResourceError
+from cpt.extend import did_you_mean
+
+
+def length(
+    document: DocumentView,
+    *,
+    min_characters: int = 0,
+    max_characters: int | None = None,
+    min_words: int = 0,
+    max_words: int | None = None,
+) -> str | None:
+    """Drop what is too short or too long, in characters or in words (what whitespace separates)."""
+    size = len(document["text"])
+    if size < min_characters:
+        return f"shorter than {min_characters} characters"
+    if max_characters is not None and size > max_characters:
+        return f"longer than {max_characters} characters"
+    if not min_words and max_words is None:
+        return None
+    words = len(document["text"].split())
+    if words < min_words:
+        return f"fewer than {min_words} words"
+    if max_words is not None and words > max_words:
+        return f"more than {max_words} words"
+    return None
+
+
+def pattern(document: DocumentView, *, drop: str | None = None, require: str | None = None) -> str | None:
+    """Drop what matches the regular expression `drop` anywhere, or matches `require` nowhere."""
+    if drop is None and require is None:
+        raise RecipeError("the filter `pattern` needs `drop` or `require`, a regular expression.")
+    try:
+        if drop is not None and re.search(drop, document["text"]):
+            return f"matches {drop}"
+        if require is not None and not re.search(require, document["text"]):
+            return f"does not match {require}"
+    except re.error as problem:
+        raise RecipeError(
+            f"the filter `pattern` was given no regular expression: `{problem.pattern!s}`: {problem.msg}."
+        ) from problem
+    return None
+
+
+def keep_share(document: DocumentView, *, share: float, seed: int = 0) -> str | None:
+    """Keep a sample: about `share` of the documents, chosen by the hash of their text.
+
+    An equal text has the same fate in every source and run, and a smaller share is a part of a larger one. The choice
+    has nothing to do with `evaluation.held_out_share`, which hashes without our prefix.
+    """
+    if not 0 < share <= 1:
+        raise RecipeError(f"the filter `keep_share` needs a `share` above 0 and at most 1, got {share}.")
+    drawn = xxh3_64_intdigest(f"keep_share {seed}\n{document['text']}".encode(errors="surrogatepass"))
+    return None if drawn < share * 2**64 else f"not in the sample of {share}"
+
+
+# --- c4 ---
+
+
+SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s|$)")
+
+
+def c4(
+    document: DocumentView,
+    *,
+    min_sentences: int = 3,
+    drop_phrases: Sequence[str] = ("lorem ipsum",),
+    drop_curly_brackets: bool = True,
+    bad_words: Sequence[str] = (),
+) -> str | None:
+    """Drop pages of C4's kinds: placeholder text, code, too few sentences, words of a list.
+
+    The defaults are those of the code that made C4 (tensorflow_datasets, c4_utils.py). A sentence ends with `.`, `!`
+    or `?` before whitespace. Code always has curly brackets: set `drop_curly_brackets: false` where code is wanted.
+
+    Args:
+        bad_words: whole words, upper and lower case alike. C4's own list:
+            LDNOOBW/List-of-Dirty-Naughty-Obscene-and-Otherwise-Bad-Words on GitHub.
+    """
+    text = document["text"]
+    lower = text.lower()
+    for phrase in drop_phrases:
+        if phrase in lower:
+            return f"c4: contains `{phrase}`"
+    if drop_curly_brackets and "{" in text:
+        return "c4: contains a curly bracket"
+    if bad_words and any(re.search(rf"\b{re.escape(word.lower())}\b", lower) for word in bad_words):
+        return "c4: contains a bad word"
+    if len(SENTENCE_END.findall(text)) < min_sentences:
+        return f"c4: fewer than {min_sentences} sentences"
+    return None
+
+
+# --- fineweb ---
+
+
+PUNCTUATION = (".", "!", "?", '"', "'", "”", "’", "…", "。", "！", "？", "।", "؟")
+
+
+def fineweb(
+    document: DocumentView,
+    *,
+    min_punctuated_lines: float = 0.12,
+    max_duplicate_line_characters: float = 0.1,
+    max_short_lines: float = 0.67,
+    short_line_characters: int = 30,
+    punctuation: Sequence[str] = PUNCTUATION,
+) -> str | None:
+    """Drop lists and boilerplate by the shape of their lines; empty lines do not count.
+
+    Args:
+        min_punctuated_lines: drop where at most this share of lines ends with punctuation.
+        max_duplicate_line_characters: drop where at least this share of characters stands in lines that stood there
+            before.
+        max_short_lines: drop where at least this share of lines has fewer than `short_line_characters` characters.
+    """
+    lines = [line for line in map(str.strip, document["text"].splitlines()) if line]
+    punctuated = sum(line.endswith(tuple(punctuation)) for line in lines)
+    if punctuated <= min_punctuated_lines * len(lines):
+        return f"fineweb: at most {min_punctuated_lines} of the lines end with punctuation"
+    repeated = sum(map(len, lines)) - sum(map(len, set(lines)))
+    if repeated >= max_duplicate_line_characters * sum(map(len, lines)):
+        return f"fineweb: at least {max_duplicate_line_characters} of the characters are in repeated lines"
+    short = sum(len(line) < short_line_characters for line in lines)
+    if short >= max_short_lines * len(lines):
+        return f"fineweb: at least {max_short_lines} of the lines are shorter than {short_line_characters} characters"
+    return None
+
+
+# --- gopher ---
+
+
+STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
+BULLETS = ("•", "-", "*", "●", "‣", "◦", "⁃")
+ELLIPSES = ("...", "…")
+
+
+def gopher_quality(
+    document: DocumentView,
+    *,
+    min_words: int = 50,
+    max_words: int = 100_000,
+    min_mean_word_length: float = 3.0,
+    max_mean_word_length: float = 10.0,
+    max_symbols_per_word: float = 0.1,
+    max_bullet_lines: float = 0.9,
+    max_ellipsis_lines: float = 0.3,
+    min_alphabetic_words: float = 0.8,
+    min_stop_words: int = 2,
+    stop_words: Sequence[str] = STOP_WORDS,
+) -> str | None:
+    """Drop what is not prose, by the counts of words, symbols and lines; the defaults are the paper's.
+
+    Args:
+        max_symbols_per_word: `#` and ellipses, each kind by itself.
+        min_alphabetic_words: share of words that must have a letter.
+        min_stop_words: how many different ones of `stop_words` must be there; they are English, give others or 0 for
+            another language.
+    """
+    text = document["text"]
+    words = text.split()
+    if len(words) < min_words:
+        return f"gopher: fewer than {min_words} words"
+    if len(words) > max_words:
+        return f"gopher: more than {max_words} words"
+    mean_length = sum(map(len, words)) / max(1, len(words))
+    if not min_mean_word_length <= mean_length <= max_mean_word_length:
+        return f"gopher: mean word length is not {min_mean_word_length} to {max_mean_word_length}"
+    if max(text.count("#"), text.count("...") + text.count("…")) > max_symbols_per_word * len(words):
+        return f"gopher: more than {max_symbols_per_word} symbols a word"
+    lines = [line for line in map(str.strip, text.splitlines()) if line]
+    if sum(line.startswith(BULLETS) for line in lines) > max_bullet_lines * len(lines):
+        return f"gopher: more than {max_bullet_lines} of the lines are bullets"
+    if sum(line.endswith(ELLIPSES) for line in lines) > max_ellipsis_lines * len(lines):
+        return f"gopher: more than {max_ellipsis_lines} of the lines end with an ellipsis"
+    if sum(any(map(str.isalpha, word)) for word in words) < min_alphabetic_words * len(words):
+        return f"gopher: fewer than {min_alphabetic_words} of the words have a letter"
+    if len({word.lower().strip(".,;:!?\"'()") for word in words} & set(stop_words)) < min_stop_words:
+        return f"gopher: fewer than {min_stop_words} stop words"
+    return None
+
+
+def gopher_repetition(
+    document: DocumentView,
+    *,
+    max_duplicate_lines: float = 0.3,
+    max_duplicate_paragraphs: float = 0.3,
+    max_duplicate_line_characters: float = 0.2,
+    max_duplicate_paragraph_characters: float = 0.2,
+    max_top_n_grams: Sequence[float] = (0.20, 0.18, 0.16),
+    max_duplicate_n_grams: Sequence[float] = (0.15, 0.14, 0.13, 0.12, 0.11, 0.10),
+) -> str | None:
+    """Drop what repeats itself; the defaults are the paper's table A1.
+
+    Args:
+        max_top_n_grams: share of characters in the most frequent repeated 2-, 3-, 4-gram of words, and so on as far as
+            the list goes.
+        max_duplicate_n_grams: share of characters in 5-, 6-, ... 10-grams that were there before, each character
+            counted once.
+    """
+    text = document["text"]
+    limits = {
+        "lines": (text.split("\n"), max_duplicate_lines, max_duplicate_line_characters),
+        "paragraphs": (text.split("\n\n"), max_duplicate_paragraphs, max_duplicate_paragraph_characters),
+    }
+    for what, (split, max_parts, max_characters) in limits.items():
+        parts = [part for part in map(str.strip, split) if part]
+        if len(parts) - len(set(parts)) > max_parts * len(parts):
+            return f"gopher: more than {max_parts} of the {what} are repeated"
+        if sum(map(len, parts)) - sum(map(len, set(parts))) > max_characters * sum(map(len, parts)):
+            return f"gopher: more than {max_characters} of the characters are in repeated {what}"
+    last_n = max(len(max_top_n_grams) + 1, len(max_duplicate_n_grams) + 4 if max_duplicate_n_grams else 0)
+    for n, top, duplicate in repeated_n_grams(text.split(), last_n):
+        if n - 2 < len(max_top_n_grams) and top > max_top_n_grams[n - 2]:
+            return f"gopher: more than {max_top_n_grams[n - 2]} of the characters are in one {n}-gram"
+        if 0 <= n - 5 < len(max_duplicate_n_grams) and duplicate > max_duplicate_n_grams[n - 5]:
+            return f"gopher: more than {max_duplicate_n_grams[n - 5]} of the characters are in repeated {n}-grams"
+    return None
+
+
+def repeated_n_grams(words: list[str], last_n: int) -> Iterator[tuple[int, float, float]]:
+    """For n = 2 to `last_n`: n, the share of characters in the most frequent repeated n-gram, the share in n-grams
+    seen before."""
+    vocabulary: dict[str, int] = {}
+    ids = np.array([vocabulary.setdefault(word, len(vocabulary)) for word in words], np.int64)
+    sizes = np.array([len(word) for word in words], np.int64)
+    upto = np.concatenate([np.zeros(1, np.int64), sizes.cumsum()])
+    grams = ids
+    for n in range(2, min(last_n, len(words)) + 1):
+        pairs = grams[:-1] * len(vocabulary) + ids[n - 1 :]  # an n-gram is an (n-1)-gram and a word
+        _, first, grams, counts = np.unique(pairs, return_index=True, return_inverse=True, return_counts=True)
+        if counts.max() == 1:  # then no longer n-gram is repeated either
+            return
+        most = first[counts == counts.max()]
+        top = counts.max() * (upto[most + n] - upto[most]).max()
+        seen_before = first[grams] != np.arange(len(grams))
+        yield n, float(top / upto[-1]), float(sizes[covered(seen_before, n)].sum() / upto[-1])
+
+
+def covered(is_begin: NDArray[np.bool_], n: int) -> NDArray[np.bool_]:
+    """Which words lie in one of the n-grams that begin where marked."""
+    steps = np.zeros(len(is_begin) + n, np.int64)
+    steps[: len(is_begin)] += is_begin
+    steps[n:] -= is_begin
+    return steps.cumsum()[:-1] > 0
+
+
+# --- language ---
+
+
+def language(
+    document: DocumentView, *, keep: Sequence[str], min_confidence: float = 0.5, max_characters: int = 10_000
+) -> str | None:
+    """Drop what is not in one of the languages `keep`, or is so only without confidence.
+
+    py3langid's naive Bayes over byte n-grams, 97 languages, about 10 MB/s on one core (github.com/adbar/py3langid;
+    arxiv.org/abs/1107.3765 is the method). Its answer for code or tables means nothing: use it on prose.
+
+    Args:
+        keep: ISO 639-1 codes: `[en, de]`.
+        min_confidence: of py3langid, 0 to 1.
+        max_characters: the language is told by the first so many.
+    """
+    identifier = language_identifier()
+    for code in keep:
+        if code not in identifier.labels:
+            known = ", ".join(sorted(identifier.labels))
+            raise RecipeError(
+                f"the filter `language` knows no language `{code}`.{did_you_mean(code, identifier.labels)} It knows:"
+                f" {known}."
+            )
+    found, confidence = identifier.classify(document["text"][:max_characters])
+    if found not in keep:
+        return f"language is {found}"
+    return None if confidence >= min_confidence else f"language is unsure (confidence below {min_confidence})"
+
+
+@cache
+def language_identifier() -> Any:
+    """The model, read once a process."""
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    except ImportError as problem:
+        raise ResourceError("the filter `language` needs py3langid: pip install 'cpt[language]'.") from problem
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+# --- personal data ---
+
+
+Kind = Literal["email", "card", "ip", "phone"]
+
+
+def mask_pii(
+    document: DocumentView, *, kinds: Sequence[Kind] = ("email", "card", "ip", "phone"), mask: str = "<{kind}>"
+) -> DocumentView:
+    """Put `<email>`, `<card>`, `<ip>`, `<phone>` in the place of each.
+
+    Args:
+        mask: what to put there, `{kind}` being the kind.
+    """
+    text = document["text"]
+    for kind, (candidate, is_real) in PATTERNS.items():  # in our order: the digits of a card look like a phone number
+        if kind in kinds:
+            replacement = mask.replace("{kind}", kind)
+            text = candidate.sub(
+                lambda match, is_real=is_real, new=replacement: new if is_real(match[0]) else match[0],  # type: ignore[misc]
+                text,
+            )
+    return {**document, "text": text}
+
+
+def always(_: str) -> bool:
+    """The pattern says it all."""
+    return True
+
+
+def is_card(candidate: str) -> bool:
+    """True for 13 to 19 digits that end with the right check digit (Luhn, ISO/IEC 7812-1) and begin as cards do."""
+    digits = [int(character) for character in candidate if character.isdigit()]
+    doubled = [
+        digit if place % 2 == 0 else (digit * 2 - 9 if digit > 4 else digit * 2)
+        for place, digit in enumerate(reversed(digits))
+    ]
+    return digits[0] in range(2, 7) and sum(doubled) % 10 == 0
+
+
+def is_public_address(candidate: str) -> bool:
+    """True for an address that belongs to somebody: not 127.0.0.1 or 192.168.0.1, and of IPv6 only what is given out
+    (2000::/3)."""
+    try:
+        address = ipaddress.ip_address(candidate)
+    except ValueError:
+        return False
+    return address.is_global and (address.version == 4 or address in ipaddress.ip_network("2000::/3"))
+
+
+# Every repeat has a limit: a document may be one line of 50 MB.
+PATTERNS: dict[Kind, tuple[re.Pattern[str], Callable[[str], bool]]] = {
+    "email": (re.compile(r"(?<![\w.+%-])[\w.+%-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}\b"), always),
+    "card": (re.compile(r"(?<![\w.-])\d(?:[ -]?\d){12,18}(?![\w-])", re.ASCII), is_card),
+    "ip": (
+        re.compile(
+            r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}(?!\.?\w)|(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:]))",
+            re.ASCII,
+        ),
+        is_public_address,
+    ),
+    "phone": (
+        re.compile(
+            r"(?<![\w.+-])(?:\+\d{1,3}[ .-]?(?:\(\d{1,4}\)[ .-]?)?\d{1,4}(?:[ .-]?\d{2,4}){2,4}"  # +44 20 7946 0958
+            r"|(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4})(?![\w-])",  # (212) 555-0123
+            re.ASCII,
+        ),
+        always,
+    ),
+}

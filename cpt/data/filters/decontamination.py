@@ -1,0 +1,297 @@
+"""Find training documents that hold what the model is judged by, and leave them out: shared runs of words that cover
+half of either text.
+
+Words are compared in lower case and without punctuation, in runs of 8. A training document is contaminated where the
+runs that it shares with one evaluation document cover half of that document's words, or half of its own; 13 words at
+least, and all of a shorter evaluation document. So a copy is found inside a larger document, a part of one in a
+document of its own, and either after light edits, while a phrase, an idiom of code or a quotation is not enough.
+GPT-3's authors took any 13 words in a row (arxiv.org/abs/2005.14165, appendix C), which on code drops documents for
+idioms; runs of 8 and a share of half are those of Tülu 3 (arxiv.org/abs/2411.15124, section 3.2).
+
+Runs that many evaluation documents share (a licence's header, a phrase of the trade) tell nothing about any of them:
+what stands in more than a twentieth of the evaluation documents, in ten at most and two at least, is not looked for,
+and does not count among their words.
+
+Memory is that of the evaluation documents: 16 bytes a word. A worker process searches some 35 MB of ASCII text a
+second, of other 15."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
+
+from cpt.data.readers.documents import DocumentView
+from cpt.data.readers.sources import open_source
+from cpt.errors import DataError
+from cpt.recipe.schema import DocumentSource
+from cpt.recipe.sense_data import reported_name
+
+WORDS = 8  # of a run; an evaluation document of fewer could stand anywhere, and is not looked for
+LEAST_SHARE, LEAST_WORDS = 0.5, 13
+COMMON_SHARE, COMMON_AT_LEAST, COMMON_AT_MOST = 0.05, 2, 10
+FORMAT = 3  # of the stored index
+NAME, REASON = "decontaminate", "contaminated: "  # of the filter, and what it says in front of the set's name
+
+# Chinese and Japanese do without spaces: each character counts as a word.
+WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
+ASCII_WORDS = bytes(
+    ord(letter.lower()) if WORD.match(letter) else ord(" ") for letter in map(chr, range(128))
+) + bytes(128)
+FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no run's hash loses what an earlier word gave it
+TABLE_BITS = 22
+
+Hashes = NDArray[np.uint64]
+
+
+class Judged(NamedTuple):
+    set_name: str
+    """The held-out set or task."""
+    where: str
+    text: str
+    is_held_out: bool = True
+    """The run keeps equal texts from training by their hash, so that one among the sources is no contamination."""
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What a training document shares with the evaluation document that it shares most with."""
+
+    set_name: str
+    where: str
+    """The evaluation document's place."""
+    words: str
+    """The first run of words that both have."""
+    share: float
+    """Of the evaluation document's words, those in shared runs."""
+    is_contaminated: bool
+    """They cover enough of one of the two documents."""
+
+
+class Runs:
+    """The runs of words of some evaluation documents, to look for in others.
+
+    Args:
+        hashes: of the runs, sorted; one that stands in several documents is there for each.
+        owners: of each run, the number of its document.
+        places: of each run, where it begins in its document, in words.
+        documents: (set, place) of each.
+        own: hashes of the texts that are held out, sorted.
+        too_short: documents of too few words to be looked for.
+    """
+
+    def __init__(
+        self,
+        hashes: Hashes,
+        owners: NDArray[np.int32],
+        places: NDArray[np.int32],
+        documents: Sequence[tuple[str, str]],
+        own: Hashes,
+        too_short: int,
+    ) -> None:
+        self.hashes, self.owners, self.places, self.own, self.too_short = hashes, owners, places, own, too_short
+        self.documents = list(documents)
+        order = np.argsort(owners, kind="stable")
+        by_document = np.split(places[order], np.searchsorted(owners[order], np.arange(1, len(self.documents))))
+        self._words = [num_covered(found) for found in by_document]
+        self._table = table_of(hashes)
+
+    def find(self, text: str) -> Overlap | None:
+        """What the text shares with an evaluation document; None for nothing, and for the evaluation documents
+        themselves.
+
+        Those are kept from training by the hash of their text, and may stand among the training sources to be held
+        out.
+        """
+        words = words_of(text)
+        if len(words) < WORDS:
+            return None
+        runs = runs_of(hashes_of(words))
+        likely = np.flatnonzero(self._table[runs & np.uint64(len(self._table) - 1)])  # most runs end here
+        if not len(likely):
+            return None
+        first = np.searchsorted(self.hashes, runs[likely])
+        counts = np.searchsorted(self.hashes, runs[likely], side="right") - first
+        if not counts.any() or self.is_own(text):
+            return None
+        known = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        return self.largest(words, np.repeat(likely, counts), known)
+
+    def largest(self, words: Sequence[bytes], begins: NDArray[np.int64], known: NDArray[np.int64]) -> Overlap:
+        """Of what is shared with each evaluation document, that which covers most of one of the two.
+
+        Args:
+            words: of the training document.
+            begins: of each shared run, where it begins in there.
+            known: which of our runs it is.
+        """
+        owners, most = self.owners[known], (-1.0, 0, 0.0, False)
+        for owner in np.unique(owners).tolist():
+            is_shared = owners == owner
+            of_evaluation, of_training = num_covered(self.places[known[is_shared]]), num_covered(begins[is_shared])
+            shares = of_evaluation / self._words[owner], of_training / len(words)
+            is_enough = of_evaluation >= min(LEAST_WORDS, self._words[owner]) and max(shares) >= LEAST_SHARE
+            most = max(most, (max(shares) + is_enough, owner, shares[0], is_enough))
+        _, owner, share, is_enough = most
+        begin = int(begins[owners == owner].min())
+        set_name, where = self.documents[owner]
+        return Overlap(set_name, where, b" ".join(words[begin : begin + WORDS]).decode(), share, is_enough)
+
+    def is_own(self, text: str) -> bool:
+        wanted = np.uint64(xxh3_64_intdigest(text.encode()))
+        place = int(np.searchsorted(self.own, wanted))
+        return place < len(self.own) and bool(self.own[place] == wanted)
+
+    def save(self, folder: Path) -> Path:
+        """Write them to a file whose name tells what is in it, for worker processes.
+
+        The name's first part tells what the filter says of any text; where the evaluation documents lie is in the
+        second only.
+        """
+        arrays: dict[str, NDArray[Any]] = {name: vars(self)[name] for name in ("hashes", "owners", "places", "own")}
+        told = json.dumps([FORMAT, [set_name for set_name, _ in self.documents]]).encode()
+        decides = xxh3_128_hexdigest(b"".join([told, *(array.tobytes() for array in arrays.values())]))
+        about = json.dumps([FORMAT, self.documents, self.too_short]).encode()
+        path = folder / f"{decides}.{xxh3_128_hexdigest(about)[:8]}.npz"
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{uuid4().hex}")  # other machines may write it at the same time
+        with beside.open("wb") as file:
+            np.savez(file, about=np.frombuffer(about, np.uint8), **arrays)  # type: ignore[arg-type]
+        beside.replace(path)
+        return path
+
+
+def key_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """A filter's options as the stored tokens are found by them: of an index what it says, not where it lies."""
+    index = options.get("index") if name == NAME else None
+    return options if index is None else {**options, "index": Path(index).name.partition(".")[0]}
+
+
+def read_runs(documents: Iterable[Judged]) -> Runs:
+    """The runs of these documents; of equal texts the first counts."""
+    seen: set[int] = set()
+    own: set[int] = set()
+    places: list[tuple[str, str]] = []
+    runs: list[Hashes] = []
+    too_short = 0
+    for judged in documents:
+        digest = xxh3_64_intdigest(judged.text.encode())
+        if judged.is_held_out:
+            own.add(digest)
+        if digest in seen:
+            continue
+        seen.add(digest)
+        words = words_of(judged.text)
+        if len(words) < WORDS:
+            too_short += 1
+            continue
+        runs.append(runs_of(hashes_of(words)))
+        places.append((judged.set_name, judged.where))
+    common = max(COMMON_AT_LEAST, min(COMMON_AT_MOST, int(COMMON_SHARE * len(places))))
+    firsts = [np.unique(found, return_index=True) for found in runs]
+    every = np.concatenate([np.empty(0, np.uint64), *(found for found, _ in firsts)])
+    begins = np.concatenate([np.empty(0, np.int32), *(begin.astype(np.int32) for _, begin in firsts)])
+    owners = np.repeat(np.arange(len(runs), dtype=np.int32), [len(found) for found, _ in firsts])
+    _, which, counts = np.unique(every, return_inverse=True, return_counts=True)
+    is_rare = counts[which] <= common
+    order = np.argsort(every[is_rare], kind="stable")
+    return Runs(
+        every[is_rare][order],
+        owners[is_rare][order],
+        begins[is_rare][order],
+        places,
+        np.sort(np.array(list(own), np.uint64)),
+        too_short,
+    )
+
+
+@lru_cache(maxsize=4)
+def load_runs(path: str) -> Runs:
+    """What `Runs.save` wrote; kept for the next document.
+
+    Raises:
+        DataError: the file is not there, or damaged.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            form, documents, too_short = json.loads(arrays["about"].tobytes())
+            if form != FORMAT:
+                raise ValueError("it is of another version")
+            places = [tuple(document) for document in documents]
+            return Runs(arrays["hashes"], arrays["owners"], arrays["places"], places, arrays["own"], too_short)
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as problem:
+        raise DataError(
+            f"{path}: the runs of words to look for cannot be read ({problem}). Delete the file; it is made again."
+        ) from problem
+
+
+def decontaminate(
+    document: DocumentView, *, index: str | None = None, against: Sequence[str] = (), own_evaluation: bool = True
+) -> str | None:
+    """The filter: a document that holds half of what the model is judged by, or is half made of it.
+
+    Args:
+        index: a file of `Runs.save`, of the recipe's own evaluation: see `contamination.with_decontamination`.
+        against: files, folders and globs of further evaluation documents, read as held-out sets are.
+        own_evaluation: false leaves the recipe's own evaluation out, which is looked for by default.
+    """
+    for runs in (load_runs(index) if index is not None else None, runs_of_files(tuple(against)) if against else None):
+        overlap = runs.find(document["text"]) if runs is not None else None
+        if overlap is not None and overlap.is_contaminated:
+            return f"{REASON}{overlap.set_name}"
+    return None
+
+
+@lru_cache(maxsize=4)
+def runs_of_files(paths: tuple[str, ...]) -> Runs:
+    sources = [DocumentSource(path=path) for path in paths]
+    named = (
+        (reported_name(source), document)
+        for source in sources
+        for document in open_source(source, "filters.decontaminate.against")
+    )
+    return read_runs(Judged(name, document.where, document.text, is_held_out=False) for name, document in named)
+
+
+def words_of(text: str) -> list[bytes]:
+    """In lower case, without what stands between them."""
+    if text.isascii():  # three times as fast
+        return text.encode().translate(ASCII_WORDS).split()
+    words: list[str] = WORD.findall(text.lower())
+    return [word.encode() for word in words]
+
+
+def hashes_of(words: Sequence[bytes]) -> Hashes:
+    """Of each word."""
+    return np.fromiter(map(xxh3_64_intdigest, words), np.uint64, len(words))
+
+
+def runs_of(words: Hashes) -> Hashes:
+    """The hash of each run of so many words; the order of the words counts."""
+    number = len(words) - WORDS + 1
+    runs = np.zeros(number, np.uint64)
+    for place in range(WORDS):
+        runs = runs * FACTOR + words[place : place + number]  # modulo 2^64
+    return runs ^ (runs >> np.uint64(32))
+
+
+def num_covered(begins: NDArray[Any]) -> int:
+    if not len(begins):
+        return 0
+    return WORDS + int(np.minimum(np.diff(np.unique(begins)), WORDS).sum())
+
+
+def table_of(hashes: Hashes) -> NDArray[np.bool_]:
+    """Which last bits any of them has: a look into it answers for most runs of a training document that they are not
+    among them."""
+    table = np.zeros(1 << TABLE_BITS, bool)
+    table[hashes & np.uint64((1 << TABLE_BITS) - 1)] = True
+    return table

@@ -1,0 +1,353 @@
+"""The order of training: which row of which source is global row i, a function of (sources, weights, seed, i) and of
+nothing else."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from cpt.data.rows.rows import IGNORED, NAMES, PackedRows, PaddedRows, Row, stack_rows
+from cpt.errors import RecipeError
+from cpt.recipe.schema import Data, Phase
+from cpt.recipe.sense_data import reported_name
+
+Stretch = tuple[int, int]
+"""Global numbers of a first row and of the row after the last."""
+
+
+@dataclass
+class RowsOfSteps:
+    """Step s reads `rows_per_step` rows from `first(s)` on; all is arithmetic, so resuming needs the stretches and
+    nothing else."""
+
+    rows_per_step: int
+    left_out: list[Stretch] = field(default_factory=list)
+    """Ascending; each begins where a step would begin."""
+
+    def first(self, step: int) -> int:
+        """Global number of the step's first row: also how many rows the run went through before it, those left out
+        included."""
+        return moved_on(step * self.rows_per_step, self.left_out)
+
+    def of(self, step: int) -> Stretch:
+        first = self.first(step)
+        return first, first + self.rows_per_step
+
+    def leave_out(self, stretches: Iterable[Stretch]) -> None:
+        """From now on no step reads them."""
+        merged: list[Stretch] = []
+        for first, end in sorted({*self.left_out, *stretches}):
+            if merged and first <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((first, end))
+        self.left_out = merged
+
+
+def moved_on(row: int, left_out: Iterable[Stretch]) -> int:
+    """The row that is read as the `row`-th when these ascending stretches are left out."""
+    for first, end in left_out:
+        if row < first:
+            break
+        row += end - first
+    return row
+
+
+# --- lengths ---
+
+
+Int64 = NDArray[np.int64]
+Lengths = list[tuple[int, int]]  # (row, tokens that are read at once from this row on), in the order of rows
+
+
+def lengths_of_phases(data: Data) -> Lengths:
+    """From which rows on how many tokens are read at once; empty where that is the whole row throughout."""
+    if all(phase.context_length is None for phase in data.phases):
+        return []
+    lengths, first = [], 0
+    for phase in data.phases:
+        lengths.append((first, phase.context_length or data.sequence_length))
+        first = first if phase.until is None else round(phase.until / data.sequence_length)
+    return lengths
+
+
+def length_at(number: int, lengths: Sequence[tuple[int, int]]) -> int | None:
+    """What row `number` is cut to; None where there is no curriculum."""
+    place = bisect_right(lengths, number, key=lambda change: change[0])
+    return lengths[place - 1][1] if place else None
+
+
+def cut_documents(position_ids: Int64, labels: Int64, length: int) -> None:
+    """Cut the documents of a row, in place: positions begin anew in each piece, and a piece's first token is predicted
+    from nothing."""
+    if len(position_ids) <= length:
+        return
+    position_ids %= length
+    labels[position_ids == 0] = IGNORED
+
+
+# --- phases ---
+
+
+Shares = NDArray[np.float64]
+Changes = list[
+    tuple[int, Shares]
+]  # (row, shares of the sources from this row on), in the order of rows, the first from row 0 on
+
+LINEAR_BLOCKS = 64  # of a linear change; weights stand still inside a block, so that its quotas are exact
+
+
+def asked_shares(data: Data, tokens: Sequence[int]) -> Changes:
+    """The shares of tokens that the recipe asks for, and the rows from which they hold.
+
+    Args:
+        tokens: of each source once, for `temperature`.
+    """
+    if data.phases:
+        names = [reported_name(source) for source in data.sources]
+        return shares_of_phases(data.phases, names, data.sequence_length)
+    if data.temperature is not None:
+        return [(0, normalised((np.array(tokens) / max(tokens)) ** (1 / data.temperature)))]
+    return [(0, normalised(np.array([source.weight for source in data.sources])))]
+
+
+def normalised(weights: NDArray[np.float64]) -> Shares:
+    """Weights that add up to 1."""
+    return weights / weights.sum()
+
+
+def shares_of_phases(phases: Sequence[Phase], names: Sequence[str], sequence_length: int) -> Changes:
+    """Each phase's shares; of a linear one, those in the middle of each of its blocks. A phase ends with the row that
+    is nearest.
+
+    Raises:
+        RecipeError: a phase still ends at a learning rate, which `cpt.optim.schedules.phases_in_tokens` puts in
+        tokens.
+    """
+    changes: Changes = []
+    first, before = 0, np.empty(0)
+    for number, phase in enumerate(phases):
+        if phase.until_learning_rate is not None:
+            raise RecipeError(
+                f"`data.phases[{number}].until_learning_rate` follows from a run's schedule, which a mixture alone"
+                " does not have. Open it as the run does: build_data(phases_in_tokens(recipe), ...)."
+            )
+        shares = normalised(np.array([phase.weights.get(name, 0.0) for name in names]))
+        after = first if phase.until is None else round(phase.until / sequence_length)
+        if phase.change == "linear":
+            for block in range(LINEAR_BLOCKS):
+                way = (block + 0.5) / LINEAR_BLOCKS
+                changes.append((first + (after - first) * block // LINEAR_BLOCKS, (1 - way) * before + way * shares))
+            changes.append((after, shares))  # a last phase goes on with them
+        else:
+            changes.append((first, shares))
+        first, before = after, shares
+    return changes
+
+
+def shares_over(changes: Changes, rows: int) -> Shares:
+    """The shares asked for over the first `rows` rows together."""
+    ends = [first for first, _ in changes[1:]] + [max(rows, 1)]
+    held = [max(0, min(end, max(rows, 1)) - first) for (first, _), end in zip(changes, ends, strict=True)]
+    return np.average([shares for _, shares in changes], axis=0, weights=held)
+
+
+# --- mixture ---
+
+
+ENDLESS = 10**12  # rows that can be asked for; sources begin anew, in another order, when they are used up
+SHARE_UNIT = 2**32  # weights are kept as whole numbers of this size, so that counting rows is exact
+
+
+class SourceRows(Protocol):
+    """What the mixture needs of a source: endless turns, each of which is a row."""
+
+    def place(self, turn: int, seed: str) -> tuple[int, int]:
+        """How often the source was gone through before turn `turn`, and the row whose turn it is, in an order drawn
+        from the seed."""
+        ...
+
+    def row_at(self, turn: int, seed: str) -> tuple[PackedRows, int, int]:
+        """The rows among which that row is, its number there, and the same time through."""
+        ...
+
+
+class Turns:
+    """Whose turn each global row is: arithmetic, exact, and as fast at row 10**11 as at row 0.
+
+    Weights may change at given rows. Between two changes each source has its share to within two rows; what it is owed
+    is made up for after the next change, and turns are counted on, so that a source goes on where it was left.
+
+    Args:
+        changes: (row, weights of the sources from this row on), in the order of rows, the first from row 0 on. A
+            weight may be 0.
+    """
+
+    def __init__(self, changes: Sequence[tuple[int, Sequence[float]]]) -> None:
+        self.first_rows = [first for first, _ in changes]
+        self.proportions: list[list[int]] = []
+        self.before = [[0] * len(changes[0][1])]
+        owed: dict[int, float] = {}
+        for (first, weights), (end, _) in pairwise(changes):
+            quotas, owed = whole_quotas(end - first, weights, owed)
+            self.proportions.append(quotas)  # shared out by these, each source has exactly its quota at the end
+            self.before.append([had + new for had, new in zip(self.before[-1], quotas, strict=True)])
+        self.proportions.append(in_units(changes[-1][1]))
+
+    def turn(self, number: int) -> tuple[int, int]:
+        """The source that row `number` comes from, and how many turns it had before."""
+        part = bisect_right(self.first_rows, number) - 1
+        source, turn = share_out(number - self.first_rows[part], self.proportions[part])
+        return source, self.before[part][source] + turn
+
+    def shares(self, number: int) -> list[float]:
+        """Each source's share of the rows from `number` on, until weights change."""
+        proportions = self.proportions[bisect_right(self.first_rows, number) - 1]
+        return [proportion / sum(proportions) for proportion in proportions]
+
+    def counts(self, number: int) -> list[int]:
+        """How many of the first `number` rows come from each source."""
+        part = bisect_right(self.first_rows, number) - 1
+        taken = turns_taken(number - self.first_rows[part], self.proportions[part])
+        return [had + new for had, new in zip(self.before[part], taken, strict=True)]
+
+
+class MixtureRows(Dataset[Row]):
+    """Endless rows of a weighted mixture, by global number.
+
+    Each source is gone through completely, in an order drawn from the seed, before it begins anew in another order,
+    also where the weights change in between. Among the first n rows each source has its share of n, to within one row
+    per source.
+
+    Args:
+        weights: of rows.
+        changes: (row, weights from this row on), in the order of rows.
+        lengths: (row, tokens that are read at once from this row on), likewise; see `cpt.data.mixture`.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[SourceRows],
+        weights: Sequence[float],
+        seed: int,
+        changes: Sequence[tuple[int, Sequence[float]]] = (),
+        lengths: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.sources, self.seed, self.lengths = list(sources), seed, list(lengths)
+        self.turns = Turns([(0, weights), *changes])
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, number: int) -> Row:
+        source, turn = self.turn(number)
+        rows, row, epoch = self.sources[source].row_at(turn, f"{self.seed} {source}")
+        found = rows.row(row, epoch)
+        if self.lengths:
+            self.cut(number, found["position_ids"].numpy(), found["labels"].numpy())
+        return found
+
+    def cut(self, number: int, position_ids: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
+        """To the length that holds at row `number`, in place."""
+        if (length := length_at(number, self.lengths)) is not None:
+            cut_documents(position_ids, labels, length)
+
+    def batch(self, numbers: Sequence[int]) -> Row:
+        """Rows as one batch, [B, T]: what `stack_rows` makes of them, written at once."""
+        found = []
+        for number in numbers:
+            source, turn = self.turn(number)
+            found.append(self.sources[source].row_at(turn, f"{self.seed} {source}"))
+        if any(isinstance(rows, PaddedRows) for rows, _, _ in found):
+            return stack_rows([rows.row(row, epoch) for rows, row, epoch in found])
+        arrays = np.empty((len(NAMES), len(found), found[0][0].sequence_length), np.int64)
+        for line, (rows, row, epoch) in enumerate(found):
+            rows.fill(row, epoch, *arrays[:, line])
+            self.cut(numbers[line], arrays[2, line], arrays[1, line])
+        return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
+
+    def documents_in(self, number: int) -> NDArray[np.int64]:
+        """Tokens of each document of a global row; none of them is read."""
+        source, turn = self.turn(number)
+        rows, row, epoch = self.sources[source].row_at(turn, f"{self.seed} {source}")
+        return rows.packing.pieces(row, epoch)[1]
+
+    def turn(self, number: int) -> tuple[int, int]:
+        """The source whose turn a global row is, and how many it had before."""
+        if not 0 <= number < ENDLESS:
+            raise IndexError(f"row {number}: rows go from 0 to {ENDLESS - 1}")
+        return self.turns.turn(int(number))
+
+    def source_of(self, number: int) -> int:
+        """Which source, counted as in the recipe, global row `number` comes from."""
+        return self.locate(number)[0]
+
+    def locate(self, number: int) -> tuple[int, int]:
+        source, _, row = self.place(number)
+        return source, row
+
+    def place(self, number: int) -> tuple[int, int, int]:
+        """The source of a global row, how often the source was gone through before, and the row's number there."""
+        source, turn = self.turn(number)
+        epoch, row = self.sources[source].place(turn, f"{self.seed} {source}")
+        return source, epoch, row
+
+
+def in_units(weights: Sequence[float]) -> list[int]:
+    """Weights as whole numbers; only 0 becomes 0."""
+    total = sum(weights)
+    return [max(1, round(weight / total * SHARE_UNIT)) if weight > 0 else 0 for weight in weights]
+
+
+def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float]) -> tuple[list[int], dict[int, float]]:
+    """Rows of each source among `rows`, and what each is owed after them.
+
+    Args:
+        owed: rows that a source had too few before, below 0 too many; forgotten when other sources than these have a
+            weight.
+    """
+    total = sum(weights)
+    active = [source for source, weight in enumerate(weights) if weight > 0]
+    before = owed if owed.keys() == set(active) else dict.fromkeys(active, 0.0)
+    owed = {source: before[source] + rows * weights[source] / total for source in active}
+    quotas = [0] * len(weights)
+    for source in active:
+        quotas[source] = max(0, math.floor(owed[source]))
+    while (left := rows - sum(quotas)) != 0:  # at most one row a source
+        step = 1 if left > 0 else -1
+        source = max((s for s in active if quotas[s] + step >= 0), key=lambda s: step * (owed[s] - quotas[s]))
+        quotas[source] += step
+    return quotas, {source: owed[source] - quotas[source] for source in active}
+
+
+def share_out(number: int, proportions: Sequence[int]) -> tuple[int, int]:
+    """The source whose turn it is, and how many turns it had before.
+
+    Of the first n rows, the first source takes ceil(n * p / total) and leaves the others to be shared out in the same
+    way. This is what grain's MapDataset.mix does, but for its rounding of weights to 1/100 of the smallest one, which
+    turns 1.009 : 1 into 1 : 1.
+    """
+    before, upto, total = number, number + 1, sum(proportions)
+    for source, proportion in enumerate(proportions):
+        left_before, left_upto = (n * (total - proportion) // total for n in (before, upto))
+        if before - left_before != upto - left_upto:
+            return source, before - left_before
+        before, upto, total = left_before, left_upto, total - proportion
+    raise AssertionError("the last source takes what is left")
+
+
+def turns_taken(number: int, proportions: Sequence[int]) -> list[int]:
+    """How many of the first `number` rows each source takes in `share_out`."""
+    taken, left, total = [], number, sum(proportions)
+    for proportion in proportions:
+        remaining = left * (total - proportion) // total if total else 0
+        taken.append(left - remaining)
+        left, total = remaining, total - proportion
+    return taken

@@ -1,1 +1,0 @@
-"""Which row of which source is trained on when."""

@@ -1,1 +1,0 @@
-"""The built-in filters, a file for each paper or idea."""

@@ -1,0 +1,291 @@
+"""What every reader gives: a document, or a bad row and what becomes of it."""
+
+import base64
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from cpt.errors import DataError
+
+IN_HUB_CACHE = re.compile(r"/datasets--(.+?)--(.+?)/snapshots/([0-9a-f]{40})/(.+)")
+DocumentView = Mapping[str, str]
+"""What filters and transforms see of a document: `text`, `source` (the source's name) and `where` (file and line)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a source that can be read by itself: a range of a file's bytes, or all of it.
+
+    A line, a row group of a parquet file or a batch of an arrow file belongs to the piece in which its first byte
+    lies. So a file is cut by its size alone, and a piece may hold nothing.
+    """
+
+    path: str
+    start: int
+    stop: int | None
+    """None: to the end."""
+    number: int
+    """Among the pieces of the source, in the order of the documents."""
+
+
+class File(NamedTuple):
+    """A file of a source as a listing shows it."""
+
+    name: str
+    size: int
+    """In bytes."""
+    version: str
+    """Time of change, or what its server calls its content: the same, the same content."""
+
+
+COUNTABLE_BYTES = 2**30  # of a file, whose lines are counted to tell where a row stands; that takes a second or less
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the rows of a piece come from; shared by all of them."""
+
+    path: str
+    unit: Literal["line", "row", "item", "document"]
+    """What is counted. A file that is one document has nothing to count."""
+    start: int = 0
+    """Byte of the file at which the counting of lines begins; what is left of a line there counts as one."""
+
+    def where(self, number: int) -> str:
+        """`corpus/a.jsonl:17`, `a.parquet: row 17` or `a.txt`, counted from 1 over the whole file.
+
+        Nobody fetches what stands before a piece of a remote file to count its lines: `s3://bucket/a.jsonl: line 17
+        after byte 1,048,576`.
+        """
+        address = hub_address(self.path)
+        if self.unit == "document":
+            return address
+        if self.unit != "line":
+            return f"{address}: {self.unit} {number}"
+        if "://" in self.path or self.start > COUNTABLE_BYTES:
+            return self.near(number)
+        return f"{address}:{lines_before(self.path, self.start) + number}"
+
+    def near(self, number: int) -> str:
+        """The same, without reading anything: lines are counted from where the piece begins."""
+        if self.start and self.unit == "line":
+            return f"{hub_address(self.path)}: line {number - 1} after byte {self.start + 1:,}"
+        return f"{hub_address(self.path)}:{number}" if self.unit == "line" else self.where(number)
+
+
+class Document(NamedTuple):
+    """A text and where it stands.
+
+    A plain tuple, because there are billions. `where` is worked out when it is asked for: in the middle of a large
+    file that means counting the lines before. So ask for it of the documents that a message is about, not of each one.
+    """
+
+    text: str
+    origin: Origin
+    number: int
+    score: float = math.nan
+    """What it is ordered by, where the source names a column for that."""
+
+    @property
+    def where(self) -> str:
+        return self.origin.where(self.number)
+
+    @property
+    def near(self) -> str:
+        """The same, without reading anything."""
+        return self.origin.near(self.number)
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that is no document."""
+
+    reason: str
+    """In a few words that many rows share, to count by: `not valid JSON`."""
+    detail: str
+    """What exactly is wrong with this one."""
+    origin: Origin
+    number: int
+    byte: int | None = None
+    """Where in the file (of a compressed one: in what is in it) the row begins or, where that is known, goes wrong."""
+    raw: bytes | None = None
+    """The row itself, where there is one."""
+    num_rows: int = 1
+    """How many rows are lost by it: more than one where a whole file or the rest of it is."""
+
+    @property
+    def where(self) -> str:
+        return self.origin.where(self.number)
+
+
+class BadValue(Exception):  # noqa: N818 -- it is caught where it is raised, and becomes a BadRow
+    """Why a row is none; readers turn it into a BadRow."""
+
+    def __init__(self, reason: str, detail: str = "", byte: int | None = None) -> None:
+        super().__init__(detail or reason)
+        self.reason, self.detail, self.byte = reason, detail or reason, byte
+
+
+def hub_address(path: str) -> str:
+    """Where a file in the Hub's cache comes from, the same on each machine; other files as they are called."""
+    found = IN_HUB_CACHE.search(path)
+    return "hf://datasets/{}/{}@{}/{}".format(*found.groups()) if found else path
+
+
+COUNTED: dict[str, tuple[int, int]] = {}  # file -> a byte and the lines before it: pieces mostly come in order
+
+
+def lines_before(path: str, byte: int) -> int:
+    if not byte:
+        return 0
+    at, lines = COUNTED.get(path, (0, 0))
+    if at > byte:
+        at, lines = 0, 0
+    with open(path, "rb") as file:
+        file.seek(at)
+        while at < byte and (block := file.read(min(1 << 22, byte - at))):
+            lines += block.count(b"\n")
+            at += len(block)
+    COUNTED[path] = at, lines
+    return lines
+
+
+# --- bad rows ---
+
+
+OnBadRow = Literal["error", "skip", "quarantine"]
+Listed = dict[str, Any]  # a bad row as a line of bad_rows.jsonl
+FILE_NAME = "bad_rows.jsonl"
+SHOWN = 5
+ABSURD_SHARE = 0.2  # of a source's tokens in one document
+REMEDIES = {
+    "missing column": "Set `{key}.text_column`.",
+    "null": "Fix or remove the row, or set another `{key}.text_column`.",
+    "wrong type": "Fix or remove the row, or set another `{key}.text_column`.",
+    "missing columns": "Write it in `{key}`.",
+    "texts and messages": "Fix or remove the row, or set other columns: `{key}.chat`.",
+    "no value": "Fix or remove the row, or set other columns: `{key}.chat`.",
+    "wrong value": "Fix or remove the row, or set other columns: `{key}.chat`.",
+    "not a chat": "Fix or remove the row, or set another `{key}.chat`.",
+    "invalid UTF-8": (
+        "Convert it (iconv -f latin1 -t utf-8), remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
+    ),
+    "UTF-16": (
+        "Convert it (iconv -f utf-16 -t utf-8), remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
+    ),
+    "empty file": "Fill it, or leave it out of `{key}.path`.",
+    "no rows": "Fill it, or leave it out of `{key}.path`.",
+    "damaged file": "Write the file anew, or leave it out of `{key}.path`.",
+}
+REMEDY = "Fix or remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
+
+
+def apply_policy(
+    items: Iterable[Document | BadRow], policy: OnBadRow, key: str, found: list[Listed]
+) -> Iterator[Document]:
+    """The documents among what a reader gives.
+
+    With several processes, each applies it to its own pieces; the lists are put together in the order of the pieces.
+    When all is read, call `refuse_too_many` and, if anything was found, `write_bad_rows` beside the stored tokens.
+
+    Args:
+        policy: the recipe's `data.on_bad_row`.
+        key: where the source stands in the recipe, for messages.
+        found: takes the bad rows that do not end the run.
+
+    Raises:
+        DataError: a bad row, under the policy `error`.
+    """
+    for item in items:
+        if isinstance(item, Document):
+            yield item
+        elif policy == "error":
+            raise DataError(complaint(item, key))
+        else:
+            found.append(listed(item, with_raw=policy == "quarantine"))
+
+
+def complaint(bad: BadRow, key: str) -> str:
+    at = "" if bad.byte is None else f" Byte {bad.byte:,} of the file."
+    return f"{bad.where}: {bad.detail}.{at} {REMEDIES.get(bad.reason, REMEDY).format(key=key)}"
+
+
+def listed(bad: BadRow, *, with_raw: bool) -> Listed:
+    """A bad row as it is kept; raw bytes that are no UTF-8 are written in base64."""
+    row: Listed = {
+        "where": bad.where,
+        "byte": bad.byte,
+        "reason": bad.reason,
+        "detail": bad.detail,
+        "rows": bad.num_rows,
+    }
+    if with_raw and bad.raw is not None:
+        try:
+            row["raw"] = bad.raw.decode()
+        except UnicodeDecodeError:
+            row["raw_base64"] = base64.b64encode(bad.raw).decode()
+    return row
+
+
+def refuse_too_many(
+    num_bad: int, num_good: int, max_share: float, path: str, key: str, listed: Iterable[Listed]
+) -> None:
+    """Stop where more of a source is bad than the recipe allows.
+
+    Args:
+        num_good: rows, those that filters dropped included.
+        max_share: the recipe's `data.max_bad_share`.
+        path: of the source.
+        listed: the bad rows, of which the first are shown.
+
+    Raises:
+        DataError: with the first bad rows.
+    """
+    share = num_bad / max(1, num_bad + num_good)
+    if share > max_share:
+        first = "; ".join(f"{row['where']}: {row['detail']}" for row in islice(listed, SHOWN))
+        raise DataError(
+            f"{path}: {num_bad:,} of {num_bad + num_good:,} rows are bad ({share:.2%}), more than `data.max_bad_share`"
+            f" allows ({max_share:.2%}). The first: {first}. Look at all of them: cpt data check. Fix the files"
+            f" ({key}.path), or raise the share."
+        )
+
+
+def count_reasons(found: Iterable[Listed]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for row in found:
+        counts[row["reason"]] += row["rows"]
+    return dict(counts)
+
+
+def write_bad_rows(found: Sequence[Listed], folder: Path) -> None:
+    """List them in `bad_rows.jsonl`, one a line; no file where there are none."""
+    if not found:
+        (folder / FILE_NAME).unlink(missing_ok=True)
+        return
+    (folder / FILE_NAME).write_text(
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found), encoding="utf-8"
+    )
+
+
+def absurd_share(name: str, where: str, size: int, total: int, num_documents: int, unit: str = "tokens") -> str | None:
+    """A warning where one document is an absurd part of a source; none for a source of so few documents that one has
+    to be.
+
+    Args:
+        where: the address of the longest document, empty where it is not known.
+        size: its length, in `unit`.
+        total, num_documents: of the source.
+    """
+    if num_documents < 2 / ABSURD_SHARE or size <= ABSURD_SHARE * total:
+        return None
+    return (
+        f"{name}: one of {num_documents:,} documents{f' ({where})' if where else ''} makes up {size / total:.0%} of"
+        f" the {unit}. Is it one document? The filter `length` with `max_characters` drops such."
+    )

@@ -1,0 +1,343 @@
+"""Read txt, md, jsonl, json, csv and tsv."""
+
+import csv
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, BinaryIO
+
+import orjson
+
+from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, Piece
+from cpt.data.readers.opening import BOM, BUFFER, format_of, is_whole, open_file
+from cpt.data.readers.values import check_columns, columns_of, decode, document_of, kind
+from cpt.recipe.schema import DocumentSource
+
+LONGEST_LINE = 64 * 2**20
+KEPT_OF_LONG_LINE = 1000
+Lines = Iterator[
+    tuple[int, int, bytes]
+]  # number, counted from the origin; first byte in the file; the line with its end
+
+
+class LongLine(bytes):
+    """What is kept of a line too long for the memory: its beginning and an ellipsis, which together are no JSON."""
+
+
+def lines_of(piece: Piece) -> tuple[Origin, Lines]:
+    """The lines whose first byte lies in the piece, without a byte order mark."""
+    before = max(
+        0, piece.start - 1
+    )  # what stands there is the end of a line, or part of one that began before this piece
+    return Origin(piece.path, "line", before), read_lines(piece, before)
+
+
+def read_lines(piece: Piece, at: int) -> Lines:
+    """Go through the lines from a byte on; what stands there before the piece counts as one."""
+    number, stop = 0, sys.maxsize if piece.stop is None else piece.stop
+    with open_file(piece.path, at, piece.stop) as file:
+        if piece.start:
+            at, number = pass_over(file, at, stop), 1
+        while at < stop and (line := file.readline(LONGEST_LINE + 1)):
+            begin, number, at = at, number + 1, at + len(line)
+            if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
+                line = LongLine(line[:KEPT_OF_LONG_LINE] + b"...")
+                at = pass_over(file, at, stop)
+            elif not begin:
+                line = line.removeprefix(BOM)
+            yield number, begin, line
+
+
+def pass_over(file: BinaryIO, at: int, stop: int) -> int:
+    """The byte after the end of a line, or one after `stop` where it does not end before: then nothing more begins
+    before it either."""
+    while at < stop and (part := file.readline(BUFFER)):
+        at += len(part)
+        if part.endswith(b"\n"):
+            break
+    return at
+
+
+def refuse_long(raw: bytes) -> None:
+    """A line, or another document, that is too long has not been read.
+
+    Raises:
+        BadValue: always for such a one.
+    """
+    if isinstance(raw, LongLine):
+        raise BadValue("too long", f"longer than the {LONGEST_LINE:,} bytes that one document may have; is it one?")
+
+
+# --- texts ---
+
+
+def read_text(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
+    """The documents of a file, to the byte; lines lose only their end."""
+    if source.text_documents == "line":
+        yield from read_text_lines(piece)
+        return
+    with open_file(piece.path) as file:
+        if source.text_documents == "file":
+            raw = file.read(LONGEST_LINE + 1)
+            yield text_document(shortened(raw.removeprefix(BOM), len(raw)), Origin(piece.path, "document"), 1, 0)
+            return
+        origin = Origin(piece.path, "item")
+        for number, (byte, part) in enumerate(split(file, source.text_documents.encode()), start=1):
+            if part.strip():
+                yield text_document(part, origin, number, byte)
+
+
+def split(file: BinaryIO, separator: bytes) -> Iterator[tuple[int, bytes]]:
+    """What stands between separators, with where each part begins, without a byte order mark; of the file no more is
+    held than one part."""
+    held, at, dropped, searched = (
+        bytearray(),
+        0,
+        0,
+        0,
+    )  # the part so far; where it begins; what of it is held no more; what is no separator
+    while block := file.read(BUFFER):
+        held += block
+        while (end := held.find(separator, searched)) >= 0:
+            yield at, shortened(bytes(held[:end]).removeprefix(b"" if at else BOM), dropped + end)
+            at += dropped + end + len(separator)
+            del held[: end + len(separator)]
+            dropped = searched = 0
+        searched = max(0, len(held) - len(separator) + 1)
+        if dropped + searched > LONGEST_LINE:
+            dropped += searched - KEPT_OF_LONG_LINE
+            del held[KEPT_OF_LONG_LINE:searched]
+            searched = KEPT_OF_LONG_LINE
+    yield at, shortened(bytes(held).removeprefix(b"" if at else BOM), dropped + len(held))
+
+
+def shortened(raw: bytes, num_bytes: int) -> bytes:
+    """A document as it is, or what is kept of one that is too long."""
+    return raw if num_bytes <= LONGEST_LINE else LongLine(raw[:KEPT_OF_LONG_LINE] + b"...")
+
+
+def read_text_lines(piece: Piece) -> Iterator[Document | BadRow]:
+    """Each line that is not blank."""
+    origin, lines = lines_of(piece)
+    for number, byte, line in lines:
+        if line.strip():
+            yield text_document(line if isinstance(line, LongLine) else line.rstrip(b"\r\n"), origin, number, byte)
+
+
+def text_document(raw: bytes, origin: Origin, number: int, byte: int) -> Document | BadRow:
+    try:
+        refuse_long(raw)
+        return Document(decode(raw), origin, number)
+    except BadValue as bad:
+        return BadRow(bad.reason, bad.detail, origin, number, byte + (bad.byte or 0), raw)
+
+
+# --- json lines ---
+
+
+def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
+    origin, lines = lines_of(piece)
+    column = (
+        source.text_column
+        if columns_of(source) == (source.text_column,) and source.template is None and source.chat is None
+        else None
+    )
+    is_empty = True
+    for number, byte, line in lines:
+        try:  # most rows are good, and there are billions of them
+            text = None if column is None else orjson.loads(line)[column]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            text = None
+        if type(text) is str and "\0" not in text:
+            yield Document(text, origin, number)
+        elif line.strip():
+            yield read_row(line, source, origin, number, byte)
+        else:
+            continue
+        is_empty = False
+    if is_empty and is_whole(piece):
+        detail = f"no rows, only blank lines. Expected one JSON object a line with the key `{columns_of(source)[0]}`"
+        yield BadRow("no rows", detail, origin, 1)
+
+
+def read_row(line: bytes, source: DocumentSource, origin: Origin, number: int, byte: int) -> Document | BadRow:
+    try:
+        return document_of(parse_object(line, columns_of(source)[0]), source, origin, number)
+    except BadValue as bad:
+        return BadRow(bad.reason, bad.detail, origin, number, byte + (bad.byte or 0), line)
+
+
+def parse_object(line: bytes, column: str) -> dict[str, Any]:
+    refuse_long(line)
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as problem:
+        raise why_not_json(line, problem) from problem
+    if not isinstance(row, dict):
+        raise BadValue("not an object", f"{kind(row)}, expected a JSON object with the key `{column}`")
+    return row
+
+
+def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
+    """Say which of the usual things is wrong with JSON."""
+    try:
+        text = decode(raw)  # orjson does not tell which byte is not UTF-8
+    except BadValue as bad:
+        return bad
+    byte = len(text[: problem.pos].encode())
+    what = f"not valid JSON: {{}}, at character {problem.pos}"
+    if "surrogate" in problem.msg:
+        return BadValue("lone surrogate", what.format("a lone surrogate (half of a character)"), byte)
+    if text[problem.pos :].lstrip("-").startswith(("NaN", "Infinity")) or text[max(0, problem.pos - 1) :].startswith(
+        ("-Infinity", "-NaN")
+    ):
+        return BadValue("NaN or Infinity", what.format("NaN and Infinity are no JSON (write null)"), byte)
+    if not raw.endswith((b"\n", b"}", b"]")):
+        return BadValue("cut off", what.format(f"{problem.msg} (the file ends in the middle of the row)"), byte)
+    return BadValue("not valid JSON", what.format(problem.msg), byte)
+
+
+# --- json documents ---
+
+
+def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
+    """The objects of a file; it is in memory as a whole."""
+    origin, whole = Origin(piece.path, "item"), Origin(piece.path, "document")
+    with open_file(piece.path) as file:
+        raw = file.read().removeprefix(BOM)
+    try:
+        rows = orjson.loads(raw)
+    except orjson.JSONDecodeError as problem:
+        if is_json_lines(raw):
+            yield from read_json_lines(piece, source)
+        else:
+            bad = why_not_json(raw, problem)
+            yield BadRow(bad.reason, bad.detail, whole, 1, bad.byte)
+        return
+    if not isinstance(rows, list):
+        rows, origin = [rows], whole
+    if not rows:
+        yield BadRow("no rows", "an empty list, expected objects", whole, 1)
+    for number, row in enumerate(rows, start=1):
+        try:
+            if not isinstance(row, dict):
+                raise BadValue(
+                    "not an object", f"{kind(row)}, expected a JSON object with the key `{columns_of(source)[0]}`"
+                )
+            yield document_of(row, source, origin, number)
+        except BadValue as bad:
+            yield BadRow(bad.reason, bad.detail, origin, number, raw=orjson.dumps(row))
+
+
+def is_json_lines(raw: bytes) -> bool:
+    first, _, rest = raw.lstrip().partition(b"\n")
+    try:
+        return bool(rest.strip()) and isinstance(orjson.loads(first), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
+# --- delimited ---
+
+
+LONGEST_RECORD = 64 * 2**20  # a quote that is never closed makes one of the rest of the file
+
+
+class Records:
+    """The records of a file, and the lines that each was made of.
+
+    Quotes may hold line breaks, so a file can be read only from its beginning. A line that is not UTF-8 spoils its
+    record and no other: it is read with its bad bytes marked.
+    """
+
+    def __init__(self, piece: Piece) -> None:
+        self.origin, self._lines = lines_of(piece)
+        self.number, self.byte = 1, 0
+        self.raw: list[bytes] = []
+        self._size = 0
+        self.problem: BadValue | None = None
+        csv.field_size_limit(sys.maxsize)  # Python's own limit is 128 KiB a field
+        self._delimiter = "\t" if format_of(piece.path) == ".tsv" else ","
+        self._reader = self._read_on()
+
+    def _read_on(self) -> Iterator[list[str]]:
+        return csv.reader(self._text(), delimiter=self._delimiter, strict=True)
+
+    def _text(self) -> Iterator[str]:
+        for number, byte, line in self._lines:
+            if not self.raw:
+                self.number, self.byte = number, byte
+            self.raw.append(line)
+            self._size += len(line)
+            if self._size > LONGEST_RECORD:
+                self.raw = [b"".join(self.raw)[:KEPT_OF_LONG_LINE] + b"...", *[b""] * (len(self.raw) - 1)]
+                raise BadValue(
+                    "not valid CSV",
+                    f"not valid CSV (a record of more than {LONGEST_RECORD:,} bytes; is a quote never closed?)",
+                )
+            try:
+                refuse_long(line)
+                yield decode(line)
+            except BadValue as bad:
+                self.problem = self.problem or BadValue(bad.reason, bad.detail, byte + (bad.byte or 0))
+                yield "\n" if bad.byte is None else line.replace(b"\0", b"?").decode(errors="replace")
+
+    def next(self) -> list[str] | None:
+        """The next record, None at the end.
+
+        Raises:
+            BadValue: it is none.
+        """
+        self.raw, self.problem, self._size = [], None, 0
+        try:
+            record = next(self._reader, None)
+        except BadValue:
+            self._reader = self._read_on()
+            raise
+        except csv.Error as problem:
+            raise BadValue("not valid CSV", f"not valid CSV ({problem})", self.byte) from problem
+        if self.problem is not None:
+            raise self.problem
+        return record
+
+    def bad(self, bad: BadValue) -> BadRow:
+        """The record as a bad row; a quote that is never closed swallows lines, and each of them counts."""
+        byte = self.byte if bad.byte is None else bad.byte
+        num_rows = max(1, len(self.raw)) if bad.reason == "not valid CSV" else 1
+        return BadRow(bad.reason, bad.detail, self.origin, self.number, byte, b"".join(self.raw), num_rows)
+
+    def bad_file(self, bad: BadValue) -> BadRow:
+        """The header as a bad row that costs all lines after it."""
+        return replace(self.bad(bad), num_rows=max(1, sum(1 for _ in self._lines)))
+
+
+def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
+    records = Records(piece)
+    try:
+        columns = records.next() or []
+        check_columns(columns, source)
+    except BadValue as bad:
+        yield records.bad_file(bad)
+        return
+    places = [columns.index(column) for column in columns_of(source, columns)]
+    is_empty = True
+    while True:
+        try:
+            record = records.next()
+            if record is None:
+                break
+            if not record:  # a blank line
+                continue
+            is_empty = False
+            if len(record) != len(columns):
+                what = f"{len(record)} fields, expected {len(columns)}: {', '.join(columns)}"
+                raise BadValue("wrong number of fields", what)
+            yield document_of(
+                {columns[place]: record[place] for place in places}, source, records.origin, records.number
+            )
+        except BadValue as bad:
+            is_empty = False
+            yield records.bad(bad)
+    if is_empty:
+        detail = f"a header and no rows. Expected documents in the column `{columns_of(source)[0]}`"
+        yield BadRow("no rows", detail, Origin(piece.path, "document"), 1)

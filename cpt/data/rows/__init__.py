@@ -1,0 +1,1 @@
+"""Rows of a source: selected documents, packed, window by window."""

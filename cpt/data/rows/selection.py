@@ -1,0 +1,285 @@
+"""Which of a source's documents are trained on: duplicates and held-out documents are not."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_128_hexdigest
+
+from cpt.cache import hold, key_of, open_array, publish_derived
+from cpt.data.store.bucket import bucket
+from cpt.data.store.plan import ORDERED_PARTS
+from cpt.data.store.token_files import StoredDocuments, TokenFiles
+from cpt.errors import ResourceError
+
+FORMAT = 2  # of what is kept of a comparison; counts up when it is made another way
+SHINGLE = 5  # tokens; the numbers are FineWeb's (arxiv.org/abs/2406.17557, section 3.4): 14 bands of 8 find a likeness of 0.75 with 77 %  # noqa: E501
+BANDS, ROWS = 14, 8
+# share of shingles in common (Jaccard) from which on documents are nearly the same, as estimated by the 112 hashes
+LIKENESS = 0.75
+CHUNK_TOKENS = 4_000_000
+FILES = {"exact duplicate": "is_equal.npy", "near duplicate": "is_near.npy"}  # reason -> file
+
+
+class Repeated:
+    """Which documents of a source were there before, by reason; memory-mapped.
+
+    Args:
+        folder: holds a file for each reason.
+        first_documents: number of each shard's first document among all that were compared, and the number of all.
+    """
+
+    def __init__(self, folder: Path, first_documents: Sequence[int]) -> None:
+        self.folder, self.first_documents = folder, list(first_documents)
+        hold(folder, self)
+        self._masks = {reason: open_array(folder / file) for reason, file in FILES.items() if (folder / file).exists()}
+
+    def __reduce__(self) -> tuple[type["Repeated"], tuple[Path, list[int]]]:
+        """Worker processes open the files themselves."""
+        return Repeated, (self.folder, self.first_documents)
+
+    @property
+    def name(self) -> str:
+        """Tells what was compared and how, and where the source stands among it."""
+        return f"{self.folder.name} {self.first_documents[0]}"
+
+    def of_shards(self, shards: Sequence[int]) -> dict[str, NDArray[np.bool_]]:
+        """For the documents of some shards, one after the other; at most one reason each."""
+        bounds = [(self.first_documents[shard], self.first_documents[shard + 1]) for shard in shards]
+        return {
+            reason: np.concatenate([mask[first:after] for first, after in bounds])
+            for reason, mask in self._masks.items()
+        }
+
+
+def repeated_documents(
+    sources: Sequence[Callable[[bool], StoredDocuments]], deduplicate: str, cache_dir: Path
+) -> list[Repeated]:
+    """Which documents of each source are left out; worked out once and kept in `cache_dir`.
+
+    Args:
+        sources: open each source's documents, verified or not. They are compared with each other too: of equal
+            documents, the one of the first source stays.
+        deduplicate: exact, or near, which finds equal ones too.
+
+    Raises:
+        ResourceError: near duplicates are asked for, and their library is not installed.
+    """
+    opened = [documents(False) for documents in sources]
+
+    def fill(folder: Path) -> None:
+        if (store := bucket()) is not None and store.get_folder(f"duplicates/{key_of(what)}.tar", folder):
+            return
+        parts = [part for documents in sources for part in documents(True).parts]
+        equal = ~first_of_each(np.concatenate([part.hashes for part in parts]))
+        np.save(folder / FILES["exact duplicate"], equal)
+        if deduplicate == "near":
+            np.save(folder / FILES["near duplicate"], near_duplicates(parts, folder) & ~equal)
+
+    numbers = [SHINGLE, BANDS, ROWS, LIKENESS] if deduplicate == "near" else []
+    what = {
+        "format": FORMAT,
+        "parts": [part.description.digest for documents in opened for part in documents.parts],
+        "numbers": numbers,
+    }
+    folder = publish_derived(cache_dir / "duplicates" / key_of(what), fill)
+    bounds = [0, *accumulate(part.description.documents for documents in opened for part in documents.parts)]
+    last = [0, *accumulate(len(documents.parts) for documents in opened)]
+    return [Repeated(folder, bounds[first : after + 1]) for first, after in pairwise(last)]
+
+
+def first_of_each(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """True for the first document of each text; hashes of 64 bits confuse two of 10^8 texts with a probability of 0.03
+    %."""
+    is_first = np.zeros(len(hashes), bool)
+    is_first[np.unique(hashes, return_index=True)[1]] = True
+    return is_first
+
+
+def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> NDArray[np.bool_]:
+    """True for documents much like an earlier one (MinHash, doi.org/10.1109/SEQUEN.1997.666900).
+
+    An earlier document is found where one of `BANDS` groups of hashes is the same. What is like a document that is
+    itself left out is left out too. The hashes lie in a file meanwhile, 448 bytes a document; the memory needed is
+    some 100 bytes a document (estimated).
+    """
+    file = folder / "hashes.bin"
+    hashes = np.memmap(file, np.uint32, "w+", shape=(sum(part.description.documents for part in parts), BANDS * ROWS))
+    at = 0
+    for some in (some for part in parts for some in minhashes(part)):
+        hashes[at : at + len(some)] = some
+        at += len(some)
+    found = is_like_earlier(hashes)
+    file.unlink()
+    return found
+
+
+def minhashes(store: TokenFiles) -> Iterator[NDArray[np.uint32]]:
+    """The hashes of some documents after the other: [documents, BANDS * ROWS]."""
+    try:
+        from rensa import RMinHash
+    except ImportError as problem:
+        raise ResourceError("`data.deduplicate: near` needs rensa: pip install 'cpt[dedup]'.") from problem
+    first = 0
+    while first < len(store.hashes):
+        after = max(first + 1, int(np.searchsorted(store.offsets, store.offsets[first] + CHUNK_TOKENS, "right")) - 1)
+        offsets = store.offsets[first : after + 1] - store.offsets[first]
+        hashes, bounds = shingles(store.tokens[store.offsets[first] : store.offsets[after]], offsets)
+        matrix = RMinHash.digest_matrix_from_flat_token_hashes(hashes, bounds, BANDS * ROWS, 42)
+        yield np.array(matrix.to_rows(), np.uint32)
+        first = after
+
+
+def shingles(
+    tokens: NDArray[np.unsignedinteger], offsets: NDArray[np.int64]
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """A hash of each run of `SHINGLE` tokens inside a document, and where each document's begin; a shorter document is
+    one run."""
+    padded = np.concatenate([tokens.astype(np.uint64), np.zeros(SHINGLE, np.uint64)])
+    lengths = np.diff(offsets)
+    counts = np.maximum(1, lengths - SHINGLE + 1)
+    bounds = np.concatenate([np.zeros(1, np.int64), counts.cumsum()])
+    begins = np.arange(bounds[-1]) + np.repeat(offsets[:-1] - bounds[:-1], counts)
+    ends = np.repeat(offsets[1:], counts)
+    hashes = np.zeros(len(begins), np.uint64)
+    for place in range(SHINGLE):
+        token = np.where(begins + place < ends, padded[begins + place] + np.uint64(1), np.uint64(0))
+        hashes = (hashes ^ token) * np.uint64(0x9E3779B97F4A7C15)
+        hashes ^= hashes >> np.uint64(29)
+    return hashes, bounds.astype(np.uint64)
+
+
+def is_like_earlier(hashes: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Whether a document is like the first one that has the same hashes in one of the bands."""
+    like = np.zeros(len(hashes), bool)
+    for band in range(BANDS):
+        rows = np.ascontiguousarray(hashes[:, band * ROWS : (band + 1) * ROWS])
+        _, first, group = np.unique(rows.view(f"V{ROWS * 4}").ravel(), return_index=True, return_inverse=True)
+        candidates = np.flatnonzero((first[group] != np.arange(len(hashes))) & ~like)
+        for some in np.array_split(candidates, len(candidates) // 100_000 + 1):
+            like[some] |= (hashes[some] == hashes[first[group[some]]]).mean(1) >= LIKENESS
+    return like
+
+
+# --- selection ---
+
+
+AFTER_MAX_TOKENS = "after max_tokens"  # a reason to leave documents out
+ROWS_OF_A_PART = 8  # at least, of a source that is read by a score
+# A longer document is never held out: it would be much of the held-out bytes, and the interval of the verdict would
+# rest on it. With fewer than 20 documents to hold out, a fifth of their bytes is little more than an average document,
+# so four of these are allowed.
+LARGEST_PART, LARGEST_OF_AVERAGE = 1 / 5, 4
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The documents that are trained on, by number, and what became of the others."""
+
+    documents: NDArray[np.int64]
+    held_out: int
+    left_out: dict[str, int]
+    """Reason -> documents."""
+    is_limit_reached: bool
+    """Whether `max_tokens` leaves nothing of what comes after."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which of a source's documents are trained on.
+
+    Attributes:
+        held_out_share: of the documents that is kept from training, by the hash of their text.
+        longest_held_out: bytes; a longer document is trained on whatever its hash is.
+        judged: hashes of documents that the model is judged by, sorted.
+        repeated: what was there before, if it is to be left out.
+        max_tokens: of the source; its documents come in the order of the windows.
+    """
+
+    held_out_share: float | None
+    judged: NDArray[np.uint64]
+    repeated: Repeated | None
+    max_tokens: int | None
+    longest_held_out: int | None = None
+
+    def content(self) -> dict[str, Any]:
+        return {
+            "held_out_share": self.held_out_share,
+            "judged": xxh3_128_hexdigest(self.judged.tobytes()),
+            "repeated": self.repeated and self.repeated.name,
+            "max_tokens": self.max_tokens,
+            "longest_held_out": self.longest_held_out,
+        }
+
+    def choose(self, documents: StoredDocuments, shards: Sequence[int], tokens_before: int) -> Chosen:
+        """Among the documents of some shards.
+
+        Args:
+            tokens_before: that were chosen in front of these.
+        """
+        hashes = documents.hashes
+        repeated = self.is_repeated(shards)
+        is_first = ~np.logical_or.reduce([*repeated.values(), np.zeros(len(hashes), bool)])
+        is_allowed = is_first & ~self.is_held_out(documents) & ~np.isin(hashes, self.judged)
+        left_out = {reason: int(which.sum()) for reason, which in repeated.items() if which.any()}
+        chosen, number = np.flatnonzero(is_allowed), int(is_allowed.sum())
+        if self.max_tokens is not None:
+            tokens = tokens_before + np.diff(documents.offsets)[chosen].cumsum()
+            number = int(np.searchsorted(tokens, self.max_tokens, "right"))
+            if number < len(chosen):
+                left_out[AFTER_MAX_TOKENS] = len(chosen) - number
+        held_out = int(is_first.sum()) - len(chosen)
+        return Chosen(chosen[:number], held_out, left_out, is_limit_reached=number < len(chosen))
+
+    def held_out(self, documents: StoredDocuments, shards: Sequence[int]) -> NDArray[np.int64]:
+        """The documents that the hash of their text keeps from training, each text once."""
+        is_repeated = np.logical_or.reduce([*self.is_repeated(shards).values(), np.zeros(len(documents), bool)])
+        return np.flatnonzero(self.is_held_out(documents) & ~is_repeated)
+
+    def is_held_out(self, documents: StoredDocuments) -> NDArray[np.bool_]:
+        if self.held_out_share is None:
+            return np.zeros(len(documents), bool)
+        return is_held_out(documents.hashes, documents.num_bytes, self.held_out_share, self.longest_held_out)
+
+    def is_repeated(self, shards: Sequence[int]) -> dict[str, NDArray[np.bool_]]:
+        return {} if self.repeated is None else self.repeated.of_shards(shards)
+
+
+def is_held_out(
+    hashes: NDArray[np.uint64], num_bytes: NDArray[np.int64], share: float, longest: int | None = None
+) -> NDArray[np.bool_]:
+    """Which documents are held out.
+
+    Args:
+        hashes, num_bytes: xxh3-64 of each document's text and its UTF-8 bytes.
+        share: of the documents.
+        longest: bytes of the longest that may be; None: any.
+    """
+    is_chosen = hashes < np.uint64(int(share * 2**64))
+    return is_chosen if longest is None else is_chosen & (num_bytes <= longest)
+
+
+def longest_held_out(total_bytes: int, num_documents: int, share: float) -> int:
+    """Bytes of the longest document that may be held out, so that no single one decides what the others say."""
+    return int(total_bytes * max(LARGEST_PART * share, LARGEST_OF_AVERAGE / max(1, num_documents)))
+
+
+def part_by_score(
+    documents: StoredDocuments, chosen: NDArray[np.int64], part: int, sequence_length: int
+) -> NDArray[np.int64]:
+    """A part of the chosen documents, by their score: equally many tokens each; fewer parts than there may be where
+    each would be tiny."""
+    order = chosen[np.argsort(documents.scores[chosen], kind="stable")]
+    ends = np.diff(documents.offsets)[order].cumsum()
+    parts = int(np.clip(ends[-1] // (ROWS_OF_A_PART * sequence_length), 1, ORDERED_PARTS)) if len(order) else 1
+    bounds = (
+        np.searchsorted(ends, [ends[-1] * part / parts, ends[-1] * (part + 1) / parts], "left")
+        if len(order)
+        else [0, 0]
+    )
+    last = len(order) if part + 1 == parts else bounds[1]
+    return order[bounds[0] : last] if part < parts else order[:0]

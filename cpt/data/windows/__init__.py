@@ -1,1 +1,0 @@
-"""The rows of a source, window by window, made when they are needed."""

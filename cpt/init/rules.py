@@ -1,0 +1,326 @@
+"""What a practitioner would choose for these documents, this model and this machine, by a few rules with sources."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from cpt.errors import DataError, RecipeError, ResourceError
+from cpt.init.documents import DocumentFacts
+from cpt.models.adapter_targets import adaptable
+from cpt.models.adapters import count_lora_parameters
+from cpt.models.config import load_config
+from cpt.models.inventory import (
+    build_on_meta,
+    count_model_parameters,
+    isolates_documents,
+    longest_row,
+    vocabulary_size,
+)
+from cpt.models.known_bases import KnownBase, known_base
+from cpt.planner.activations import count_activations
+from cpt.planner.advice import fits, shipped_profiles
+from cpt.planner.memory import facts_for, plan_memory
+from cpt.planner.setup import attention_on_gpu, setup_of
+from cpt.planner.speed import MFU_RANGE, assumed_mfu, planned_speed
+from cpt.planner.target import Target
+from cpt.planner.terms import GIB
+from cpt.preflight.automatic import fastest_that_fits
+from cpt.recipe.load import load_recipe
+from cpt.recipe.paths import is_local
+from cpt.recipe.references import REPOSITORY
+from cpt.recipe.run_results import result_of_run
+from cpt.recipe.schema import Model, Recipe, Tokenizer
+from cpt.runs.folder import read_objects
+from cpt.runs.record import EXPORT, RECIPE
+from cpt.stages.deepspeed_profile import read_profile
+from cpt.tokenizer.load import load_tokenizer
+
+Shift = Literal["weak", "strong"]
+LONGEST_ROW, LONGEST_ROW_ON_CPU = 4096, 512
+SHIFT_BELOW = 0.75  # of English's bytes per token
+WEAK_REPLAY, STRONG_REPLAY = 0.05, 0.25  # arXiv 2403.08763
+EPOCHS = ((500_000_000, 1), (50_000_000, 2), (0, 4))  # up to 4 are nearly as good as new text: arXiv 2305.16264
+STEPS_WANTED, FEWEST_STEPS_ON_GPU, FEWEST_STEPS = 400, 100, 10
+LARGEST_BATCH = 524_288
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+MOST_TOKENS = 32_768  # in a micro-batch: more is no faster
+RATES_BY_SIZE = ((200_000_000, 1e-4), (1_000_000_000, 5e-5), (5_000_000_000, 2e-5), (math.inf, 1e-5))
+REWARMED_TO = 0.3  # of the base's peak, for a strong shift: between a tenth, where runs end, and arXiv 2403.08763's 1
+LORA_FACTOR, LARGEST_LORA_RATE, LEAST_RATE = 10, 5e-4, 1e-6
+ADAPTERS_ONLY = {"r": 64, "lora_alpha": 16, "use_rslora": True}
+# In the order of preference; above MOST_FOR_ZERO2 parameters, ZeRO-2 leaves too little of 24 GB.
+PROFILES = ("ds_config_zero1.json", "ds_config_production.json", "ds_config_prototype.json", "ds_config_8b_24gb.json")
+MOST_FOR_ZERO2 = 4_000_000_000
+HELD_OUT_DOCUMENTS, MOST_HELD_OUT, LEAST_HELD_OUT = 100, 0.2, 0.005
+MOST_EVALUATIONS, EVALUATION_SHARE = 5, 0.1
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A model that training starts from, without its weights."""
+
+    path: str
+    model: PreTrainedModel
+    """On the meta device."""
+    tokenizer: PreTrainedTokenizerBase
+    parameters: int
+    longest_row: int | None
+    packs_documents: bool
+    known: KnownBase | None
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train that fits."""
+
+    name: str
+    """`full`, `lora` (with embeddings and head) or `adapters`."""
+    profile: str | None
+    micro_batch: int
+    checkpointing: bool
+    memory_gib: float
+    hours: tuple[float, float, float]
+    """Expected, and at the ends of published efficiency, without evaluation and saving."""
+    refused: list[str]
+    """Ways tried before, with what they need."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the recipe says, apart from the words."""
+
+    way: Way
+    sequence_length: int
+    shift_reason: str
+    replay: float
+    """Share of the tokens."""
+    epochs: float
+    tokens: int
+    batch_tokens: int
+    learning_rate: float
+    rate_reason: str
+    warmup_tokens: int
+    held_out_share: float
+    evaluations: int
+
+    @property
+    def is_strong_shift(self) -> bool:
+        return self.replay == STRONG_REPLAY
+
+
+def read_base(path: str) -> BaseModel:
+    """Read the config and the tokenizer, without opening any weights.
+
+    Raises:
+        RecipeError: the model cannot be loaded, or its tokenizer is another model's.
+        ResourceError: it is on the Hub, which cannot be reached or wants a login.
+    """
+    path = result_of_run(path) or path
+    section = Model(path=path)
+    config, tokenizer = load_config(section), load_tokenizer(Tokenizer(), section)
+    if len(tokenizer) > (known_tokens := vocabulary_size(config)):
+        raise RecipeError(
+            f"{path}: its tokenizer has {len(tokenizer):,} tokens, its model an embedding for {known_tokens:,}. Use"
+            " the base's own tokenizer files; to add tokens: cpt tokenizer extend."
+        )
+    model = build_on_meta(config)
+    known, packs = own_run(path) or known_base(path), isolates_documents(config)
+    return BaseModel(path, model, tokenizer, count_model_parameters(model).total, longest_row(config), packs, known)
+
+
+def own_run(path: str) -> KnownBase | None:
+    """How a run of ours trained the model that it exported to this folder."""
+    run = Path(path).expanduser().parent
+    metrics, recipe = run / "metrics.jsonl", run / RECIPE
+    if not is_local(path) or Path(path).name != EXPORT or not metrics.is_file() or not recipe.is_file():
+        return None
+    rates = [row["learning_rate"] for row in read_objects(metrics, []) if "learning_rate" in row]
+    made, last = load_recipe(recipe), float(rates[-1]) if rates else None
+    peak, batch = made.optimizer.learning_rate, made.budget.global_batch_tokens
+    return KnownBase(path, "", f"the run that made it, {run}", peak, last, batch, made.data.sequence_length)
+
+
+def choose(
+    facts: DocumentFacts,
+    base: BaseModel,
+    target: Target,
+    *,
+    with_replay: bool = True,
+    tokens: int | None = None,
+    full: bool | None = None,
+    shift: Shift | None = None,
+) -> Choices:
+    """Decide everything.
+
+    Args:
+        tokens: the budget, if the user has one.
+        full: True for all parameters, False for adapters, whatever the rules say.
+        shift: how far the documents are from what the base read, if the user knows.
+
+    Raises:
+        ResourceError: nothing fits the machine.
+        DataError: there is too little text for a handful of steps.
+    """
+    known, gpus = base.known, max(1, target.gpus)
+    longest = LONGEST_ROW_ON_CPU if target.on_cpu else LONGEST_ROW
+    length = min(longest, (known and known.sequence_length) or longest, base.longest_row or longest)
+    is_strong, reason = (shift == "strong", "as you say") if shift is not None else measured_shift(facts)
+    replay = (STRONG_REPLAY if is_strong else WEAK_REPLAY) if with_replay else 0.0
+    share = min(MOST_HELD_OUT, max(LEAST_HELD_OUT, HELD_OUT_DOCUMENTS / facts.documents))
+    held_out = math.ceil(share * 1000) / 1000
+    domain_tokens = max(1.0, facts.tokens * (1 - held_out))
+    if tokens is None:
+        epochs: float = next(times for least, times in EPOCHS if domain_tokens >= least)
+        tokens = max(1, round_down(epochs * domain_tokens / (1 - replay)))
+    else:
+        epochs = tokens * (1 - replay) / domain_tokens
+    # a GPU gets enough tokens at once to be busy, in fewer steps
+    wanted = max(tokens / STEPS_WANTED, min(MOST_TOKENS * target.gpus, tokens / FEWEST_STEPS_ON_GPU))
+    most = min(LARGEST_BATCH, (known and known.batch_tokens) or LARGEST_BATCH, wanted)
+    batch = length * gpus * 2 ** max(0, math.floor(math.log2(max(1.0, most / (length * gpus)))))
+    if tokens < FEWEST_STEPS * batch:
+        raise DataError(
+            f"{facts.source.path}: its {facts.tokens:,} tokens make {tokens // batch} steps of {batch:,} tokens, too"
+            " few to learn from. Give more documents, or --tokens to read them more often."
+        )
+    way = way_that_fits(base, target, length, tokens, batch, full)
+    rate, rate_reason = learning_rate(base, is_full=way.name == "full", is_strong_shift=is_strong)
+    # evaluations cost a third of training, and should take a tenth of the time
+    often = int(3 * EVALUATION_SHARE * tokens / max(1.0, held_out * facts.tokens))
+    return Choices(
+        way,
+        length,
+        reason,
+        replay,
+        epochs,
+        tokens,
+        batch,
+        rate,
+        rate_reason,
+        max(batch, round_down(0.01 * tokens)),
+        held_out,
+        min(MOST_EVALUATIONS, max(1, often)),
+    )
+
+
+def measured_shift(facts: DocumentFacts) -> tuple[bool, str]:
+    """How far the documents are from what the base read, by how well its tokenizer fits them."""
+    fit = f"{facts.bytes_per_token:.2f} bytes a token, {100 * facts.compared_with_english:.0f} % of plain English"
+    if facts.main_language not in (None, "en") and facts.compared_with_english < 1:
+        return True, f"most documents look like `{facts.main_language}`; {fit}"
+    return facts.compared_with_english < SHIFT_BELOW, fit
+
+
+def ways_to_train(base: BaseModel, target: Target) -> Iterator[tuple[str, str | None, dict[str, Any] | None]]:
+    """Name, DeepSpeed profile and adapters: all parameters before adapters, on the GPU before on the host."""
+    if target.gpus < 2:
+        yield "full", None, None
+    shipped = {path.rpartition("/")[2]: zero for path, zero in shipped_profiles()}
+    for profile in PROFILES if not target.on_cpu else ():
+        zero = shipped[profile]
+        if (target.gpus > 1 or zero.offload_optimizer) and (zero.stage != 2 or base.parameters <= MOST_FOR_ZERO2):
+            yield "full", f"deepspeed_configs/{profile}", None
+    if next(adaptable(base.model), None) is None:
+        return
+    for name, options in (("lora", {"preset": "cpt"}), ("adapters", ADAPTERS_ONLY)):
+        try:
+            count_lora_parameters(base.model, options)
+        except RecipeError:  # a tied head that peft cannot follow
+            continue
+        yield name, None, options
+
+
+def way_that_fits(base: BaseModel, target: Target, length: int, tokens: int, batch: int, full: bool | None) -> Way:
+    """The first way that fits, with its fastest micro-batch."""
+    refused: list[str] = []
+    gpus = max(1, target.gpus)
+    for name, profile, lora in ways_to_train(base, target):
+        if full is not None and full != (name == "full"):
+            continue
+        training: dict[str, Any] = {
+            "per_device_train_batch_size": 1,
+            "torch_compile": "auto",
+            "bf16": not target.on_cpu,
+        }
+        sections = {
+            "name": "draft",
+            "model": {"path": base.path, "lora": lora},
+            "data": {
+                "sequence_length": length,
+                "sources": [{"path": "documents"}],
+                "packing": "best_fit" if base.packs_documents else "token_budget",
+            },
+            "budget": {"tokens": tokens, "global_batch_tokens": batch},
+            "training": training | ({"deepspeed": profile} if profile else {}),
+        }
+        recipe, config = Recipe.model_validate(sections), base.model.config
+        attention = "sdpa" if target.on_cpu else attention_on_gpu(recipe, config)
+        read = read_profile(str(REPOSITORY / profile)) if profile else None
+        setup = setup_of(recipe, gpus, read, attention=attention, on_cpu=target.on_cpu)
+        facts, activations = facts_for(config, setup), count_activations(config, setup)
+        rows = batch // (length * gpus)
+        sizes = [size for size in MICRO_BATCHES if rows % size == 0 and size * length <= max(MOST_TOKENS, length)]
+        setup = fastest_that_fits(
+            setup,
+            target,
+            (facts, activations),
+            micro_batches=sizes if base.packs_documents else [1],  # else a row is a batch of its own
+            checkpointing=[False] if target.on_cpu else [False, True],
+            share=1.0,
+        )
+        plan = plan_memory(facts, setup, activations)
+        # an unknown host counts only for what is kept there throughout
+        needs_host = setup.zero is not None and setup.zero.offload_optimizer
+        has_host = not needs_host or plan.host.size / GIB <= target.host_memory_gib
+        if fits(plan, target) and has_host:
+            shares = (assumed_mfu(setup), MFU_RANGE[1], MFU_RANGE[0])
+            expected, least, most = (planned_speed(facts, setup, target, mfu).hours(tokens) for mfu in shares)
+            memory, hours = plan.peak.size / GIB, (expected, least, most)
+            return Way(name, profile, setup.micro_batch, setup.checkpointing, memory, hours, refused)
+        what = {"full": "all parameters", "lora": "LoRA with embeddings and head", "adapters": "LoRA"}[name]
+        needs = f"{plan.peak.size / GIB:.1f} GiB of {target.memory_gib:.0f} on the GPU"
+        if not has_host or fits(plan, target):
+            needs = f"{plan.host.size / GIB:.0f} GiB of host memory, there is {target.host_memory_gib:.0f}"
+            needs += f" ({target.host_source})"
+        refused.append(f"{what}{f' with {profile}' if profile else ''} takes {needs}")
+    if not refused:
+        raise ResourceError(f"{base.path} has no linear layers for adapters. Leave out --lora.")
+    raise ResourceError(
+        f"{base.path} does not fit {gpus} x {target.name}: {'; '.join(refused)} (estimates). Take a smaller model,"
+        " more GPUs (--gpus) or larger ones, or give the host's memory (--host-memory GIB)."
+    )
+
+
+def learning_rate(base: BaseModel, *, is_full: bool, is_strong_shift: bool) -> tuple[float, str]:
+    """Where the base's own schedule ended, higher for text that is far from what it read; ten times that for
+    adapters."""
+    known = base.known
+    peak, last = (known.peak_learning_rate, known.final_learning_rate) if known else (None, None)
+    whose = f"the base's own peak, {peak:g} ({known.source})" if known and peak else ""
+    if peak and is_strong_shift:
+        value, reason = peak * REWARMED_TO, f"{REWARMED_TO:g} of {whose}: the text is far from what the base read"
+    elif known and last and last >= LEAST_RATE:
+        value, reason = last, f"the learning rate at which the base's own training ended ({known.source})"
+    elif peak:
+        value, reason = peak / 10, f"a tenth of {whose}"
+    else:
+        value = next(rate for size, rate in RATES_BY_SIZE if base.parameters < size)
+        value *= 10 * REWARMED_TO if is_strong_shift else 1
+        part = f"{REWARMED_TO:g}" if is_strong_shift else "a tenth"
+        reason = f"about {part} of the peaks published for this size; the base's own is unknown"
+    if is_full:
+        return value, reason
+    text = f"adapters want about ten times what all parameters do (arXiv 2405.09673); that is {value:g}, {reason}"
+    return min(value * LORA_FACTOR, LARGEST_LORA_RATE), text
+
+
+def round_down(number: float, digits: int = 2) -> int:
+    """To so many significant digits: 1,234,567 becomes 1,200,000."""
+    if number < 10**digits:
+        return math.floor(number)
+    step = 10 ** (math.floor(math.log10(number)) - digits + 1)
+    return math.floor(number / step) * step

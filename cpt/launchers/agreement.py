@@ -1,0 +1,218 @@
+"""Refuse a launch that contradicts the recipe, or that lost processes on its way: the recipe decides."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+from accelerate.commands.config.config_args import ClusterConfig, default_config_file, load_config_from_file
+from accelerate.commands.launch import launch_command_parser
+from accelerate.utils import DeepSpeedPlugin, DistributedType
+
+from cpt.errors import LaunchError
+from cpt.parallelism import KEY, read_parallelism
+from cpt.ranks import world_size
+from cpt.shipped import training_program
+
+ON = ("1", "true", "yes", "y", "on", "t")
+FSDP_OF_ACCELERATE = {  # variable of accelerate's launcher -> (key of `training.fsdp_config`, its default)
+    "FSDP_VERSION": ("version", "2"),
+    "FSDP_RESHARD_AFTER_FORWARD": ("reshard_after_forward", "true"),
+    "FSDP_OFFLOAD_PARAMS": ("cpu_offload", "false"),
+    "FSDP_ACTIVATION_CHECKPOINTING": ("activation_checkpointing", "false"),
+}
+OTHER_STARTERS = {  # variable that a starter without torch's RANK sets -> what it is called
+    "OMPI_COMM_WORLD_SIZE": "mpirun",
+    "PMI_SIZE": "mpirun",
+    "MV2_COMM_WORLD_SIZE": "mpirun",
+    "SLURM_STEP_NUM_TASKS": "srun",
+}
+
+
+def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | None:
+    """Compare what the launcher left in the environment with the recipe's `training:` section.
+
+    Returns:
+        What `TrainingArguments.deepspeed` must be: from the recipe, or from accelerate's config.
+
+    Raises:
+        LaunchError: the launcher started fewer processes than it was asked for, or contradicts the recipe.
+    """
+    if world_size() > 1 and "RANK" not in os.environ:  # every process would be the main one
+        raise LaunchError(
+            f"WORLD_SIZE is {world_size()}, but RANK is not set. Use a launcher (torchrun, accelerate, deepspeed), or"
+            " set both."
+        )
+    refuse_lost_processes()
+    check_precision(training)
+    check_fsdp(training)
+    check_parallelism(training)
+    return agreed_deepspeed(training)
+
+
+# --- accelerate's settings ----------------------------------------------------------------------------------------
+
+
+def check_precision(training: Mapping[str, Any]) -> None:
+    """Refuse another precision: where the recipe names none, transformers would take accelerate's."""
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision == "fp8":
+        raise LaunchError(
+            "accelerate was started with mixed_precision fp8, which cpt has not been tested with. Start with"
+            " `--mixed_precision bf16`, and write `training: {bf16: true}`."
+        )
+    if precision != "no" and not training.get(precision):
+        raise LaunchError(
+            f"accelerate was started with mixed_precision {precision}, which is not in the recipe. Write"
+            f" `training: {{{precision}: true}}` into the recipe, or `mixed_precision: 'no'` into accelerate's config."
+        )
+
+
+def check_fsdp(training: Mapping[str, Any]) -> None:
+    """Refuse another FSDP than the recipe's, or DeepSpeed together with FSDP."""
+    in_recipe = bool(training.get("fsdp"))
+    if in_recipe and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        raise LaunchError(
+            "the recipe has `training.fsdp`, and accelerate was started with DeepSpeed. Remove `fsdp` from the recipe,"
+            " or start with `distributed_type: MULTI_GPU` or torchrun."
+        )
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() not in ON:
+        return
+    if not in_recipe:
+        raise LaunchError(
+            "accelerate was started with FSDP, which is not in the recipe. Write `training: {fsdp: true}` into the"
+            " recipe, or `distributed_type: MULTI_GPU` into accelerate's config."
+        )
+    config = training.get("fsdp_config") or {}
+    options = {key.removeprefix("fsdp_"): value for key, value in config.items()} if isinstance(config, dict) else {}
+    for variable, (key, default) in FSDP_OF_ACCELERATE.items():
+        of_launch, of_recipe = os.environ.get(variable), options.get(key, default)
+        if of_launch is not None and as_word(of_launch) != as_word(of_recipe):
+            raise LaunchError(
+                f"accelerate was started with {variable} {of_launch}, and the recipe's `training.fsdp_config.{key}` is"
+                f" {of_recipe}. Write the same into both, or `distributed_type: MULTI_GPU` into accelerate's config."
+            )
+
+
+def as_word(value: Any) -> str:
+    """All spellings of yes and no as `true` and `false`, with FSDP 1's names for them."""
+    word = str(value).lower()
+    if word in (*ON, "full_shard") and word != "1":
+        return "true"
+    return "false" if word in ("no", "n", "off", "f", "shard_grad_op") else word
+
+
+def check_parallelism(training: Mapping[str, Any]) -> None:
+    """Refuse other groups of processes that share rows than the recipe's, which are all that the data loader knows."""
+    of_recipe = vars(read_parallelism(training))
+    if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() != "true":
+        return
+    for size in ("sp_size", "tp_size", "cp_size"):
+        of_launch = int(os.environ.get(f"PARALLELISM_CONFIG_{size.upper()}", "1"))
+        if of_launch != of_recipe[size]:
+            raise LaunchError(
+                f"accelerate was started with {size} {of_launch}, and the recipe's `training.{KEY}.{size}` is"
+                f" {of_recipe[size]}. Remove `parallelism_config` from accelerate's config: the recipe decides."
+            )
+
+
+def agreed_deepspeed(training: Mapping[str, Any]) -> str | dict[str, Any] | None:
+    """The DeepSpeed config of the recipe or of accelerate; both may have one only where they are equal."""
+    from_recipe: str | dict[str, Any] | None = training.get("deepspeed")
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
+        return from_recipe
+    file = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+    from_accelerate = file or config_of_accelerate()
+    if from_recipe is not None and contents(from_recipe) != contents(from_accelerate):
+        raise LaunchError(
+            f"the recipe's `training.deepspeed` is {from_recipe}, but accelerate was started with"
+            f" {file or 'the values in its own config'}, which differs. Remove `deepspeed` from the recipe, or"
+            " `deepspeed_config` from accelerate's config."
+        )
+    return from_accelerate if from_recipe is None else from_recipe
+
+
+def config_of_accelerate() -> dict[str, Any]:
+    """The config that accelerate makes of `zero_stage` and the like; what it leaves open follows the recipe."""
+    config: dict[str, Any] = DeepSpeedPlugin().deepspeed_config
+    del config["steps_per_print"]  # infinite; the Trainer sets it again
+    return {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "zero_force_ds_cpu_optimizer": False, **config}
+
+
+def contents(config: str | dict[str, Any]) -> dict[str, Any]:
+    """The config's content, from its file where it is a path."""
+    if isinstance(config, dict):
+        return config
+    try:
+        read: dict[str, Any] = json.loads(Path(config).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as problem:
+        raise LaunchError(f"DeepSpeed config {config}: {problem}") from problem
+    return read
+
+
+# --- lost processes -----------------------------------------------------------------------------------------------
+
+
+def refuse_lost_processes() -> None:
+    """Refuse a launch that silently became one process.
+
+    `accelerate launch` starts one process, with exit code 0 and no warning, where its config says MULTI_CPU or where
+    `--cpu` is combined with several processes or DeepSpeed. The child's environment does not show it, only the
+    launcher's command line and config do. Under `mpirun` and `srun` each process believes that it is alone.
+    """
+    if "RANK" in os.environ:
+        return
+    for variable, starter in OTHER_STARTERS.items():
+        count = os.environ.get(variable, "1")
+        if count.isdigit() and int(count) > 1:
+            raise LaunchError(
+                f"{starter} started {count} processes, but without RANK and WORLD_SIZE each of them would train alone."
+                f" Start one launcher per host instead: torchrun --nnodes N --nproc_per_node M {training_program()}"
+                " RECIPE"
+            )
+    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # set by `accelerate launch`
+        for ancestor in psutil.Process().parents():
+            try:
+                words = ancestor.cmdline()
+            except (psutil.AccessDenied, psutil.NoSuchProcess):
+                continue
+            if (arguments := arguments_of_accelerate(words)) is not None:
+                check_accelerate(arguments)
+
+
+def arguments_of_accelerate(words: list[str]) -> list[str] | None:
+    """What follows `accelerate launch`, `accelerate-launch` or `-m accelerate.commands.launch` in a command line."""
+    for place, word in enumerate(words[:4]):
+        if Path(word).name == "accelerate" and words[place + 1 : place + 2] == ["launch"]:
+            return words[place + 2 :]
+        if Path(word).name == "accelerate-launch" or word.endswith(
+            ("accelerate.commands.launch", "accelerate/commands/launch.py")
+        ):
+            return words[place + 1 :]
+    return None
+
+
+def check_accelerate(arguments: list[str]) -> None:
+    """Compare what accelerate was asked for with the single process that this is."""
+    asked = launch_command_parser().parse_args(arguments)
+    config = None  # it reads its default file unless --cpu is given
+    if asked.config_file is not None or (not asked.cpu and Path(default_config_file).is_file()):
+        config = load_config_from_file(asked.config_file)
+    if not isinstance(config, ClusterConfig):
+        config = None
+    where = f" ({asked.config_file or default_config_file})" if config else ""
+    processes = asked.num_processes or (config.num_processes if config else 1) or 1
+    if processes > 1:
+        raise LaunchError(
+            f"accelerate was told to start {processes} processes{where}, but started one: on the CPU it needs"
+            " `distributed_type: MULTI_GPU` with `use_cpu: false` (see launch/cpu_2_processes.yaml), never MULTI_CPU"
+            f" nor --cpu. Or: torchrun --nproc_per_node {processes} {training_program()} RECIPE"
+        )
+    of_config = config is not None and config.distributed_type == DistributedType.DEEPSPEED
+    if asked.use_deepspeed or (of_config and not (asked.multi_gpu or asked.use_fsdp)):
+        raise LaunchError(
+            f"accelerate was told to use DeepSpeed{where}, but does not: --cpu turns it off. Remove --cpu; without a"
+            " GPU, DeepSpeed runs on the CPU anyway."
+        )

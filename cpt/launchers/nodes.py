@@ -1,0 +1,187 @@
+"""Compare the nodes of a run before its first step: versions, code, recipe, files, and one shared output folder."""
+
+import os
+import platform
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from xxhash import xxh3_64
+
+from cpt.data.open_sources import keyed_sources
+from cpt.data.readers.files import files_of, kind_of
+from cpt.data.readers.forms import sections_of
+from cpt.errors import CptError, LaunchError
+from cpt.hardware import find_gpus
+from cpt.ranks import local_rank, num_nodes, rank, tell
+from cpt.recipe.schema import Recipe
+from cpt.recipe.tree import Location, dotted
+from cpt.recipe.words import in_yaml, shortened
+from cpt.runs.environment import PACKAGES, hash_of_code, installed_version
+
+Facts = dict[str, str]  # what is compared -> its value on this node
+Value = TypeVar("Value")
+ONLY_SLOWER = ("GPUs", "GPU driver", "NCCL_", "GLOO_")  # a difference in these is a warning
+MOST_REPORTED = 5  # differences of one node
+MOST_FILES_NAMED = 1000  # of a folder with more, one hash of all files is compared
+MOST_FILES_OPENED = 64
+END_BYTES = 1 << 16  # read at the beginning and at the end of a file
+SECONDS_TO_APPEAR = 5.0  # file servers show a new file late
+
+
+def compare_nodes(recipe: Recipe) -> None:
+    """Compare the nodes of a run that has several; every process calls this, after the process group exists.
+
+    Raises:
+        LaunchError: the nodes differ; every process raises the same error.
+    """
+    if num_nodes() == 1:
+        return
+    is_first = local_rank() == 0
+    output = Path(recipe.output_dir).absolute()
+    token = output / f".shared-{uuid4().hex}"
+    problem = write_token(token) if rank() == 0 else None
+    reports = of_each_node((socket.gethostname(), facts_of_node(recipe), token.name) if is_first else None)
+    hosts = unique_names([host for host, _, _ in reports])
+    shared = output / reports[0][2]  # what the first node wrote
+    problems = of_each_node((problem or look_for(shared, hosts[0]),) if is_first else None)
+    if rank() == 0:
+        token.unlink(missing_ok=True)
+    nodes = {host: facts for host, (_, facts, _) in zip(hosts, reports, strict=True)}
+    errors = [f"{host}: {problem}" for host, (problem,) in zip(hosts, problems, strict=True) if problem]
+    for host in hosts:
+        found = dict(differences(host, nodes))
+        for label in [label for label in found if label.startswith(ONLY_SLOWER)]:
+            tell(f"warning: {host}: {found.pop(label)}")
+        errors += [f"{host}: {difference}" for difference in list(found.values())[:MOST_REPORTED]]
+        if len(found) > MOST_REPORTED:
+            errors.append(f"{host}: {len(found) - MOST_REPORTED} more differences")
+    if errors:
+        remedy = "Start all nodes with the same environment, code, recipe and files, best from one shared folder."
+        raise LaunchError("\n  ".join(["the nodes of this run differ:", *errors]) + f"\n{remedy}")
+    tell(f"{len(hosts)} nodes agree on versions, code, recipe and files: {', '.join(hosts)}.")
+
+
+def of_each_node(value: Value | None) -> list[Value]:
+    """The values of the processes that speak for their nodes, in the order of ranks; the others pass None."""
+    values: list[Value | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return [value for value in values if value is not None]
+
+
+def unique_names(hosts: list[str]) -> list[str]:
+    """Containers may share a hostname: then the node's number is added."""
+    return [f"{host} (node {node})" if hosts.count(host) > 1 else host for node, host in enumerate(hosts)]
+
+
+def differences(host: str, nodes: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
+    """What is different on a host than on most; of two equally frequent values the first node's is taken as right."""
+    for label in dict.fromkeys(label for facts in nodes.values() for label in facts):
+        values = {name: facts.get(label, "missing") for name, facts in nodes.items()}
+        usual = Counter(values.values()).most_common(1)[0][0]
+        if values[host] != usual:
+            others = [name for name, value in values.items() if value == usual]
+            more = f" and {len(others) - 2} more" if len(others) > 2 else ""
+            here, there = shortened(values[host]), shortened(usual)
+            yield label, f"{label} is {here}, but {there} on {', '.join(others[:2])}{more}"
+
+
+def write_token(token: Path) -> str | None:
+    """Write the file that the other nodes look for; what is wrong where that fails."""
+    try:
+        token.parent.mkdir(parents=True, exist_ok=True)
+        token.write_text(socket.gethostname())
+    except OSError as problem:
+        return f"`output_dir` {token.parent} cannot be written: {problem.strerror}"
+    return None
+
+
+def look_for(token: Path, writer: str) -> str | None:
+    """What is wrong with this node's view of the output folder."""
+    until = time.monotonic() + SECONDS_TO_APPEAR
+    while not token.exists():
+        if time.monotonic() > until:
+            return f"`output_dir` {token.parent} is not the folder of that name on {writer}. Set it to a shared folder"
+        time.sleep(0.1)
+    return None if os.access(token.parent, os.W_OK) else f"`output_dir` {token.parent} cannot be written"
+
+
+def facts_of_node(recipe: Recipe) -> Facts:
+    """Everything that has to be the same on all nodes, or should be."""
+    gpus = find_gpus()
+    versions = {name: version for name in PACKAGES if (version := installed_version(name))}
+    variables = {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "GLOO_"))}
+    return {
+        "Python": platform.python_version(),
+        **versions,
+        "CUDA of torch": str(torch.version.cuda),
+        "the hash of cpt's source files": hash_of_code()[:12],
+        **{f"recipe key `{key}`": text for key, text in keys_of(recipe.model_dump(mode="json", by_alias=True))},
+        **files_of_recipe(recipe),
+        "GPUs": f"{len(gpus)} x {gpus[0].name}" if gpus else "none",
+        "GPU driver": gpus[0].driver if gpus else "none",
+        **{name: value for name, value in variables.items() if not name.endswith("IFNAME")},
+    }
+
+
+def keys_of(value: Any, above: Location = ()) -> Iterator[tuple[str, str]]:
+    """The deepest keys of a recipe, with their values in YAML."""
+    if isinstance(value, dict | list) and value:
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from keys_of(child, (*above, key))
+    else:
+        yield dotted(above), in_yaml(value)
+
+
+def files_of_recipe(recipe: Recipe) -> Facts:
+    """The files that the recipe reads from this node's disks: names, sizes, and hashes of their ends."""
+    found: Facts = {}
+    data, evaluation = sections_of(recipe)
+    for key, source in keyed_sources(data, evaluation):
+        if kind_of(source.path) == "local":
+            try:
+                files = [Path(file.name) for file in files_of(source, key)]
+            except (CptError, OSError) as problem:
+                found[f"`{key}.path`"] = f"not readable: {problem}"
+            else:
+                found |= described(f"{key}.path", Path(os.path.commonpath([file.parent for file in files])), files)
+    profile = recipe.training.get("deepspeed")
+    paths = {"model.path": recipe.model.path, "tokenizer.path": recipe.tokenizer.path}
+    for key, text in {**paths, "training.deepspeed": profile if isinstance(profile, str) else None}.items():
+        if text is not None and kind_of(text) == "local":
+            path = Path(text).expanduser()
+            files = [path] if path.is_file() else sorted(path.glob("[!.]*"))
+            found |= described(
+                key, path.parent if path.is_file() else path, [file for file in files if file.is_file()]
+            )
+    return found
+
+
+def described(key: str, folder: Path, files: Iterable[Path]) -> Facts:
+    """A line about all files, and one for each where they are few enough to be named."""
+    sizes = {file: file.stat().st_size for file in sorted(files)}
+    every = max(1, -(-len(sizes) // MOST_FILES_OPENED))  # rounded up
+    marks = {
+        str(file.relative_to(folder)): f"{size:,} bytes"
+        + (f" {hash_of_ends(file, size)}" if number % every == 0 else "")
+        for number, (file, size) in enumerate(sizes.items())
+    }
+    whole = f"{len(sizes):,} files, {sum(sizes.values()):,} bytes"
+    if len(sizes) > MOST_FILES_NAMED:
+        return {f"`{key}`": f"{whole}, {xxh3_64(repr(sorted(marks.items())).encode()).hexdigest()}"}
+    return {f"`{key}`": whole, **{f"`{key}`: {name}": mark for name, mark in marks.items()}}
+
+
+def hash_of_ends(file: Path, size: int) -> str:
+    """Hash of a file's first and last 64 KiB."""
+    with file.open("rb") as stream:
+        digest = xxh3_64(stream.read(END_BYTES))
+        stream.seek(max(END_BYTES, size - END_BYTES))
+        digest.update(stream.read(END_BYTES))
+    return digest.hexdigest()

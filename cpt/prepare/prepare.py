@@ -1,0 +1,201 @@
+"""Fill the token store before a run: with all of a recipe's documents, with one part of them, or on a Ray cluster."""
+
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from cpt.cache import cannot_keep, default_cache_dir
+from cpt.data.build import as_asked, build_data
+from cpt.data.contamination import with_decontamination
+from cpt.data.open_sources import open_sources
+from cpt.data.prepared import PreparedData
+from cpt.data.readers.forms import form_of_stage
+from cpt.data.rows.window_index import TABLE, TOTAL
+from cpt.data.rows.windows import WindowedRows
+from cpt.data.store.bucket import Bucket, bucket
+from cpt.data.store.parallel import num_workers
+from cpt.data.store.plan import Shard
+from cpt.data.store.shards import ShardWork, object_of
+from cpt.data.store.token_files import DESCRIPTION, manifest_of
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.data.store.tokenized import TokenizedSource, Wanted, made
+from cpt.errors import LaunchError, RecipeError, ResourceError
+from cpt.optim.schedules import phases_in_tokens
+from cpt.recipe.schema import Recipe
+from cpt.tokenizer.load import load_tokenizer
+
+log = logging.getLogger("cpt")
+AT_ONCE = 16
+
+
+def upload(prepared: PreparedData, store: Bucket) -> int:
+    """What the bucket does not have yet of a recipe's prepared data; gives the number of shards.
+
+    Raises:
+        ResourceError: the bucket refuses, or is not reached.
+    """
+    for rows in prepared.windowed:
+        if rows.selection.repeated is not None and not store.has(
+            name := f"duplicates/{rows.selection.repeated.folder.name}.tar"
+        ):
+            store.put_folder(rows.selection.repeated.folder, name)
+    number = sum(
+        upload_source(source, store) for source in (*prepared.judges, *(rows.tokenized for rows in prepared.windowed))
+    )
+    for rows in prepared.windowed:
+        upload_rows(rows, store)
+    return number
+
+
+def upload_rows(rows: WindowedRows, store: Bucket) -> None:
+    """The table of a source's windows, where all of them are known."""
+    if (rows.folder / TABLE).exists():
+        for file in (TABLE, TOTAL):
+            store.write(f"rows/{rows.folder.name}/{file}", (rows.folder / file).read_bytes())
+
+
+def upload_source(source: TokenizedSource, store: Bucket) -> int:
+    """The shards that the bucket does not have, then the manifest; none of a source that is not complete."""
+    if source.description is None or source.is_kept:
+        return 0
+    number = upload_shards(source, range(len(source.plan.shards)), store)
+    store.write(manifest_of(source.folder), (source.folder / DESCRIPTION).read_bytes())
+    return number
+
+
+def upload_shards(source: TokenizedSource, numbers: Sequence[int], store: Bucket) -> int:
+    """Those of these shards that are here and not there."""
+    kept = store.names(f"tokens/{source.folder.name}")
+    folders = [source.shard_folder(number) for number in numbers]
+    new = [folder for folder in folders if f"{folder.name}.tar" not in kept]
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(partial(upload_shard, store=store), new))
+    return len(new)
+
+
+def upload_shard(folder: Path, store: Bucket) -> None:
+    try:
+        store.put_folder(folder, object_of(folder.parent, folder.name))
+    except OSError as problem:
+        raise cannot_keep(folder.parent, problem) from problem
+
+
+# --- prepare ---
+
+
+RETRIES = 5  # of a Ray task whose process or machine died
+PASSED_ON = ("CPT_STORE", "HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT")
+
+
+def prepare_recipe(recipe: Recipe, cache_dir: Path | None = None) -> PreparedData:
+    """Make everything that the recipe's run reads, and upload it to $CPT_STORE if that is set.
+
+    With `data.disk_bytes`, only what the run begins with is made.
+    """
+    prepared = build_data(
+        phases_in_tokens(recipe),
+        load_tokenizer(recipe.tokenizer, recipe.model),
+        seed=recipe.seed,
+        evaluation=recipe.evaluation,
+        form=form_of_stage(recipe.stage),
+        budget=recipe.budget,
+        cache_dir=cache_dir,
+        whole=recipe.data.disk_bytes is None,
+    )
+    if (store := bucket()) is not None:
+        log.info(f"{upload(prepared, store):,} shards uploaded to {store.url}.")
+    return prepared
+
+
+def prepare_shard(recipe: Recipe, part: int, of: int, cache_dir: Path | None = None) -> tuple[int, int]:
+    """Make part `part` of `of` parts, counted from 1. Parts may be made at the same time, on any machines.
+
+    Returns:
+        How many shards of tokens this call made, and how many are still missing in the store.
+    """
+    shards, store = all_shards(open_all(recipe, cache_dir or default_cache_dir())), bucket()
+    mine = unmade(shards[part - 1 :: of])
+    workers = min(num_workers(), len(mine)) if len(mine) > 1 else 0
+    for source, number in made(mine, workers, list({source for source, _ in mine})):
+        if store is not None:
+            upload_shard(source.shard_folder(number), store)
+    return len(mine), len(unmade(shards))
+
+
+def prepare_on_ray(recipe: Recipe, cache_dir: Path | None = None) -> int:
+    """Make the missing shards as tasks of the Ray cluster that RAY_ADDRESS names, by default of this machine.
+
+    All machines must share the store's folder, or CPT_STORE. Returns the number of tasks.
+
+    Raises:
+        LaunchError: a task died too often.
+        ResourceError: Ray is not installed.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as problem:
+        raise ResourceError("--with ray needs Ray: pip install 'cpt[ray]'.") from problem
+    cache = (cache_dir or default_cache_dir()).absolute()
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    missing = unmade(all_shards(open_all(recipe, cache)))
+    ray.init(ignore_reinit_error=True, logging_level=logging.ERROR, runtime_env={"env_vars": environment})
+    try:
+        task = ray.remote(num_cpus=1, max_retries=RETRIES, retry_exceptions=False)(make_remotely)
+        works = {source: ray.put(source.proven_work) for source, _ in missing}
+        waiting = [
+            task.remote(works[source], source.plan.shards[number], source.shard_folder(number).name, str(Path.cwd()))
+            for source, number in missing
+        ]
+        while waiting:
+            (ready,), waiting = ray.wait(waiting, num_returns=1)
+            ray.get(ready)
+    except ray.exceptions.RayTaskError as problem:
+        raise problem.cause from problem
+    except ray.exceptions.RayError as problem:
+        raise LaunchError(
+            f"a Ray task died ({str(problem).splitlines()[0]}). Start the same command again: it continues."
+        ) from problem
+    finally:
+        ray.shutdown()
+    return len(missing)
+
+
+def make_remotely(work: ShardWork, shard: Shard, name: str, folder: str) -> None:
+    """One Ray task. Relative paths keep the meaning that they have where the command was typed."""
+    os.chdir(folder)
+    work(shard, name)
+    if (store := bucket()) is not None:
+        upload_shard(work.folder / name, store)
+
+
+def open_all(recipe: Recipe, cache_dir: Path) -> list[TokenizedSource]:
+    """Every source and held-out set, as the run opens them.
+
+    Raises:
+        RecipeError: the recipe bounds its store, which only a run can fill.
+    """
+    if recipe.data.disk_bytes is not None:
+        raise RecipeError(
+            "`data.disk_bytes` bounds the store, which is filled while the run reads. Leave it out to prepare shards."
+        )
+    data, evaluation, _ = as_asked(phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage))
+    clean = with_decontamination(data, evaluation, cache_dir)
+    encoder = DocumentEncoder(load_tokenizer(recipe.tokenizer, recipe.model))
+    return list(open_sources(clean, evaluation, encoder, cache_dir, recipe.seed).values())
+
+
+def all_shards(sources: Sequence[TokenizedSource]) -> list[Wanted]:
+    """Every shard, in an order that all processes share."""
+    return [(source, number) for source in sources for number in range(len(source.plan.shards))]
+
+
+def unmade(shards: Sequence[Wanted]) -> list[Wanted]:
+    by_source: dict[TokenizedSource, list[int]] = {}
+    for source, number in shards:
+        by_source.setdefault(source, []).append(number)
+    return [(source, number) for source, numbers in by_source.items() for number in source.unmade(numbers)]

@@ -1,0 +1,185 @@
+"""`python -m cpt.reference`: write docs/reference from the recipe's JSON schema, the built-ins, the commands' help."""
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from typer import Context
+from typer.cli import get_docs_for_click
+from typer.main import get_command
+
+from cpt.checkpoints.rotation import RULES
+from cpt.cli import GROUPS, application
+from cpt.data.filters.filters import FILTERS, TRANSFORMS
+from cpt.evaluation.tasks import DOMAIN_TEST, domain_test_of_recipe, task_of_recipe
+from cpt.monitoring.callbacks import CALLBACKS
+from cpt.optim.build import OPTIMIZERS
+from cpt.optim.schedules import SCHEDULES
+from cpt.recipe.huggingface_keys import STAGE_CONFIGS
+from cpt.recipe.schema import Recipe
+from cpt.recipe.stage_columns import columns_of_stage
+from cpt.safety.loss_guard import LOSS_GUARDS
+from cpt.stages.rewards.find import REWARDS
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+BUILT_INS: dict[str, Mapping[str, Callable[..., Any]]] = {
+    "data.transforms": TRANSFORMS,
+    "data.filters": FILTERS,
+    "optimizer.name": OPTIMIZERS,
+    "schedule.name": SCHEDULES,
+    "checkpoints.keep": RULES,
+    "monitoring.callbacks": CALLBACKS,
+    "safety.loss_guard": LOSS_GUARDS,
+    "evaluation.tasks": {"hellaswag": task_of_recipe, DOMAIN_TEST: domain_test_of_recipe},
+    "rewards": REWARDS,
+}
+"""Key of the recipe -> what it takes by name."""
+TRANSFORMERS = "https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments"
+NOTES = {
+    "optimizer.name": """Every optimizer also takes `embedding_learning_rate` (of embeddings and head),
+`layer_decay` (a layer's rate as a share of the rate of the layer above it) and `release_gradients` (update each
+parameter in the backward pass and free its gradient).""",
+    "safety.loss_guard": """Every guard also takes `window` (accepted steps to compare with; 128), `skips` (more
+skipped steps than this in the window: back to the last checkpoint, without their rows; 4) and `rollbacks` (how
+often; then the run stops; 3).""",
+    "training": f"""The manuals of [transformers]({TRANSFORMERS}) and [TRL](https://huggingface.co/docs/trl) describe
+the keys. Where a key of Hugging Face does not belong here, `cpt check` names the recipe's own key.""",
+}
+SIGNS = {"exclusiveMinimum": ">", "minimum": ">=", "ge": ">=", "exclusiveMaximum": "<", "maximum": "<="}
+RECIPE = """# Recipe reference
+
+<!-- Written by `python -m cpt.reference` from cpt/recipe/schema.py and the built-ins; change those, not this page. -->
+
+Every key of a recipe with its type, its default and its meaning. [The recipe, line by line](../recipe.md) explains a whole one.
+
+- A whole number may be written `1_000_000` or `1e6`. Numbers of tokens take k, M, B and T (`20M`), sizes take kB to TB and KiB to TiB.
+- A section may be the path of a YAML file, or have a `base:` that names one and keys of its own on top.
+- Where a key takes a name, `package.module:function` takes your own function ([your own parts](../guides/your_own_parts.md)). Options
+  are written beside the name: `{name: length, min_characters: 200}`.
+- On the command line each key is `section.key=value`: `cpt train RECIPE optimizer.learning_rate=2e-5 data.sources.0.weight=0.5`.
+- `cpt schema > recipe.schema.json` gives the schema to an editor; `cpt check RECIPE` finds every mistake.
+"""  # noqa: E501
+COMMANDS = """# Command reference
+
+<!-- Written by `python -m cpt.reference` from the commands' own help; change that, not this page. -->
+
+What `cpt COMMAND --help` prints. `key.path=value` behind a recipe changes any key of the [recipe](recipe.md). Exit
+codes: 0 done, 2 an error that you can fix, 75 stopped by a signal after a checkpoint was saved; `cpt plan` ends with 3
+where the run does not fit.
+"""
+
+
+def main(folder: Path = FOLDER) -> None:
+    """Write both pages."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (folder / name).write_text(text)
+
+
+def pages() -> dict[str, str]:
+    """File name -> its text."""
+    schema = Recipe.model_json_schema(by_alias=True)
+    return {
+        "recipe.md": "\n\n".join([RECIPE.strip(), *keys_below(schema, schema["$defs"], "")]) + "\n",
+        "commands.md": "\n\n".join([COMMANDS.strip(), *commands()]) + "\n",
+    }
+
+
+def keys_below(section: dict[str, Any], sections: dict[str, Any], prefix: str) -> Iterator[str]:
+    """Each key of a section, then the keys of the sections in it."""
+    inside = []
+    for key, node in section["properties"].items():
+        name, nested, is_list = prefix + key, *section_in(node, sections)
+        default = f"default `{json.dumps(node.get('default'))}`" if is_list or not nested else ""
+        told = ", ".join(filter(None, [kind(node), "required" if key in section.get("required", ()) else default]))
+        meaning = in_one_line(node.get("description") or (nested or {}).get("description", ""))
+        yield f"{'###' if prefix or not nested else '##'} `{name}`\n\n{told}. {meaning}"
+        yield from described(name)
+        if nested and (nested.get("additionalProperties") is not True or not prefix):
+            below = nested, sections, f"{name}{'[]' if is_list else ''}."
+            if prefix:
+                inside.append(below)
+            else:
+                yield from keys_below(*below)
+    for below in inside:
+        yield from keys_below(*below)
+
+
+def section_in(node: dict[str, Any], sections: dict[str, Any]) -> tuple[dict[str, Any] | None, bool]:
+    """The section that a key holds, and whether it holds a list of them."""
+    for part in node.get("anyOf", [node]):
+        item = part.get("items", part)
+        if "$ref" in item:
+            return sections[item["$ref"].rpartition("/")[2]], item is not part
+    return None, False
+
+
+def kind(node: dict[str, Any]) -> str:
+    """`integer > 0 (tokens) or null`."""
+    if "anyOf" in node:
+        return " or ".join(dict.fromkeys(kind(part) for part in node["anyOf"]))
+    if "enum" in node or "const" in node:
+        return " or ".join(f"`{json.dumps(value)}`" for value in node.get("enum", [node.get("const")]))
+    if "items" in node:
+        return f"list of {kind(node['items'])}"
+    bounds = "".join(f" {sign} {node[key]:,}" for key, sign in SIGNS.items() if key in node and node[key] < 10**6)
+    unit = f" ({node['unit']})" if "unit" in node else ""
+    return f"{node.get('type', 'section' if '$ref' in node else 'any value')}{bounds}{unit}"
+
+
+def described(name: str) -> Iterator[str]:
+    """The built-ins that a key takes by name, and what else is to be said."""
+    if name in BUILT_INS:
+        yield "\n".join(line for builtin, called in BUILT_INS[name].items() for line in built_in(builtin, called))
+    if name in NOTES:
+        yield NOTES[name]
+    if name == "stage":
+        rows = [
+            f"| `{stage}` | {', '.join(f'`{column}`' for column in columns_of_stage(stage))} | `{config}` |"
+            for stage, config in STAGE_CONFIGS.items()
+        ]
+        yield "\n".join(
+            ["| [stage](../stages.md) | columns of an example | `training:` goes to |", "| --- | --- | --- |", *rows]
+        )
+
+
+def built_in(name: str, called: Callable[..., Any]) -> Iterator[str]:
+    """A built-in as an item of a list, its options below it."""
+    text = inspect.getdoc(called) or ""
+    summary = in_one_line(re.split(r"^(?:Args|Returns|Raises):$", text, maxsplit=1, flags=re.MULTILINE)[0])
+    yield f"- `{name}`: {summary}"
+    told = {
+        argument: in_one_line(meaning)
+        for names, meaning in re.findall(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
+        for argument in names.split(", ")
+    }
+    function = called.__init__ if isinstance(called, type) else called  # type: ignore[misc]
+    for option in inspect.signature(function).parameters.values():
+        if option.kind is option.KEYWORD_ONLY:
+            default = "required" if option.default is option.empty else f"default `{option.default!r}`"
+            form = inspect.formatannotation(option.annotation, "collections.abc").replace("|", "or")
+            yield f"  - `{option.name}`: {form}, {default}. {told.get(option.name, '')}".rstrip()
+
+
+def in_one_line(text: str) -> str:
+    """Without the line breaks of the source."""
+    return " ".join(text.split())
+
+
+def commands() -> Iterator[str]:
+    """Every command under its group, as typer documents it."""
+    for group, names in GROUPS.items():
+        yield f"## {group}"
+        for name in names:
+            app = get_command(application(name))
+            command = app.commands[name]  # type: ignore[attr-defined]
+            page = get_docs_for_click(obj=command, ctx=Context(app), indent=2, name=name, call_prefix="cpt")
+            yield re.sub(r"^\* `--help`.*\n", "", page, flags=re.MULTILINE).strip()
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

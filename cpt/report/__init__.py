@@ -1,1 +1,0 @@
-"""A run's whole story in one HTML file, made of what its folder holds."""

@@ -1,0 +1,363 @@
+"""A run's folder: the names of its files, and the only readers of them. A file may be missing, cut off or damaged."""
+
+import json
+import logging
+import math
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from cpt.files import DAMAGED, write_atomic
+from cpt.recipe.run_results import EXPORT as EXPORT
+from cpt.recipe.run_results import RECIPE as RECIPE
+from cpt.recipe.run_results import STATUS as STATUS
+from cpt.recipe.tree import Mistakes, plain
+from cpt.recipe.yaml_lines import UnreadableError, read_yaml
+
+log = logging.getLogger("cpt")
+
+ENVIRONMENT, STARTS, INPUTS, PLAN = "environment.json", "starts.jsonl", "inputs.json", "plan.json"
+METRICS, EVENTS, SAMPLES = "metrics.jsonl", "events.jsonl", "samples.jsonl"
+VERDICT, VERDICT_PAGE = "verdict.json", "verdict.md"
+HEARTBEATS, HELD_OUT, PROFILE, LOCK = "heartbeats", "held_out", "profile", ".lock"
+EVALUATED, BITS_PER_BYTE = "eval_", "_bits_per_byte"  # how a held-out set's figure begins and ends
+DIED = "died"
+LAST_BYTES = 16 * 2**20  # of the metrics, in which `last_figures` looks
+
+Content = dict[str, Any]
+Floats = NDArray[np.float64]
+
+
+# --- one file --------------------------------------------------------------------------------------------------------
+
+
+def read_object(path: Path, unreadable: list[str] | None = None) -> Content:
+    """The object of a JSON file; empty if the file is missing or damaged.
+
+    Args:
+        unreadable: receives a sentence if the file exists but cannot be read.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError("no JSON object")
+        return content
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as problem:
+        note(unreadable, f"{path} cannot be read: {problem}")
+        return {}
+
+
+def read_objects(path: Path, unreadable: list[str] | None = None) -> list[Content]:
+    """The objects of a JSONL file without damaged lines.
+
+    Args:
+        unreadable: receives a sentence with the number of damaged lines.
+    """
+    try:
+        found = list(json_lines(path))
+    except FileNotFoundError:
+        return []
+    except OSError as problem:
+        note(unreadable, f"{path} cannot be read: {problem.strerror}")
+        return []
+    if lost := found.count(None):
+        note(unreadable, f"{path}: {lost:,} damaged line{'s' if lost > 1 else ''}")
+    return [content for content in found if content is not None]
+
+
+def read_lines(path: Path) -> list[Content]:
+    """Like `read_objects`; damage is logged, which makes it an event of the run."""
+    unreadable: list[str] = []
+    found = read_objects(path, unreadable)
+    for sentence in unreadable:
+        log.warning(f"{sentence}.", extra={"event": DAMAGED})
+    return found
+
+
+def read_recipe(path: Path, unreadable: list[str] | None = None) -> Content:
+    """A recipe's keys and values as written; the schema need not know them."""
+    if not path.exists():
+        return {}
+    try:
+        return dict(plain(read_yaml(path, Mistakes())))
+    except (UnreadableError, TypeError, ValueError) as problem:
+        note(unreadable, f"{path} cannot be read: {str(problem).partition(chr(10))[0]}")
+        return {}
+
+
+def json_lines(path: Path) -> Iterator[Content | None]:
+    """The objects of a JSONL file; None for a damaged line.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        for line in file:
+            if line.strip():
+                yield parse_object(line)
+
+
+def parse_object(line: bytes) -> Content | None:
+    """The object of one line; None if it is damaged."""
+    try:
+        content = orjson.loads(line)
+    except ValueError:
+        try:
+            content = json.loads(line)  # knows NaN and Infinity, which Python writes
+        except (ValueError, RecursionError):
+            return None
+    return content if isinstance(content, dict) else None
+
+
+def keep_lines_until(path: Path, step: int) -> None:
+    """Remove the lines of a JSONL file after a step.
+
+    Raises:
+        OSError: the file cannot be changed; it is as it was.
+    """
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if is_until(line, step)]
+    if damaged := sum(parse_object(line) is None for line in lines if line.endswith(b"\n")):
+        log.warning(f"{path}: {damaged:,} damaged line(s) are removed.", extra={"event": DAMAGED})
+    if kept == lines[: len(kept)]:  # as usual; a shorter file needs no disk space
+        os.truncate(path, len(b"".join(kept)))
+    else:
+        write_atomic(path, b"".join(kept), reuse_space=True)
+
+
+def is_until(line: str | bytes, step: int) -> bool:
+    """Whether it is a whole line of a step that is not after `step`."""
+    try:
+        return line[-1:] in ("\n", b"\n") and json.loads(line)["step"] <= step
+    except (ValueError, KeyError, TypeError):  # a damaged line
+        return False
+
+
+def note(unreadable: list[str] | None, sentence: str) -> None:
+    """Add the sentence to the list, if there is one."""
+    if unreadable is not None:
+        unreadable.append(sentence)
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """All lines of a run's metrics."""
+
+    columns: Mapping[str, Floats]
+    """Figure -> one value per line, NaN where the line lacks it; always has `step` and `tokens`."""
+
+    @property
+    def names(self) -> list[str]:
+        """The figures that the run logged."""
+        return [name for name, values in self.columns.items() if not np.isnan(values).all()]
+
+    def curve(self, name: str, over: str = "tokens") -> tuple[Floats, Floats]:
+        """Tokens (or another figure) and values, in ascending order; both empty if the figure was never logged."""
+        if name not in self.columns or over not in self.columns:
+            return np.empty(0), np.empty(0)
+        x, y = self.columns[over], self.columns[name]
+        there = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+        order = there[np.argsort(x[there], kind="stable")]
+        return x[order], y[order]
+
+    def last(self, name: str) -> float | None:
+        """The newest value."""
+        values = self.curve(name)[1]
+        return float(values[-1]) if len(values) else None
+
+    @property
+    def held_out_sets(self) -> list[str]:
+        """Held-out sets with bits per byte."""
+        return [set_name(name) for name in self.names if is_bits_per_byte(name)]
+
+
+def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
+    """Read a run's metrics; values that are not finite numbers count as not logged.
+
+    Args:
+        names: wanted figures, `eval_*` for all that begin so; all by default. Fewer are faster.
+    """
+
+    @cache
+    def wanted(keys: tuple[str, ...]) -> list[str]:
+        return [
+            key
+            for key in keys
+            if names is None or key in ("step", "tokens") or any(fnmatchcase(key, one) for one in names)
+        ]
+
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    num_lines = 0
+    try:
+        for line in json_lines(folder / METRICS):
+            if line is None:
+                continue
+            for name in wanted(tuple(line)):
+                if isinstance(line[name], int | float):
+                    places[name].append(num_lines)
+                    values[name].append(line[name])
+            num_lines += 1
+    except OSError:  # not there, or lost on the way
+        pass
+    columns: dict[str, Floats] = {}
+    for name in dict.fromkeys(("step", "tokens", *values)):
+        column = np.full(num_lines, math.nan)
+        column[places[name]] = values[name]
+        columns[name] = np.where(np.isfinite(column), column, math.nan)
+    return Metrics(columns)
+
+
+def last_figures(folder: Path) -> dict[str, float]:
+    """Newest `step`, `tokens`, `loss`, `tokens_per_second` and each set's bits per byte, from the end of the file."""
+    missing = {"step", "tokens", "loss", "tokens_per_second"}
+    found: dict[str, float] = {}
+    evaluation: dict[str, float] = {}
+    try:
+        with (folder / METRICS).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        is_evaluation = not evaluation and BITS_PER_BYTE.encode() in line
+        if not missing and not is_evaluation:
+            continue
+        for name, value in (parse_object(line) or {}).items():
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                continue
+            if name in missing:
+                missing.remove(name)
+                found[name] = value
+            elif is_evaluation and is_bits_per_byte(name):
+                evaluation[name] = value
+    return found | evaluation
+
+
+def is_bits_per_byte(name: str) -> bool:
+    """Whether the figure is `eval_<set>_bits_per_byte`."""
+    return name.startswith(EVALUATED) and name.endswith(BITS_PER_BYTE)
+
+
+def set_name(name: str) -> str:
+    """`general` of `eval_general_bits_per_byte`."""
+    return name.removeprefix(EVALUATED).removesuffix(BITS_PER_BYTE)
+
+
+# --- the status ------------------------------------------------------------------------------------------------------
+
+
+def read_status(folder: Path, unreadable: list[str] | None = None) -> Content:
+    """The status; its state is `died` if it is `running` but the process has disappeared from this host."""
+    status = read_object(folder / STATUS, unreadable)
+    if status.get("state") == "running" and is_gone(folder, status.get("pid")):
+        return {**status, "state": DIED}
+    return status
+
+
+def is_gone(folder: Path, pid: object) -> bool:
+    """Whether the run's process disappeared; one on another host counts as alive."""
+    try:
+        words = (folder / LOCK).read_text(errors="replace").split()  # process PID on HOST
+        return words[3] == socket.gethostname() and not is_alive(int(words[1]))
+    except (OSError, ValueError, IndexError):
+        return isinstance(pid, int) and not is_alive(pid)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether this host has a process with this number."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return pid > 0
+
+
+# --- all of it -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything a run's folder holds; what is missing is empty."""
+
+    folder: Path
+    recipe: Content
+    """As written, without defaults of this version."""
+    metrics: Metrics
+    environment: Content = field(default_factory=dict)
+    starts: list[Content] = field(default_factory=list)
+    """Later starts: what differed from the first."""
+    inputs: Content = field(default_factory=dict)
+    plan: Content = field(default_factory=dict)
+    status: Content = field(default_factory=dict)
+    verdict: Content = field(default_factory=dict)
+    events: list[Content] = field(default_factory=list)
+    samples: list[Content] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    """A sentence for each file, or part of one, that cannot be read."""
+
+    @property
+    def state(self) -> str:
+        """finished, running, died, ..."""
+        return str(self.status.get("state", "unknown"))
+
+    @property
+    def stage(self) -> str | None:
+        """The recipe's stage."""
+        stage = self.recipe.get("stage")
+        return stage if isinstance(stage, str) else None
+
+
+def read_run(folder: Path, figures: Collection[str] | None = None) -> RunRecord:
+    """Read a run's folder.
+
+    Args:
+        figures: of the metrics, as for `read_metrics`.
+    """
+    unreadable: list[str] = []
+    return RunRecord(
+        folder=folder,
+        recipe=read_recipe(folder / RECIPE, unreadable),
+        metrics=read_metrics(folder, figures),
+        environment=read_object(folder / ENVIRONMENT, unreadable),
+        starts=read_objects(folder / STARTS, unreadable),
+        inputs=read_object(folder / INPUTS, unreadable),
+        plan=read_object(folder / PLAN, unreadable),
+        status=read_status(folder, unreadable),
+        verdict=read_object(folder / VERDICT, unreadable),
+        events=read_objects(folder / EVENTS, unreadable),
+        samples=read_objects(folder / SAMPLES, unreadable),
+        unreadable=unreadable,
+    )
+
+
+def get(content: object, *keys: str) -> Any:
+    """The value under these keys, one inside the other; None where one is missing."""
+    for key in keys:
+        content = content.get(key) if isinstance(content, Mapping) else None
+    return content
+
+
+def get_dict(content: object, *keys: str) -> Content:
+    """The mapping under these keys; empty if there is none."""
+    found = get(content, *keys)
+    return found if isinstance(found, dict) else {}

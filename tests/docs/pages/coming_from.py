@@ -1,1 +1,0 @@
-"""The configs that the page imports are those of the tests."""

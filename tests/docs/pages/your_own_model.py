@@ -1,3 +1,0 @@
-"""It takes longer than the others."""
-
-SUITE = "long"

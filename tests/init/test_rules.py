@@ -1,0 +1,149 @@
+import json
+from dataclasses import replace
+
+import pytest
+from tiny import write_documents, write_recipe
+from transformers import AutoTokenizer
+
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.errors import DataError, ResourceError
+from cpt.init import documents
+from cpt.init.documents import read_documents
+from cpt.init.rules import choose, own_run, round_down
+from cpt.planner.target import find_target
+
+FAR = {"bytes_per_token": 2.4, "compared_with_english": 0.6}
+
+
+@pytest.fixture
+def choices(base_of, facts):
+    def of(shape="0.5b", gpu="RTX 4090", path="some/base", gpus=1, found=None, **options):
+        documents = replace(facts, **{"tokens": 10**8, "compared_with_english": 0.95, **(found or {})})
+        return choose(documents, base_of(shape, path), find_target(gpu, gpus, 64.0), **options)
+
+    return of
+
+
+@pytest.fixture
+def read(tokenizer_folder):
+    encoder = DocumentEncoder(AutoTokenizer.from_pretrained(tokenizer_folder))
+    return lambda path, column=None: read_documents(str(path), column, encoder)
+
+
+def write(folder, rows):
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.mark.slow
+def test_text_that_the_tokenizer_does_not_fit_is_a_strong_shift_unless_the_user_knows_better(choices):
+    weak, strong = choices(), choices(found=FAR)
+    assert (weak.replay, strong.replay) == (0.05, 0.25) and strong.learning_rate > weak.learning_rate
+    assert choices(shift="strong").replay == 0.25 and choices(found=FAR, shift="weak").replay == 0.05
+
+
+@pytest.mark.slow
+def test_few_tokens_are_read_more_often_but_never_more_than_four_times(choices):
+    epochs = [choices(found={"tokens": tokens}).epochs for tokens in (10**7, 10**8, 10**9)]
+    assert epochs == [4, 2, 1] and choices(tokens=10**7).tokens == 10**7
+
+
+@pytest.mark.slow
+def test_the_batch_is_divided_and_there_are_steps_enough(choices):
+    for gpu, gpus in (("RTX 4090", 1), ("H100", 4), ("cpu", 1)):
+        found = choices(gpu=gpu, gpus=gpus)
+        assert found.batch_tokens % (found.way.micro_batch * found.sequence_length * gpus) == 0
+        assert found.tokens / found.batch_tokens >= 400 and found.warmup_tokens <= 0.03 * found.tokens
+
+
+@pytest.mark.slow
+def test_a_known_base_continues_at_the_rate_it_ended_at(choices):
+    known = choices(path="meta-llama/Llama-2-7b-hf")
+    assert known.learning_rate == 3e-5 and "arXiv 2307.09288" in known.rate_reason and known.sequence_length == 4096
+    assert choices(path="meta-llama/Llama-3.1-8B").learning_rate == pytest.approx(3e-5)  # a tenth of its peak
+    assert choices(path="meta-llama/Llama-2-7b-hf", found=FAR).learning_rate == pytest.approx(9e-5)
+
+
+@pytest.mark.slow
+def test_adapters_learn_ten_times_faster(choices):
+    assert choices(full=False).learning_rate == pytest.approx(10 * choices().learning_rate)
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_offloaded_or_becomes_adapters(choices):
+    assert choices().way.name == "full" and choices().way.profile is None
+    large = choices("8b", "A100-80GB")
+    assert large.way.name == "lora" and large.way.refused[0].startswith("all parameters takes")
+    with pytest.raises(ResourceError, match="does not fit 1 x RTX 4080"):
+        choices("8b", "RTX 4080")
+
+
+def test_too_little_text_and_a_model_without_layers_for_adapters_are_refused(choices):
+    with pytest.raises(DataError):
+        choices(found={"tokens": 2000})
+    with pytest.raises(ResourceError, match="--lora"):
+        choices("no layers", full=False)
+
+
+def test_an_architecture_that_cannot_be_packed_gets_rows_that_are_batches(choices):
+    assert choices("mamba", "cpu").way.micro_batch == 1 and choices("mamba", "cpu").sequence_length == 512
+
+
+def test_rounding_keeps_two_digits():
+    assert [round_down(number) for number in (7, 99, 1234, 1_299_999)] == [7, 99, 1200, 1_200_000]
+
+
+def test_a_base_of_our_own_has_its_learning_rates_batch_and_rows(tmp_path, tiny_recipe):
+    final = tmp_path / "run" / "final"
+    final.mkdir(parents=True)
+    write_recipe(tiny_recipe, final.parent / "recipe.yaml")
+    rows = [{"step": 1, "learning_rate": 1e-3}, {"step": 2, "learning_rate": 1e-4}, {"step": 2, "eval_loss": 3}]
+    (final.parent / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = own_run(str(final))
+    assert made is not None and (made.peak_learning_rate, made.final_learning_rate) == (3e-3, 1e-4)
+    assert (made.batch_tokens, made.sequence_length) == (256, 64) and own_run("some/base") is None
+
+
+def test_a_small_folder_is_counted_exactly(tmp_path, read):
+    texts = [f"document number {i} about catalysts" for i in range(60)]
+    facts = read(write(tmp_path / "d", [{"content": text} for text in texts]))
+    assert (facts.documents, facts.is_whole, facts.bad_rows, facts.repeats) == (60, True, 0, 0)
+    assert facts.text_bytes == sum(len(text) for text in texts) and facts.source.text_column == "content"
+    assert facts.tokens == pytest.approx(facts.text_bytes / facts.bytes_per_token, abs=1)
+
+
+def test_of_much_only_a_part_is_read_and_the_rest_is_estimated(tmp_path, read, monkeypatch):
+    (tmp_path / "d").mkdir()
+    for number in range(8):
+        write_documents(tmp_path / "d" / f"{number}.jsonl", 100, number)
+    monkeypatch.setattr(documents, "READ_BYTES", 60_000)
+    facts = read(tmp_path / "d")
+    assert not facts.is_whole and facts.documents_read < 800 and 700 < facts.documents < 900
+
+
+def test_an_unusual_column_is_asked_for(tmp_path, read):
+    odd = write(tmp_path / "b", [{"abstrakt": f"text {i}"} for i in range(60)])
+    with pytest.raises(DataError, match="--text-column"):
+        read(odd)
+    assert read(odd, "abstrakt").documents == 60
+
+
+@pytest.mark.parametrize(
+    ("files", "part"),
+    [
+        ({}, "DOCUMENTS"),
+        ({"a.pdf": "x"}, "cpt data ingest"),
+        ({"a.txt": "one book"}, "split long ones"),
+        ({"a.jsonl": '{"text": "x"}\n' * 40}, "50 are needed"),
+        ({"a.jsonl": '{"text": "x"}\n' * 60 + "broken\n" * 20}, "a.jsonl:61"),
+    ],
+)
+def test_documents_that_no_run_could_use_are_refused(tmp_path, read, files, part):
+    (tmp_path / "d").mkdir()
+    for name, content in files.items():
+        (tmp_path / "d" / name).write_text(content)
+    with pytest.raises(DataError, match=part):
+        read(tmp_path / "d")
+    with pytest.raises(DataError):
+        read("owner/dataset")

@@ -1,0 +1,111 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import write_recipe
+
+from cpt.launchers.nodes import differences, files_of_recipe, unique_names
+from cpt.recipe.load import load_recipe
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def two_nodes(tiny_recipe, tmp_path):
+    """Runs `cpt doctor recipe.yaml OVERRIDES` as two nodes of one run; what each of them printed, and the codes."""
+
+    def run(*overrides: list[str]) -> tuple[list[str], list[int]]:
+        tiny_recipe["training"]["use_cpu"] = True
+        recipe = write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        shared = {"WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        nodes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "cpt", "doctor", str(recipe), *words],
+                cwd=ROOT,
+                env={**os.environ, **shared, "RANK": str(node), "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for node, words in enumerate(overrides)
+        ]
+        outputs = [node.communicate(timeout=240)[0] for node in nodes]
+        return outputs, [node.returncode for node in nodes]
+
+    return run
+
+
+def test_nodes_that_differ_end_with_the_same_error_that_names_them(two_nodes, tmp_path):
+    (tmp_path / "other.jsonl").write_text(json.dumps({"text": "a few words"}) + "\n")
+    changed = ["seed=7", f"data.sources[0].path={tmp_path}/other.jsonl", f"output_dir={tmp_path}/elsewhere"]
+    outputs, codes = two_nodes([], changed)
+    assert codes == [2, 2]
+    errors = [output.partition("LaunchError: ")[2] for output in outputs]
+    assert errors[0] == errors[1]
+    for cause in ("`output_dir`", "`seed` is 7", "`data.sources[0].path`"):
+        assert cause in errors[0], outputs
+    for line in errors[0].splitlines()[1:-1]:
+        assert line.strip().startswith(f"{socket.gethostname()} (node 1): ")
+
+
+@pytest.mark.slow
+def test_equal_nodes_are_named_and_nothing_is_left_behind(two_nodes, tmp_path):
+    outputs, codes = two_nodes([], [])
+    assert codes == [0, 0] and "2 nodes agree" in outputs[0]
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_the_node_that_differs_from_most_is_named():
+    nodes = {"a": {"torch": "2.13"}, "b": {"torch": "2.11"}, "c": {"torch": "2.13"}, "d": {}}
+    assert list(differences("a", nodes)) == []
+    assert list(differences("b", nodes)) == [("torch", "torch is 2.11, but 2.13 on a, c")]
+    assert list(differences("d", nodes)) == [("torch", "torch is missing, but 2.13 on a, c")]
+
+
+def test_of_two_nodes_the_first_one_is_right():
+    nodes = {"a": {"seed": "1"}, "b": {"seed": "2"}}
+    assert not list(differences("a", nodes)) and list(differences("b", nodes))
+
+
+def test_containers_with_one_hostname_are_told_apart():
+    assert unique_names(["pod", "pod", "other"]) == ["pod (node 0)", "pod (node 1)", "other"]
+
+
+def test_files_are_compared_by_name_size_and_ends(tiny_recipe, tmp_path):
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "a"}\n' * 20_000)
+    tiny_recipe["data"]["sources"] = [{"path": str(folder)}]
+    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"), ())
+    before = files_of_recipe(recipe)
+    assert before["`data.sources[0].path`"].startswith("1 files")
+    with (folder / "a.jsonl").open("r+") as file:
+        file.seek(10)
+        file.write("b")
+    changed = {key for key, value in files_of_recipe(recipe).items() if value != before[key]}
+    assert changed == {"`data.sources[0].path`: a.jsonl"}
+    (folder / "a.jsonl").rename(folder / "b.jsonl")
+    assert "`data.sources[0].path`: b.jsonl" in files_of_recipe(recipe)
+
+
+def test_a_missing_source_is_a_fact_and_no_error(tiny_recipe, tmp_path):
+    tiny_recipe["data"]["sources"] = [{"path": str(tmp_path / "gone.jsonl")}]
+    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"), ())
+    assert "not readable" in files_of_recipe(recipe)["`data.sources[0].path`"]
+
+
+def test_a_folder_with_many_files_is_one_fact(tiny_recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("cpt.launchers.nodes.MOST_FILES_NAMED", 3)
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_text("words")
+    tiny_recipe["data"]["sources"] = [{"path": str(tmp_path)}]
+    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path.with_suffix(".yaml")), ())
+    facts = [key for key in files_of_recipe(recipe) if key.startswith("`data.")]
+    assert facts == ["`data.sources[0].path`"]

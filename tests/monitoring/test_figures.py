@@ -1,0 +1,210 @@
+import json
+import math
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from saved_runs import STEPS, trainer_of
+from torch.utils.data import Dataset
+from transformers import TrainerControl, TrainerState
+
+from cpt.data.build import build_data
+from cpt.data.loader import CPTDataLoader
+from cpt.data.mixture import RowsOfSteps
+from cpt.data.rows.rows import IGNORED
+from cpt.monitoring import figures as module
+from cpt.monitoring.figures import Cost, RealisedShares, SmoothedLoss, TrainingClock, percentiles
+from cpt.recipe.schema import Data, Model, Phase, Tokenizer
+from cpt.runs.folder import read_metrics
+from cpt.tokenizer.load import load_tokenizer
+
+TWO_GPUS = SimpleNamespace(world_size=2, n_gpu=1)
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The clock: a list with its time."""
+    time_now = [100.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: time_now[0]))
+    return time_now
+
+
+class SlowRows(Dataset):
+    def __getitem__(self, number):
+        time.sleep(0.02)
+        return {"input_ids": torch.tensor([number])}
+
+
+def loader():
+    return CPTDataLoader(SlowRows(), micro_batch=1, rows_in_all=10)
+
+
+def test_the_speed_excludes_evaluation_and_saving(now):
+    clock, state = TrainingClock(tokens_per_step=1000), TrainerState(max_steps=4)
+    clock.on_train_begin(None, state, TrainerControl())
+    for event in (clock.on_evaluate, clock.on_save):
+        state.global_step += 1
+        now[0] += 2
+        clock.on_step_end(None, state, TrainerControl())
+        now[0] += 100
+        event(None, state, TrainerControl())
+    logs = {"loss": 1.0}
+    clock.on_log(None, state, TrainerControl(), logs=logs, train_dataloader=None)
+    assert logs["tokens_per_second"] == 500 and logs["tokens"] == 2000 and state.epoch == 0.5
+
+
+def test_the_wait_for_data_is_a_share_of_the_time():
+    rows, clock, state = loader(), TrainingClock(tokens_per_step=1), TrainerState(max_steps=10)
+    clock.on_train_begin(None, state, TrainerControl())
+    for _ in rows:
+        clock.on_step_end(None, state, TrainerControl())
+    clock.on_log(None, state, TrainerControl(), logs=(logs := {"loss": 1.0}), train_dataloader=rows)
+    assert 0.8 < logs["data_wait"] <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("waits", "warnings"),
+    [
+        ([0.02] * 300, 1),
+        ([0.009] * 300, 0),
+        ([0.5] * 99, 0),
+        ([0.9, *[0.005] * 200], 0),
+        ([0.0] * 500 + [0.05] * 30, 1),
+    ],
+    ids=["always", "bearable", "too few steps", "only the first", "later"],
+)
+def test_a_run_that_waits_for_data_is_warned_once(waits, warnings, now, caplog):
+    rows, clock, state = loader(), TrainingClock(tokens_per_step=1), TrainerState(max_steps=len(waits))
+    clock.on_train_begin(None, state, TrainerControl())
+    for waited in waits:
+        now[0] += 1
+        rows.waited_seconds += waited
+        clock.on_step_end(None, state, TrainerControl(), train_dataloader=rows)
+    assert caplog.text.count("cpt prepare RECIPE") == warnings
+
+
+def test_slow_steps_show_in_the_95th_percentile():
+    assert percentiles([float(number) for number in range(101)]) == (50.0, 95.0)
+    assert percentiles([1.0, 3.0]) == (2.0, 2.9) and percentiles([4.0]) == (4.0, 4.0)
+
+
+def test_the_time_left_is_that_of_the_steps_so_far_without_the_first(now):
+    clock, state = TrainingClock(tokens_per_step=1), TrainerState(max_steps=10)
+    clock.on_train_begin(None, state, TrainerControl())
+    found = []
+    for step, seconds in ((3, 100.0), (4, 2.0), (5, 4.0), (4, 3.0)):  # resumed at 2; the last is after a roll-back
+        now[0] += seconds
+        state.global_step = step
+        clock.on_step_end(None, state, TrainerControl())
+        clock.on_log(None, state, TrainerControl(), logs=(logs := {"loss": 1.0}), train_dataloader=None)
+        found.append(logs.get("seconds_to_go"))
+    assert found == [None, 12.0, 15.0, 18.0]
+
+
+def smoothed(losses, history=()):
+    callback, found = SmoothedLoss(), []
+    callback.on_train_begin(None, TrainerState(log_history=[{"loss": loss} for loss in history]), TrainerControl())
+    for loss in losses:
+        callback.on_log(None, TrainerState(), TrainerControl(), logs=(logs := {"loss": loss}))
+        found.append(logs.get("loss_smoothed"))
+    return found
+
+
+def test_each_log_weighs_nine_tenths_of_the_next():
+    assert smoothed([4.0, 2.0, 1.0]) == pytest.approx([4.0, (0.9 * 4 + 2) / 1.9, (0.81 * 4 + 0.9 * 2 + 1) / 2.71])
+
+
+def test_a_run_that_goes_on_smooths_as_if_it_had_never_stopped():
+    assert smoothed([5.0, 6.0], history=[4.0, 2.0, 1.0]) == smoothed([4.0, 2.0, 1.0, 5.0, 6.0])[3:]
+
+
+def test_what_is_not_finite_counts_for_nothing():
+    assert smoothed([4.0, math.nan, math.inf, 2.0])[-1] == smoothed([4.0, 2.0])[-1] and smoothed([math.nan]) == [None]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_writes_the_same_figures(tiny_recipe, tmp_path):
+    straight = trainer_of(tiny_recipe, tmp_path)
+    straight.train()
+    expected = read_metrics(straight.run_folder).curve("loss_smoothed")[1].tolist()
+    resumed = trainer_of(tiny_recipe, tmp_path)
+    resumed.train(resume_from_checkpoint=straight.run_folder / "checkpoint-2")
+    assert read_metrics(straight.run_folder).curve("loss_smoothed")[1].tolist() == expected and len(expected) == STEPS
+
+
+@pytest.fixture
+def build(corpus, tokenizer_folder):
+    tokenizer = load_tokenizer(Tokenizer(path=str(tokenizer_folder)), Model(from_scratch=True))
+
+    def run(*names, **options):
+        sources = [{"path": str(corpus / f"{name}.jsonl")} for name in names]
+        return build_data(Data(sources=sources, **{"sequence_length": 64, **options}), tokenizer, seed=1)
+
+    return run
+
+
+def counted(data, rows):
+    """Tokens by source, looked up row by row; a document's first token has no label, padding has a beginning of its
+    own."""
+    tokens = dict.fromkeys([report.name for report in data.sources], 0)
+    for number in range(rows):
+        row = data.rows[number]
+        beginnings, is_padded = int((row["position_ids"] == 0).sum()), bool(row["labels"][-1] == IGNORED)
+        tokens[data.sources[data.rows.source_of(number)].name] += (
+            int((row["labels"] != IGNORED).sum()) + beginnings - is_padded
+        )
+    return tokens
+
+
+def test_the_logged_shares_are_those_of_the_tokens_that_were_read(build):
+    data = build(
+        "domain",
+        "general",
+        packing="none",
+        phases=[Phase(until=64 * 100, weights={"domain": 1}), Phase(weights={"general": 3, "domain": 1})],
+    )
+    logs = {"loss": 1.0}
+    RealisedShares(data, RowsOfSteps(4)).on_log(None, TrainerState(global_step=250), TrainerControl(), logs=logs)
+    tokens = counted(data, 1000)
+    for name, number in tokens.items():
+        assert logs[f"share_{name}"] == pytest.approx(number / sum(tokens.values()), abs=0.01)
+        assert logs[f"tokens_{name}"] == pytest.approx(number, rel=0.03)
+
+
+def test_other_logs_and_single_sources_stay_as_they_are(build):
+    for data, logs in ((build("domain", "general"), {"eval_loss": 1.0}), (build("domain"), {"loss": 1.0})):
+        before = dict(logs)
+        RealisedShares(data, RowsOfSteps(4)).on_log(None, TrainerState(global_step=2), TrainerControl(), logs=logs)
+        assert logs == before
+
+
+def logged(callback, **figures):
+    callback.on_log(TWO_GPUS, TrainerState(), TrainerControl(), logs=(logs := {"loss": 1.0, **figures}))
+    return logs
+
+
+def test_time_is_paid_for_each_gpu(tmp_path, now):
+    callback = Cost(tmp_path, dollars_per_gpu_hour=2.5)
+    callback.on_train_begin(TWO_GPUS, TrainerState(is_world_process_zero=True), TrainerControl())
+    now[0] += 1800
+    assert logged(callback, seconds_to_go=7200) == {
+        "loss": 1.0,
+        "seconds_to_go": 7200,
+        "cost": 2.5,
+        "cost_to_go": 10.0,
+    }
+
+
+@pytest.mark.parametrize(("step", "before"), [(40, 7.0), (0, 0.0)], ids=["goes on", "begins anew"])
+def test_what_earlier_starts_came_to_is_counted_also_where_their_steps_were_lost(step, before, tmp_path, now):
+    lines = [
+        {"step": 50, "tokens": 5, "cost": 6.5},
+        {"step": 60, "tokens": 6, "cost": 7.0},
+        {"step": 60, "tokens": 6, "eval_loss": 1.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n{half a li")
+    callback = Cost(tmp_path, dollars_per_gpu_hour=1)
+    callback.on_train_begin(TWO_GPUS, TrainerState(global_step=step, is_world_process_zero=True), TrainerControl())
+    now[0] += 1800
+    assert logged(callback)["cost"] == before + 1.0
