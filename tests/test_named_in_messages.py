@@ -33,9 +33,11 @@ OF_OTHER_PROGRAMS = {
         "master_addr",
         "master_port",
         "nnodes",
+        "node-rank",
         "no_local_rank",
         "no_ssh",
         "node_rank",
+        "num_machines",
     ],  # launchers
     *["nproc-per-node", "nproc_per_node", "num_gpus", "num_nodes", "standalone"],
     *["config_file", "machine_rank", "main_process_ip", "main_process_port", "mixed_precision", "num_processes"],
@@ -57,8 +59,6 @@ OF_OTHER_PROGRAMS = {
         "max-lora-rank",
     ],  # docker, nvidia-smi, git, llama.cpp, vLLM
 }
-STYLE_SHEETS = ("serving/page.py",)
-"""Their `--names` are variables of CSS."""
 
 
 def literals(path: Path) -> list[tuple[int, str]]:
@@ -97,7 +97,7 @@ def all_options() -> set[str]:
 @pytest.fixture(scope="module")
 def texts() -> list[tuple[str, str]]:
     """Place and text of every literal of the package, names of templates and examples included."""
-    files = [path for path in sorted(PACKAGE.rglob("*.py")) if str(path.relative_to(PACKAGE)) not in STYLE_SHEETS]
+    files = sorted(PACKAGE.rglob("*.py"))
     return [(f"{path.relative_to(PACKAGE)}:{line}", text) for path in files for line, text in literals(path)]
 
 

@@ -90,7 +90,7 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
         )
     if kind != "model" or not (folder / "config.json").is_file():
         raise CheckpointError(
-            f"{folder} is no model that can be served. Export one: cpt export RUN_OR_CHECKPOINT --output FOLDER"
+            f"{folder} is not a complete model. Export one: cpt export RUN_OR_CHECKPOINT --output FOLDER"
         )
     Tensors(folder)  # opens each file, so that one that is missing or cut short is found now
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
@@ -144,8 +144,7 @@ def check_hub_id(model: str) -> str:
         validate_repo_id(model)
     except HFValidationError as problem:
         raise CheckpointError(
-            f"there is no folder {model} (looked in {Path.cwd()}), and it is no id of the Hub either. Give one of the"
-            " two."
+            f"{model} is neither a folder (looked in {Path.cwd()}) nor an id of the Hub. Give one of the two."
         ) from problem
     try:
         read_config(Model(path=model))

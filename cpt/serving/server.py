@@ -50,7 +50,7 @@ def serving(
         serve = Serve(
             model.name, dtype=dtype, device=device, host=host, port=port, log_level=log_level, non_blocking=True
         )
-    except (ValueError, RuntimeError, OSError, TypeError) as problem:
+    except (ValueError, RuntimeError, OSError, TypeError, AssertionError) as problem:  # Assertion: torch without CUDA
         raise LaunchError(
             f"Hugging Face's server cannot load {model.name}: {' '.join(str(problem).split())[:400]}"
         ) from problem
