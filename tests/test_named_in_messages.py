@@ -22,8 +22,6 @@ OF_OTHER_PROGRAMS = {  # with `-` where the program takes `_` too
     *["repo-type", "local-dir", "system-prompt"],  # hf, transformers
     *["ipc", "shm-size", "query-gpu", "porcelain", "outfile", "max-lora-rank"],  # docker, nvidia-smi, git, vLLM
 }
-STYLE_SHEETS = ("serving/page.py",)
-"""Their `--names` are variables of CSS."""
 
 
 def literals(path: Path) -> list[tuple[int, str]]:
@@ -62,7 +60,7 @@ def all_options() -> set[str]:
 @pytest.fixture(scope="module")
 def texts() -> list[tuple[str, str]]:
     """Place and text of every literal of the package, names of templates and examples included."""
-    files = [path for path in sorted(PACKAGE.rglob("*.py")) if str(path.relative_to(PACKAGE)) not in STYLE_SHEETS]
+    files = sorted(PACKAGE.rglob("*.py"))
     return [(f"{path.relative_to(PACKAGE)}:{line}", text) for path in files for line, text in literals(path)]
 
 

@@ -155,7 +155,7 @@ def test_a_trial_among_the_worse_ones_is_pruned(search):
     [
         ("print('no room'); sys.exit(3)", "no room"),
         ("status('failed', error='DataError', message='no rows'); sys.exit(2)", "DataError: no rows"),
-        ("log(100, other=1.0); finish()", "None"),
+        ("log(100, other=1.0); finish()", "`loss`"),
     ],
 )
 def test_trials_that_fail_in_a_row_end_the_search_with_the_reason(search, code, reason):
