@@ -79,16 +79,16 @@ def test_micro_batches_that_decide_how_much_is_sampled_are_no_choice():
         with_chosen_values(written.model_copy(update={"stage": "grpo"}))
 
 
-def test_machines_of_a_run_are_counted_by_its_launcher(monkeypatch):
-    assert nodes_here() == 1
-    told = {"WORLD_SIZE": "6", "RANK": "0", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "host-0", "MASTER_PORT": "29500"}
-    for name, value in told.items():
-        monkeypatch.setenv(name, value)
-    assert nodes_here() == 2
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert nodes_here() == 2, "4 and 2"
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "4")
-    assert nodes_here() == 1, "six processes are not the same number on four machines"
+@pytest.mark.parametrize(
+    ("processes", "nodes_of_launcher", "expected"), [("6", "2", 2), ("6", None, 1), ("6", "4", 1), ("1", "2", 1)]
+)
+def test_nodes_are_those_of_the_launcher_if_they_have_equally_many_processes(
+    monkeypatch, processes, nodes_of_launcher, expected
+):
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    if nodes_of_launcher is not None:
+        monkeypatch.setenv("GROUP_WORLD_SIZE", nodes_of_launcher)
+    assert nodes_here() == expected
 
 
 def on_an_h100(written, **options):
