@@ -1,6 +1,7 @@
 """Which architecture a `model:` section means: its config, without opening any weights."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from cpt.models.families.gpt2 import CptGPT2Config
 from cpt.models.families.native import ACCEPTS
 from cpt.models.families.register import FAMILIES, register_families
 from cpt.models.rope import with_rope
-from cpt.models.rules import check_model_section, nemo_remedy
 from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Model
@@ -33,6 +33,11 @@ ROPE_KEYS = {"rope_theta", "rope_scaling", "partial_rotary_factor"}
 LEGACY_KEYS = ROPE_KEYS | {"hybrid_override_pattern", "torch_dtype"}
 UNDECLARED_KEYS = {"head_dim", "num_hidden_layers"}  # models read them, though not every config class declares them
 STATE_DICTS = (".pth", ".pt")
+NEMO = (
+    "holds a .nemo file only, which from_pretrained cannot load. Use a model in Hugging Face's format, such as"
+    " nvidia/Minitron-8B-Base, or convert it with NeMo."
+)
+COMMIT, SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
 
 
 def load_config(model: Model) -> PreTrainedConfig:
@@ -56,6 +61,33 @@ def load_config(model: Model) -> PreTrainedConfig:
             f"model: `{config.model_type}` is no causal language model, so it cannot be trained here. Choose one."
         )
     return config
+
+
+def check_model_section(model: Model) -> list[str]:
+    """Every mistake that the section alone shows, each with its remedy."""
+    problems = []
+    if model.path is None and not model.from_scratch:
+        problems.append("model.path is missing: name the weights to start from, or say `model.from_scratch: true`.")
+    if model.from_scratch and model.path is None and model.config is None:
+        problems.append(
+            "model.config is missing: `from_scratch` without a `path` needs the architecture (`model: {base:"
+            " models/...}`)."
+        )
+    if model.config is not None and "model_type" not in model.config:
+        problems.append(
+            "model.config.model_type is missing: it names the architecture, for instance `model_type: llama`."
+        )
+    if model.path is None and model.revision is not None:
+        problems.append("model.revision has no effect without model.path. Remove it.")
+    if model.trust_remote_code and not (model.revision is not None and COMMIT.fullmatch(model.revision)):
+        problems.append(
+            "model.trust_remote_code runs code that comes with the weights: pin it. "
+            f"model.revision must be a full commit hash of 40 hex digits, not {model.revision!r}."
+        )
+    if model.hashes and (model.path is None or model.from_scratch):
+        problems.append("model.hashes has no effect: no weights are loaded (from_scratch). Remove it.")
+    wrong = [name for name, digest in model.hashes.items() if not SHA256.fullmatch(digest)]
+    return [*problems, *(f"model.hashes.{name} is not a sha256 (64 lower-case hex digits)." for name in wrong)]
 
 
 def _resolve(model: Model) -> PreTrainedConfig:
@@ -138,7 +170,7 @@ def _check_folder(path: str) -> None:
         raise RecipeError(f"model.path: {complaint}")
     if folder.is_dir() and not (folder / "config.json").is_file():
         if list(folder.glob("*.nemo")):
-            raise RecipeError(nemo_remedy(path, known_to_be_nemo=True))
+            raise RecipeError(f"model.path: {path} {NEMO}")
         if (folder / "adapter_config.json").is_file():
             raise RecipeError(
                 f"model.path: {path} is an adapter without its base. Make one model of both, then go on from it: "
@@ -160,8 +192,8 @@ def _hub_error(path: str, revision: str | None, problem: OSError) -> RecipeError
             f"model.path: there is no {path} on the Hub (or it is private: hf auth login), and no such folder here."
         )
     the_hub_answered = isinstance(cause, EntryNotFoundError) and not isinstance(cause, LocalEntryNotFoundError)
-    if the_hub_answered and (nemo := nemo_remedy(path, known_to_be_nemo=_has_nemo_file(path, revision))):
-        return RecipeError(nemo)
+    if the_hub_answered and _has_nemo_file(path, revision):
+        return RecipeError(f"model.path: {path} {NEMO}")
     return ResourceError(
         f"model.path: the Hub gives no config.json for {path}: {' '.join(str(problem).split())[:300]} "
         f"Try: hf download {path}, or give the path of a local folder."

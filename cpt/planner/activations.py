@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from cpt.models.adapter_targets import adaptable
-from cpt.models.adapters import add_lora
+from cpt.models.adapters import adaptable, add_lora
 from cpt.models.compiled import has_experts
 from cpt.models.families.register import register_families
 from cpt.models.inventory import RECURRENT, attention_heads
