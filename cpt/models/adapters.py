@@ -7,6 +7,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -157,7 +158,9 @@ def count_lora_parameters(model: PreTrainedModel, options: Mapping[str, Any]) ->
     copied: nn.Module = copy.deepcopy(model)
     copied.to_empty(device="meta")
     assert isinstance(copied, PreTrainedModel)
-    adapted = put_adapters(copied, without_weights(options))
+    # The adapters of a large model would take seconds to draw; some other methods compute with theirs.
+    with torch.device("meta") if method_of(options) == LORA else nullcontext():
+        adapted = put_adapters(copied, without_weights(options))
     return sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
 
 
