@@ -74,8 +74,6 @@ class BaseModel:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train that fits."""
-
     name: str
     """`full`, `lora` (with embeddings and head) or `adapters`."""
     profile: str | None

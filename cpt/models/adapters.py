@@ -339,7 +339,6 @@ def has_bias(layer: nn.Module) -> bool:
 
 
 def last_names(names: Iterable[str]) -> list[str]:
-    """The last part of each name, once."""
     return sorted({name.rpartition(".")[2] for name in names})
 
 

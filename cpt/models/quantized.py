@@ -104,7 +104,6 @@ def keep_layout_on_cpu(model: nn.Module) -> None:
 
 
 def without_quantization(lora: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are peft's."""
     return {key: value for key, value in lora.items() if key not in LORA_QUANTIZATION}
 
 

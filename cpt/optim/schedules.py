@@ -277,7 +277,6 @@ def continued(
 
 
 def without_name(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a schedule's section."""
     return {key: value for key, value in section.items() if key != "name"}
 
 

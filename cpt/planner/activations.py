@@ -117,8 +117,6 @@ class SavedBytes:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """A layer as the model calls it."""
-
     layer: nn.Module
     given: tuple[Any, ...]
     options: dict[str, Any]
@@ -187,7 +185,6 @@ def move_from_meta(model: nn.Module) -> None:
 
 
 def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
-    """Bytes by layers."""
     saved = SavedBytes(model)
     calls: list[LayerCall] = []
     started: list[tuple[int, int]] = []

@@ -43,7 +43,6 @@ class ModelFacts:
 
 
 def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_length: int) -> ModelFacts:
-    """Count on the meta device."""
     model = build_on_meta(config)
     head = model.get_output_embeddings().get_parameter("weight")
     embedding = model.get_input_embeddings().get_parameter("weight")

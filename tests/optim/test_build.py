@@ -4,11 +4,12 @@ import pytest
 import torch
 from tiny import write_recipe
 from tiny_models import make_tokenizer, tiny_config
+from tiny_training import learns_and_resumes, tiny_llama
 from torch import nn
 
 from cpt.errors import RecipeError
 from cpt.models.build import build_model
-from cpt.optim.build import build_optimizer, check_rounding
+from cpt.optim.build import build_optimizer, check_optimizer, check_rounding
 from cpt.optim.groups import IS_EMBEDDING
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Optimizer
@@ -109,3 +110,14 @@ def test_8_bit_is_built_by_name_with_embeddings_apart(name, paged):
         for parameter in group["params"]
     }
     assert apart == {id(parameter): parameter is model.embedding.weight for parameter in model.parameters()}
+
+
+def test_a_class_of_torch_learns_and_resumes():
+    learns_and_resumes(Optimizer(name="torch.optim:NAdam", learning_rate=5e-3))
+
+
+def test_options_are_the_classs_own_arguments():
+    built = build_optimizer(Optimizer(name="torch.optim:NAdam", learning_rate=1e-3, betas=[0.8, 0.9]), tiny_llama())
+    assert built.defaults["betas"] == (0.8, 0.9) and built.defaults["lr"] == 1e-3
+    with pytest.raises(RecipeError, match="`optimizer.momentum_decoy`"):
+        check_optimizer(Optimizer(name="torch.optim:NAdam", momentum_decoy=0.1))
