@@ -2,7 +2,6 @@
 weights."""
 
 import copy
-import dataclasses
 import logging
 import re
 import warnings
@@ -28,8 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from cpt.errors import CheckpointError, RecipeError
 from cpt.extend import did_you_mean
 from cpt.models.quantized import quantization_of, without_quantization
-from cpt.recipe.peft_methods import LORA, UNFIT, UNFIT_STARTS, config_of_method, method_of, takes_4_bit
-from cpt.recipe.schema import LORA_QUANTIZATION
+from cpt.recipe.peft_methods import LORA, UNFIT, UNFIT_STARTS, method_of
 
 logger = logging.getLogger(__name__)
 
@@ -52,26 +50,11 @@ ALL_LINEAR = "all-linear"
 
 
 def check_lora_options(options: Mapping[str, Any]) -> None:
-    """Refuse methods that cannot be trained here, keys that are not the method's, and starts that a run cannot give.
+    """Refuse starts that a run cannot give. The recipe has checked the method and its keys.
 
     Raises:
-        RecipeError: with the key that was probably meant.
+        RecipeError: with what to write instead.
     """
-    quantized = quantization_of(options) is not None
-    config_of_method(options)
-    method = method_of(options)
-    config = config_class(method)
-    known = {field.name for field in dataclasses.fields(config) if field.init} | {*LORA_QUANTIZATION, "method"}
-    for key in options:
-        if key not in known and key != "preset":
-            raise RecipeError(
-                f"`model.lora.{key}` is not an option of peft's {config.__name__}.{did_you_mean(key, known)}"
-            )
-    if quantized and not takes_4_bit(method):
-        raise RecipeError(
-            f"`model.lora.quantize`: peft's {method} has no layer for weights in 4 bit. Remove it, or take `method:"
-            " lora`."
-        )
     if options.get("alora_invocation_tokens"):
         raise RecipeError(
             "`model.lora.alora_invocation_tokens` adapts a part of a text only, which cannot be merged. Remove it."
@@ -81,7 +64,7 @@ def check_lora_options(options: Mapping[str, Any]) -> None:
         raise RecipeError(
             f"`model.lora.init_lora_weights: {start}` cannot be used here: {UNFIT_STARTS[start]}. Remove it."
         )
-    if quantized and start in START_IN_THE_BASE:
+    if quantization_of(options) is not None and start in START_IN_THE_BASE:
         raise RecipeError(
             f"`model.lora.init_lora_weights: {start}` takes the adapter out of the base's weights, and those in 4 bit"
             " are not the ones that it is merged into. Remove it, or `quantize`."

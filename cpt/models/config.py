@@ -1,7 +1,6 @@
 """Which architecture a `model:` section means: its config, without opening any weights."""
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,22 +36,18 @@ NEMO = (
     "holds a .nemo file only, which from_pretrained cannot load. Use a model in Hugging Face's format, such as"
     " nvidia/Minitron-8B-Base, or convert it with NeMo."
 )
-COMMIT, SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
 
 
 def load_config(model: Model) -> PreTrainedConfig:
     """The config of the model that `build_model` will build.
 
     Raises:
-        RecipeError: the section contradicts itself, names nothing that exists, or the weights have another shape than
-        `config` says.
+        RecipeError: the section names nothing that exists, or the weights have another shape than `config` says.
         ResourceError: the Hub cannot be reached, or wants a login.
     """
     register_families()
     if model.import_ is not None:
         import_user_module(model.import_)
-    if problems := check_model_section(model):
-        raise RecipeError("\n".join(problems))
     config = _resolve(model)
     if model.rope is not None:
         config = with_rope(config, model.rope.model_dump(exclude_none=True))
@@ -63,38 +58,11 @@ def load_config(model: Model) -> PreTrainedConfig:
     return config
 
 
-def check_model_section(model: Model) -> list[str]:
-    """Every mistake that the section alone shows, each with its remedy."""
-    problems = []
-    if model.path is None and not model.from_scratch:
-        problems.append("model.path is missing: name the weights to start from, or say `model.from_scratch: true`.")
-    if model.from_scratch and model.path is None and model.config is None:
-        problems.append(
-            "model.config is missing: `from_scratch` without a `path` needs the architecture (`model: {base:"
-            " models/...}`)."
-        )
-    if model.config is not None and "model_type" not in model.config:
-        problems.append(
-            "model.config.model_type is missing: it names the architecture, for instance `model_type: llama`."
-        )
-    if model.path is None and model.revision is not None:
-        problems.append("model.revision has no effect without model.path. Remove it.")
-    if model.trust_remote_code and not (model.revision is not None and COMMIT.fullmatch(model.revision)):
-        problems.append(
-            "model.trust_remote_code runs code that comes with the weights: pin it. "
-            f"model.revision must be a full commit hash of 40 hex digits, not {model.revision!r}."
-        )
-    if model.hashes and (model.path is None or model.from_scratch):
-        problems.append("model.hashes has no effect: no weights are loaded (from_scratch). Remove it.")
-    wrong = [name for name, digest in model.hashes.items() if not SHA256.fullmatch(digest)]
-    return [*problems, *(f"model.hashes.{name} is not a sha256 (64 lower-case hex digits)." for name in wrong)]
-
-
 def _resolve(model: Model) -> PreTrainedConfig:
     written = None if model.config is None else config_from(model.config)
     if model.from_scratch and written is not None:
         return written
-    assert model.path is not None  # check_model_section has seen to it
+    assert model.path is not None, "the recipe's rules ask for it"
     if Path(model.path).suffix in STATE_DICTS:
         return _config_beside_state_dict(model.path, written)
     found = read_config(model)

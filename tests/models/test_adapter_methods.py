@@ -133,14 +133,10 @@ def test_every_method_learns_in_mixed_precision_with_fp32_adapters(name):
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ({"method": "lohaa"}, "method"),
-        ({"method": "prefix_tuning"}, "method"),
-        ({"method": "ia3", "r": 8}, "r"),
-        ({"r": 8, "lora_alhpa": 16}, "lora_alhpa"),
-        ({"method": "loha", "quantize": "nf4"}, "quantize"),
         ({"init_lora_weights": "eva"}, "init_lora_weights"),
         ({"init_lora_weights": "pissa_niter_4", "quantize": "nf4"}, "init_lora_weights"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
+        ({"double_quantize": True}, "double_quantize"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_by_its_key(options, key):

@@ -37,11 +37,6 @@ def test_a_shape_that_cannot_be_is_refused():
     )
 
 
-def test_all_mistakes_of_the_section_come_at_once():
-    message = refusal(trust_remote_code=True, hashes={"a": "xyz"})
-    assert all(key in message for key in ("model.path", "model.revision", "model.hashes.a"))
-
-
 def test_the_written_config_is_compared_key_by_key_with_that_of_the_weights(folder: str):
     assert load_config(Model(path=folder, config=tiny_config("llama"))).hidden_size == 32
     message = refusal(path=folder, config={**tiny_config("llama"), "hidden_size": 64, "rope_theta": 5e5})
@@ -51,21 +46,6 @@ def test_the_written_config_is_compared_key_by_key_with_that_of_the_weights(fold
 
 def test_a_missing_folder_is_named(tmp_path: Path):
     assert f"RecipeError: model.path: {tmp_path / 'gone'} does not exist." in refusal(path=str(tmp_path / "gone"))
-
-
-@pytest.mark.parametrize(
-    ("section", "key"),
-    [
-        ({}, "model.path"),
-        ({"from_scratch": True}, "model.config"),
-        ({"from_scratch": True, "config": {"hidden_size": 8}}, "model.config.model_type"),
-        ({"path": "some/model", "trust_remote_code": True, "revision": "main"}, "model.revision"),
-        ({"from_scratch": True, "config": {"model_type": "llama"}, "hashes": {"a": "b" * 64}}, "model.hashes"),
-        ({"path": "some/model", "hashes": {"a": "xyz"}}, "model.hashes.a"),
-    ],
-)
-def test_a_mistake_of_the_section_is_named_by_its_key(section: dict, key: str):
-    assert key in refusal(**section)
 
 
 def test_an_adapter_is_refused_with_the_way_to_one_model(tmp_path: Path):

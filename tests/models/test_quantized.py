@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cpt.checkpoints.merge_lora import put_on
 from cpt.checkpoints.trained import find_trained
 from cpt.errors import RecipeError, ResourceError
-from cpt.models.adapters import check_lora_options
 from cpt.models.build import build_model
 from cpt.models.quantized import (
     BYTES_OF_4_BIT,
@@ -116,14 +115,6 @@ def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(tiny_recipe, t
     again = train(recipe_of(tiny_recipe, tmp_path, base, name="again", **every), resume=final.parent / "checkpoint-4")
     one, other = (load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (final, again))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-@pytest.mark.parametrize(
-    "lora", [{"quantize": "nf5"}, {"quantize": "nf4", "double_quantize": "yes"}, {"double_quantize": True}]
-)
-def test_what_cannot_be_meant_is_refused(lora):
-    with pytest.raises(RecipeError, match="`model.lora."):
-        check_lora_options(lora)
 
 
 def test_what_is_meant(monkeypatch):

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from cpt.errors import RecipeError
 from cpt.models.config import config_from, load_config
-from cpt.models.rope import check_rope, with_rope
+from cpt.models.rope import with_rope
 from cpt.recipe.schema import Model
 
 TINY = {
@@ -70,19 +70,13 @@ def test_an_exported_model_has_the_positions_it_was_trained_with(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wanted", [{}, {"type": "yarn"}, {"factor": 8}, {"type": "yarm", "factor": 8}, {"theta": -5}, {"theta": "large"}]
-)
-def test_values_that_do_not_go_together_are_refused(wanted):
-    with pytest.raises(RecipeError, match="`model.rope"):
-        check_rope(wanted)
-
-
-@pytest.mark.parametrize(
     ("shape", "wanted"),
     [
         ({"model_type": "gpt2", "n_positions": 64}, {"theta": 1e6}),
         ({"model_type": "gemma3_text"}, {"theta": 1e6}),
         (SHAPES["llama"], {"type": "yarn", "factor": 2, "length": 4096}),
+        (SHAPES["llama"], {}),
+        (SHAPES["llama"], {"type": "yarn"}),
     ],
 )
 def test_what_the_models_positions_cannot_be_is_refused(shape, wanted):
