@@ -195,6 +195,7 @@ def check_rounding(recipe: Recipe) -> None:
 def sgd(
     groups: ParameterGroups, learning_rate: float, *, momentum: float = 0.0, weight_decay: float = 0.0
 ) -> torch.optim.Optimizer:
+    """Stochastic gradient descent, with momentum if asked."""
     return torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, weight_decay=weight_decay)
 
 
