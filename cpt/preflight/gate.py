@@ -80,7 +80,6 @@ def refuse_mistakes(
 
 
 def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightReport:
-    """Print what the gate found."""
     found = found_in(recipe)
     for warning in found.warnings:
         tell(f"warning: {placed(warning, root)}.")
@@ -253,7 +252,6 @@ def try_schedule(recipe: Recipe) -> None:
 
 
 def missing_packages(recipe: Recipe) -> Iterator[CptError]:
-    """Trackers and kernels that are not installed."""
     for number, tracker in enumerate(recipe.monitoring.trackers):
         if tracker not in INTEGRATION_TO_CALLBACK:
             known = f"{did_you_mean(tracker, INTEGRATION_TO_CALLBACK)} Known: {', '.join(INTEGRATION_TO_CALLBACK)}."

@@ -22,12 +22,6 @@ def recipe(**training: object) -> Recipe:
     )
 
 
-def test_a_recipe_without_auto_is_the_same_and_nothing_is_planned(monkeypatch):
-    monkeypatch.setattr(automatic, "load_config", lambda _: pytest.fail("looked at the model"))
-    written = recipe(per_device_train_batch_size=3, bf16=True)
-    assert with_chosen_values(written) is written
-
-
 def test_numbers_take_the_place_of_auto_on_this_machine(capsys):
     written = recipe(per_device_train_batch_size="auto", gradient_accumulation_steps="auto", logging_steps=7)
     chosen = with_chosen_values(written)
@@ -107,12 +101,6 @@ def long_recipe(**training):
 def test_on_a_gpu_layers_are_compiled_unless_the_recipe_says_no(training, expected, capsys):
     assert on_an_h100(long_recipe(**training)) is expected
     assert capsys.readouterr().out.count("torch_compile") == (training.get("torch_compile") is not False)
-
-
-def test_where_layers_cannot_be_compiled_the_reason_is_logged(capsys):
-    assert on_an_h100(long_recipe(), deepspeed={"zero_optimization": {"stage": 3}}) is False
-    (line,) = capsys.readouterr().out.splitlines()
-    assert "torch_compile: auto is false" in line and "ZeRO-3" in line
 
 
 def test_a_machine_without_a_compiler_runs_uncompiled(monkeypatch, capsys):

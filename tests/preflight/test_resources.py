@@ -121,10 +121,6 @@ def test_memory_is_planned_for_one_of_several_nodes(monkeypatch):
     assert several["host_total_gib"] < 0.6 * one["host_total_gib"]
 
 
-def test_a_machine_without_gpus_is_passed_over():
-    assert found_in(recipe_in_bf16(), []) == found_in(recipe_in_bf16(use_cpu=True), [gpu(1)]) == PreflightReport()
-
-
 def test_the_smallest_gpu_decides():
     (warning,) = found_in(recipe_in_bf16(per_device_train_batch_size=16), [gpu(80), gpu(1)]).warnings
     assert "of a Some GPU, which has 1" in warning and "cpt plan" in warning
