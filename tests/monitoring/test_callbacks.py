@@ -2,15 +2,12 @@ import json
 
 import pytest
 from saved_runs import trainer_of
-from tiny import write_recipe
 from tiny_watchers import CALLS, SEEN
 from transformers import TrainerControl, TrainerState
 
 from cpt.errors import DataError, RecipeError
 from cpt.extend import check_options
-from cpt.monitoring.callbacks import Alert, build_callbacks, check_callbacks, constructor_of
-from cpt.preflight.gate import report
-from cpt.recipe.load import load_with_places
+from cpt.monitoring.callbacks import Alert, check_callbacks, constructor_of
 from cpt.recipe.schema import Monitoring
 from cpt.runs.events import read_events
 from cpt.runs.folder import read_metrics
@@ -39,11 +36,6 @@ def test_a_function_is_shown_all_figures_and_its_sentences_are_alerts(trained):
     lines = [json.loads(line) for line in (trainer.run_folder / "metrics.jsonl").read_text().splitlines()]
     assert SEEN[:4] == [{name: float(value) for name, value in line.items()} for line in lines[:4]]
     assert alerts(trainer) == [f"The loss is {line['loss']:.3f}." for line in lines[:4]]
-
-
-@pytest.mark.slow
-def test_a_short_name_is_enough(trained):
-    assert alerts(trained("tiny_watchers:note")) == [] and len(SEEN) == 5
 
 
 def test_a_class_may_add_figures_and_end_the_run(trained):
@@ -104,16 +96,6 @@ class Slack:
         pass
 
 
-class Open:
-    def __init__(self, **options) -> None:
-        pass
-
-
-class Hinted:
-    def __init__(self, figure: "Unknown") -> None:  # noqa: F821 - as names that only a type checker knows
-        pass
-
-
 @pytest.mark.parametrize(
     ("kind", "options", "complaint"),
     [
@@ -121,8 +103,6 @@ class Hinted:
         (Slack, {"chanel": "x"}, "`channel`"),
         (Slack, {"channel": 3}, "expected text"),
         (Slack, {"channel": "x", "every": 3, "mention": ["y"]}, None),
-        (Open, {"x": 1}, "kwargs"),
-        (Hinted, {"figure": 1}, None),
     ],
 )
 def test_options_of_a_class_need_not_be_keyword_only(kind, options, complaint):
@@ -131,20 +111,6 @@ def test_options_of_a_class_need_not_be_keyword_only(kind, options, complaint):
         return
     with pytest.raises(RecipeError, match=complaint):
         check_options(constructor_of(kind), options, "key")
-
-
-def test_the_check_shows_the_line(tiny_recipe, tmp_path, capsys):
-    path = write_recipe({**tiny_recipe, "monitoring": {"callbacks": [{"name": "cost"}]}}, tmp_path / "r.yaml")
-    assert report(path, *load_with_places(path)).exit_code == 2
-    lines = path.read_text().splitlines()
-    number = next(place for place, line in enumerate(lines, start=1) if "- name: cost" in line)
-    assert f"r.yaml:{number}: `monitoring.callbacks[0]`" in capsys.readouterr().out
-
-
-def test_callbacks_have_classes_of_their_own_so_that_transformers_does_not_warn(tmp_path):
-    names = ["tiny_watchers:note", {"name": "tiny_watchers:Adds", "figure": "x"}]
-    one, other = build_callbacks(Monitoring.model_validate({"callbacks": names}).callbacks, tmp_path, 1)
-    assert type(one) is not type(other)
 
 
 def alerts_of(folder, values, *, figure="grad_norm", is_main=True, **options):

@@ -9,7 +9,7 @@ from transformers import TrainerControl, TrainerState
 
 from cpt.hardware import GIB
 from cpt.monitoring import machine as module
-from cpt.monitoring.machine import SHARE, MachineUse, counters, resident_bytes
+from cpt.monitoring.machine import SHARE, MachineUse, resident_bytes
 from cpt.runs.signs import Sign, write_sign
 
 CPU, GPU = (SimpleNamespace(device=torch.device(name), world_size=3) for name in ("cpu", "cuda"))
@@ -41,17 +41,6 @@ def test_the_main_process_adds_figures_to_logs_of_the_training_loss(callback):
     figures = logged(callback)
     assert 0 <= figures["cpu_percent"] <= 100 and figures["host_memory_gib"] > 0.01
     assert figures["network_sent_mib_per_second"] >= 0
-
-
-def test_rates_are_means_since_the_last_look(callback, monkeypatch):
-    callback.before = {"seconds": 10.0, "disk_read_mib_per_second": 2**20}
-    monkeypatch.setattr(module, "counters", lambda: {"seconds": 14.0, "disk_read_mib_per_second": 9 * 2**20})
-    assert callback.machine()["disk_read_mib_per_second"] == 2.0
-
-
-def test_without_counters_of_disks_there_is_no_rate(monkeypatch):
-    monkeypatch.setattr(psutil, "disk_io_counters", lambda: None)
-    assert not any(name.startswith("disk") for name in counters())
 
 
 def test_looks_take_a_thousandth_of_the_time(callback, monkeypatch):
