@@ -205,5 +205,4 @@ def plotly_script() -> str:
 
 
 def no_plotly() -> ResourceError:
-    """The error with the install line."""
     return ResourceError("the plots of a page need plotly. Install it: pip install 'cpt[report]'")

@@ -137,7 +137,6 @@ def state(record: RunRecord) -> str:
 
 
 def last_step(record: RunRecord) -> float | None:
-    """The newest step that the run reported."""
     return get(record.status, "step") or record.metrics.last("step")
 
 
@@ -427,7 +426,6 @@ def against_plan(record: RunRecord) -> list[Part]:
 
 
 def ratio(planned: float | None, measured: float | None) -> str:
-    """Measured over planned."""
     return f"{measured / planned:.2f}" if planned and measured is not None else ""
 
 
@@ -435,7 +433,6 @@ def ratio(planned: float | None, measured: float | None) -> str:
 
 
 def events(record: RunRecord) -> list[Part]:
-    """The last events, and the number of each kind."""
     if not record.events:
         return []
     counts = Counter(str(event.get("kind")) for event in record.events)

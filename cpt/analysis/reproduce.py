@@ -423,7 +423,6 @@ def late_changes(record: RunRecord, again: Path) -> Iterator[str]:
 
 
 def report(result: Reproduction, differences: Sequence[str], run: Path, kept: Path | None) -> list[str]:
-    """The result in a few lines."""
     where = f"Compare them: cpt compare {run} {kept}" if kept else ""
     if result.is_bit_equal:
         weights = "" if result.weights_differ is None else ", and the final weights"
