@@ -1,4 +1,4 @@
-"""Plots of a page, drawn by plotly: curves, bars, and values with their intervals."""
+"""Plots of a page, drawn by plotly: curves, and values with their intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -144,15 +144,6 @@ def smoothed(values: NDArray[np.float64], share: float = SMOOTHED_OVER) -> NDArr
     low, high = np.maximum(0, places - reach), np.minimum(len(values), places + reach + 1)
     means: NDArray[np.float64] = (sums[high] - sums[low]) / (high - low)
     return means
-
-
-def bars(title: str, y_title: str, groups: Sequence[str], series: dict[str, Sequence[float | None]]) -> Plot:
-    """Groups of stacked bars."""
-    traces = [
-        {"type": "bar", "name": as_text(name), "x": [as_text(group) for group in groups], "y": list(values)}
-        for name, values in series.items()
-    ]
-    return Plot(title, traces, {"barmode": "stack", "yaxis": {"title": y_title}})
 
 
 def intervals(title: str, x_title: str, rows: Sequence[tuple[str, float, float, float]], note: str = "") -> list[Plot]:

@@ -19,7 +19,7 @@ from cpt.data.readers.files import hash_file, states_of
 from cpt.data.readers.opening import is_url
 from cpt.errors import CheckpointError, CptError, DataError, LaunchError, ResourceError, TrainingError
 from cpt.files import size_and_hash
-from cpt.hardware import count_cpu_cores, find_gpus
+from cpt.hardware import count_cpu_cores
 from cpt.launchers.attempts import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
 from cpt.launchers.processes import environment_alone
 from cpt.models.hashes import hash_weights
@@ -103,7 +103,8 @@ def command(
     file = (folder / RECIPE).resolve()
     with contextlib.chdir(place):
         recipe = load_recipe(file)
-    refuse_too_few_devices(record, number, recipe, given=processes is not None, launcher=launcher)
+    if launcher is None:
+        refuse_more_than_the_machine_holds(number, on_gpus=not recipe.training.get("use_cpu"))
     last = None if steps is None else first_log_from(record, steps)
     with contextlib.chdir(place):
         refuse_changed_inputs(folder, recipe, record.inputs)
@@ -159,25 +160,6 @@ def first_log_from(record: RunRecord, step: int) -> int | None:
     """The first step from this one on with a logged loss: a log is the mean since the log before."""
     steps = record.metrics.curve("loss", "step")[0]
     return next((int(one) for one in steps if one >= step), None)
-
-
-def refuse_too_few_devices(
-    record: RunRecord, processes: int, recipe: Recipe, *, given: bool, launcher: str | None
-) -> None:
-    """Check the number of processes before anything is built.
-
-    Raises:
-        LaunchError: this machine has fewer GPUs or cores.
-    """
-    if launcher is not None:
-        return
-    on_cpu = bool(recipe.training.get("use_cpu"))
-    refuse_more_than_the_machine_holds(processes, on_gpus=not on_cpu)
-    if get(record.environment, "hardware", "gpus") and not on_cpu and not given and len(find_gpus()) < processes:
-        raise LaunchError(
-            f"{record.folder.name} ran on {processes} GPUs, and this machine has {len(find_gpus())}. With --processes"
-            " its losses are equal up to rounding only; --launcher starts it on several machines."
-        )
 
 
 # --- unchanged inputs ------------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ from tiny_watchers import CALLS, SEEN
 from transformers import TrainerControl, TrainerState
 
 from cpt.errors import DataError, RecipeError
-from cpt.extend import check_options
-from cpt.monitoring.callbacks import Alert, check_callbacks, constructor_of
+from cpt.monitoring.callbacks import Alert, check_callbacks
 from cpt.recipe.schema import Monitoring
 from cpt.runs.events import read_events
 from cpt.runs.folder import read_metrics
@@ -76,41 +75,16 @@ def test_one_that_cannot_be_made_is_a_mistake_of_the_recipe(trained):
         ("costs", "`cost`"),
         ("cost", "`dollars_per_gpu_hour`"),
         ({"name": "cost", "dollars_per_gpu_hour": "2"}, "dollars_per_gpu_hour`: expected a number"),
-        ({"name": "cost", "dollars_per_gpu_hour": 2, "run": "x"}, "`monitoring.callbacks[0].run`"),
         ({"name": "alert", "figure": "loss"}, "`above`"),
-        ({"name": "alert", "figure": "loss", "above": 1.0, "logs": 0}, "`logs`"),
         ({"name": "tiny_watchers:note", "abov": 1}, "`above`"),
         ({"name": "tiny_watchers:Adds"}, "`figure`"),
         ("tiny_watchers:NoCallback", "TrainerCallback"),
-        ("tiny_watchers:missing", "`missing`"),
     ],
 )
 def test_mistakes_are_found_before_the_run(callback, complaint):
     with pytest.raises(RecipeError) as refused:
         check_callbacks(Monitoring.model_validate({"callbacks": [callback]}).callbacks)
     assert complaint in str(refused.value) and "monitoring.callbacks[0]" in str(refused.value)
-
-
-class Slack:
-    def __init__(self, channel: str, every: int = 10, *, mention: list[str] | None = None) -> None:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "complaint"),
-    [
-        (Slack, {}, "`channel`"),
-        (Slack, {"chanel": "x"}, "`channel`"),
-        (Slack, {"channel": 3}, "expected text"),
-        (Slack, {"channel": "x", "every": 3, "mention": ["y"]}, None),
-    ],
-)
-def test_options_of_a_class_need_not_be_keyword_only(kind, options, complaint):
-    if complaint is None:
-        check_options(constructor_of(kind), options, "key")
-        return
-    with pytest.raises(RecipeError, match=complaint):
-        check_options(constructor_of(kind), options, "key")
 
 
 def alerts_of(folder, values, *, figure="grad_norm", is_main=True, **options):
@@ -132,11 +106,3 @@ def test_each_crossing_is_one_alert(tmp_path):
 @pytest.mark.parametrize(("value", "alerts"), [(0.5, 1), (1.0, 0), (5.0, 0), (5.1, 1), (float("nan"), 1), ("text", 0)])
 def test_bounds_are_inclusive_and_nan_is_beyond_them(value, alerts, tmp_path):
     assert len(alerts_of(tmp_path, [value], above=5.0, below=1.0)) == alerts
-
-
-def test_a_figure_that_was_never_logged_is_reported(tmp_path):
-    assert alerts_of(tmp_path, [1.0], figure="grad_nrom", above=1) == [("alert_without_figure", 9)]
-
-
-def test_only_the_main_process_alerts(tmp_path):
-    assert alerts_of(tmp_path, [11], above=10, is_main=False) == []

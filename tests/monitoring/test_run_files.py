@@ -4,7 +4,6 @@ from full_disk import disk_of_its_own, fill
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from cpt.monitoring.run_files import SECONDS_BETWEEN_WRITES, MetricsFile, StatusFile
-from cpt.runs.events import read_events, record_event
 from cpt.runs.record import Run
 
 
@@ -59,16 +58,3 @@ def test_the_status_tells_the_step_and_the_last_checkpoint(tmp_path):
     status.written -= SECONDS_BETWEEN_WRITES
     status.on_log(None, TrainerState(global_step=5, max_steps=9), TrainerControl())
     assert (run.status()["step"], run.status()["steps"]) == (5, 9)
-
-
-def test_events_that_found_no_room_are_written_at_the_next_steps_end(tmp_path):
-    with disk_of_its_own(tmp_path / "disk", "64k") as disk:
-        ballast = fill(disk)
-        record_event(disk, "save_failed", "There is no room.", step=1)
-        status = StatusFile(Run(disk))
-        status.on_step_end(None, TrainerState(global_step=2), TrainerControl())
-        status.on_log(None, TrainerState(global_step=2), TrainerControl())
-        assert read_events(disk) == [] and Run(disk).status() == {}
-        ballast.unlink()
-        status.on_step_end(None, TrainerState(global_step=3), TrainerControl())
-        assert [event["kind"] for event in read_events(disk)] == ["save_failed"]
