@@ -19,7 +19,7 @@ from cpt.data.readers.files import hash_file, states_of
 from cpt.data.readers.opening import is_url
 from cpt.errors import CheckpointError, CptError, DataError, LaunchError, ResourceError, TrainingError
 from cpt.files import size_and_hash
-from cpt.hardware import count_cpu_cores
+from cpt.hardware import count_cpu_cores, find_gpus
 from cpt.launchers.attempts import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
 from cpt.launchers.processes import environment_alone
 from cpt.models.hashes import hash_weights
@@ -103,8 +103,14 @@ def command(
     file = (folder / RECIPE).resolve()
     with contextlib.chdir(place):
         recipe = load_recipe(file)
+    on_gpus = not recipe.training.get("use_cpu")
     if launcher is None:
-        refuse_more_than_the_machine_holds(number, on_gpus=not recipe.training.get("use_cpu"))
+        refuse_more_than_the_machine_holds(number, on_gpus=on_gpus)
+        if on_gpus and processes is None and get(environment, "hardware", "gpus") and len(find_gpus()) < number:
+            raise LaunchError(
+                f"{folder} ran on {number} GPUs, and this machine has {len(find_gpus())}. Give --processes N (then losses"
+                " are equal up to rounding only), or --launcher for several machines."
+            )
     last = None if steps is None else first_log_from(record, steps)
     with contextlib.chdir(place):
         refuse_changed_inputs(folder, recipe, record.inputs)
