@@ -108,8 +108,8 @@ def command(
         refuse_more_than_the_machine_holds(number, on_gpus=on_gpus)
         if on_gpus and processes is None and get(environment, "hardware", "gpus") and len(find_gpus()) < number:
             raise LaunchError(
-                f"{folder} ran on {number} GPUs, and this machine has {len(find_gpus())}. Give --processes N (then losses"
-                " are equal up to rounding only), or --launcher for several machines."
+                f"{folder} ran on {number} GPUs, and this machine has {len(find_gpus())}. Give --processes N (then its"
+                " losses are equal up to rounding only), or --launcher for several machines."
             )
     last = None if steps is None else first_log_from(record, steps)
     with contextlib.chdir(place):
