@@ -4,7 +4,7 @@ core.
 A toy model, so small that the host is the limit, is trained by a bare loop, by the plain Trainer and by ours with all
 default guards and monitors on. The three take turns of some steps each, so that whatever else the machine does meets
 all of them; a turn of ours beside the loop's turn just before it is one pair. Processor time. Writes
-benchmarks/results/step.json, docs/pictures/step.png and a part of docs/step.md.
+benchmarks/results/step.json and a part of docs/step.md.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from benchmarks.step.systems import MARK, SYSTEMS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "step.json"
-PICTURE, PAGE = ROOT / "docs" / "pictures" / "step.png", ROOT / "docs" / "step.md"
+PAGE = ROOT / "docs" / "step.md"
 BEGIN, END = "<!-- python -m benchmarks.step: begin -->\n", "<!-- python -m benchmarks.step: end -->\n"
 TARGET = 1.05
 WARMING = 3  # turns that are not counted
@@ -49,7 +49,6 @@ def main() -> None:
         print(f"{row['name']}: {row['measured']:.3f} {row['quartiles']}")
     asked.write.write_text(json.dumps(results, indent=1) + "\n")
     if asked.write == RESULTS:
-        draw(results["samples"], PICTURE)
         PAGE.write_text(with_part(PAGE.read_text(), BEGIN, END, part(results), "docs/step.md"))
 
 
@@ -124,32 +123,7 @@ def part(results: dict[str, Any]) -> str:
             lines.append(
                 f"| {row['name']} | {row['target'] or ''} | {row['measured']:.3f} | {low:.3f} to {high:.3f} |"
             )
-    return "\n".join(lines) + "\n\n![Each turn beside the bare loop's turn before it](pictures/step.png)\n"
-
-
-def draw(samples: dict[str, list[float]], path: Path) -> None:
-    """Each pair of turns."""
-    import matplotlib  # an extra
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 3.2))
-    for name, turns in samples.items():
-        if name != BARE:
-            axes.plot(
-                [turn / beside for turn, beside in zip(turns, samples[BARE], strict=True)],
-                ".",
-                markersize=4,
-                label=name,
-            )
-    axes.axhline(1, color="grey", linewidth=0.8)
-    axes.axhline(TARGET, color="grey", linewidth=0.8, linestyle="--")
-    axes.set(xlabel="turn", ylabel="processor time beside a bare loop's")
-    axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -32,22 +32,16 @@ class StepProfile(TrainerCallback):
         self.file = run / PROFILE / f"steps-{self.first}-{self.last}.txt"
         self.profiler: profile | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """A run that resumes after these steps does not profile them."""
         if state.is_world_process_zero and state.global_step >= self.first and not self.file.exists():
             self.report("profile_left_out", f"not profiled: the run resumes at step {state.global_step}")
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The Trainer's loop starts again after a roll-back or an out-of-memory error."""
         self.give_up("not profiled to their end, because the run went back or ran out of memory")
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Begin with the step before the first one, or with the run's first."""
         if state.is_world_process_zero and self.profiler is None and state.global_step + 1 == max(1, self.first - 1):
             self.profiler = profile(
@@ -59,10 +53,7 @@ class StepProfile(TrainerCallback):
             )
             self.profiler.start()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Write both files after the last step."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.profiler is None:
             return
         if state.global_step < self.last:
@@ -82,21 +73,17 @@ class StepProfile(TrainerCallback):
             return
         self.report("profile", f"profiled: {trace} (open it in ui.perfetto.dev) and {self.file.name}")
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The run may end before the last of these steps."""
         self.give_up("not profiled to their end, because the run ended")
 
     def give_up(self, why: str) -> None:
-        """Drop an unfinished profile."""
         if self.profiler is not None:
             self.profiler.stop()
             self.profiler = None
             self.report("profile_left_out", why)
 
     def report(self, kind: str, what: str) -> None:
-        """Record an event of the first of these steps."""
         record_event(self.run, kind, f"Steps {self.first} to {self.last}: {what}.", step=self.first)
 
 

@@ -40,7 +40,6 @@ class ModelFlopsUtilization(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Count the operations of a token once."""
         model: nn.Module = kwargs["model"]
         self.since = state.global_step
         of_one = peak_flops(self.gpu, precision_of(args, model)) if state.is_world_process_zero else None
@@ -59,9 +58,7 @@ class ModelFlopsUtilization(TrainerCallback):
         attended = attended_length(self.data.rows.documents_in(row) for row in range(first, first + ROWS_MEASURED))
         return flops_per_token(build_on_meta(config), attended, trains_weights=self.trains_weights)
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The run may have rolled back."""
         self.since = state.global_step
 

@@ -199,7 +199,6 @@ class Search:
             raise TrainingError(f"{self.failures} trials in a row failed. The last one: {reason}")
 
     def results(self) -> list[dict[str, Any]]:
-        """One entry for each trial, the best first."""
         found = []
         for trial in self.study.get_trials(deepcopy=False):
             last = max(trial.intermediate_values, default=None)

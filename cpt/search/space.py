@@ -79,7 +79,6 @@ class Space:
 
     @property
     def distributions(self) -> dict[str, Any]:
-        """As Optuna takes them."""
         return {axis.key: axis.distribution for axis in self.axes}
 
 
@@ -171,7 +170,6 @@ def range_of(key: str, value: Any, distributions: Any) -> Any:
 
 
 def overrides_of(values: Mapping[str, Any]) -> list[str]:
-    """Drawn values as overrides of the recipe."""
     return [f"{key}={float(f'{one:.6g}') if isinstance(one, float) else one}" for key, one in values.items()]
 
 
