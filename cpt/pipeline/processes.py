@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cpt.launchers.attempts import FORWARDED, send
+from cpt.process import FORWARDED, send
 from cpt.runs.record import Run
 from cpt.runs.signs import forget_signs
 
