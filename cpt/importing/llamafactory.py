@@ -6,7 +6,6 @@ from typing import Any
 
 from cpt.errors import RecipeError
 from cpt.extend import did_you_mean
-from cpt.importing.conflicts import resolve_conflicts
 from cpt.importing.sources import put_held_out_share, put_sources
 from cpt.importing.trainer_keys import put_attention, translate_trainer_keys
 from cpt.importing.translation import Translation, is_on, target_modules
@@ -60,7 +59,6 @@ def translate(config: Translation) -> None:
     translate_model(config)
     translate_data(config, stage)
     translate_trainer_keys(config)
-    resolve_conflicts(config)
     config.pass_to_training()
 
 
