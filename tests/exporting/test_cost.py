@@ -12,7 +12,6 @@ from transformers import AutoTokenizer, LlamaConfig
 
 from cpt.checkpoints.model_card import METRICS
 from cpt.checkpoints.trained import Trained
-from cpt.errors import DataError
 from cpt.exporting.cost import MOST_TOKENS, Bound, JudgedText, cost, gain_of_run, judged_text
 from cpt.recipe.schema import Recipe
 
@@ -36,11 +35,6 @@ class Fixed(nn.Module):
 
 
 BEFORE = [Fixed()(torch.tensor([window]), use_cache=False).logits[0].detach() for window in TEXT.windows]
-
-
-def test_a_model_costs_nothing_against_itself():
-    same = cost(BEFORE, Fixed(), TEXT, HALF)
-    assert (same.rise, same.agreement) == (0, 1) and same.divergence == pytest.approx(0, abs=1e-7) and same.is_allowed
 
 
 def test_bits_per_byte_and_divergence_follow_their_definitions():
@@ -96,19 +90,6 @@ def test_a_run_is_measured_on_the_documents_that_it_held_out(tiny_recipe, tokeni
     assert tokenizer.decode(text.windows[0]) in texts[0][0]
 
 
-def test_conversations_that_were_held_out_are_read_too(tiny_recipe, tokenizer, tmp_path):
-    path = tmp_path / "chats.jsonl"
-    chats = [
-        [{"role": "user", "content": f"What is number {n}?"}, {"role": "assistant", "content": f"It is {n}."}]
-        for n in range(60)
-    ]
-    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    data = {"sequence_length": 64, "sources": [{"path": str(path)}]}
-    recipe = tiny_recipe | {"stage": "sft", "data": data, "evaluation": {"held_out_share": 0.1}}
-    text = judged_text(trained(recipe, tmp_path), tokenizer, CONFIG, None)
-    assert "held out" in text.where and "What is number" in tokenizer.decode(text.windows[0])
-
-
 def test_the_users_file_comes_first_and_our_passage_last(tiny_recipe, tokenizer, tmp_path):
     gone = tiny_recipe | {"evaluation": {"perplexity": [{"path": str(tmp_path / "gone.jsonl"), "name": "gone"}]}}
     for model in (NO_RUN, trained(tiny_recipe, tmp_path), trained(gone, tmp_path)):
@@ -118,10 +99,3 @@ def test_the_users_file_comes_first_and_our_passage_last(tiny_recipe, tokenizer,
     text = judged_text(trained(tiny_recipe, tmp_path), tokenizer, CONFIG, file)
     assert str(file) in text.where and text.num_predicted < MOST_TOKENS
     assert max(map(len, text.windows)) <= CONFIG.max_position_embeddings
-
-
-def test_a_file_without_text_is_refused(tokenizer, tmp_path):
-    (tmp_path / "short.txt").write_text("a")
-    for name in ("short.txt", "gone.txt"):
-        with pytest.raises(DataError, match=name):
-            judged_text(NO_RUN, tokenizer, CONFIG, tmp_path / name)
