@@ -1,6 +1,7 @@
 """`cpt export --quantize`."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ from typed_export import export
 
 from cpt.checkpoints.model_folder import weight_files
 from cpt.errors import CheckpointError, ResourceError
+from cpt.exporting.cost import Cost
 from cpt.exporting.quantised import (
     check_quantising,
     describe_layers,
     group_size,
     quantisation,
+    refuse_costly,
 )
 from cpt.exporting.sealed import refuse_unsealed
 
@@ -83,3 +86,10 @@ def test_int4_without_a_gpu_is_refused(monkeypatch):
     monkeypatch.setattr("cpt.exporting.quantised.import_module", lambda name: None)
     with pytest.raises(ResourceError, match="nf4"):
         check_quantising("int4", torch.bfloat16)
+
+
+@pytest.mark.parametrize("after", [1.2, math.nan])
+def test_a_cost_above_the_bound_is_refused(after):
+    with pytest.raises(CheckpointError, match="--max-rise"):
+        refuse_costly(Cost(1.0, after, 0.3, 0.7), "int4", 0.1)
+    assert "int8" in refuse_costly(Cost(1.0, 1.01, 0.3, 0.7), "int8", 0.1)
