@@ -101,10 +101,7 @@ def translate_model(config: Translation) -> None:
     lora["target_modules"] = target_modules(lora.get("target_modules", "all"))
     if "modules_to_save" in lora:
         lora["modules_to_save"] = target_modules(lora["modules_to_save"])
-    if config.values.get("quantization_bit") == 4 and config.take("quantization_method", "bnb") in (
-        "bnb",
-        "bitsandbytes",
-    ):
+    if config.values.get("quantization_bit") == 4 and config.take("quantization_method", "bnb") in BITSANDBYTES:
         config.take("quantization_bit")
         lora["quantize"] = config.take("quantization_type", "nf4")
         lora["double_quantize"] = is_on(config.take("double_quantization", True))

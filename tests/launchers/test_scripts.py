@@ -23,7 +23,6 @@ ZERO = "training.deepspeed={zero_optimization: {stage: 2}}"
 # In the place of `python -m cpt train`: prints its words, or waits for the signal that it exits with 75 after.
 WAITS = 'trap "echo stopped; exit 75" INT TERM HUP USR1; echo ready; while :; do sleep 0.03; done'
 SSH = """while [ $# -gt 2 ]; do shift; done
-[ "$1" != gone ] || { echo "No route to host" >&2; exit 255; }
 exec env --default-signal bash -c "$2" # as sshd does
 """
 IN_SLURM = {"SLURM_JOB_ID": "12345", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_CPUS_ON_NODE": "8"}
@@ -80,7 +79,7 @@ def test_a_node_trains_in_the_work_folder_and_ends_with_the_runs_own_code(writte
     assert not list(folder.glob("*.pid"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_a_node_reaches_the_run_once(written, number):
     folder = written()
     node = start(folder / "node.sh", python=WAITS)
@@ -134,11 +133,6 @@ def two_hosts(written):
 def test_when_a_node_fails_the_others_are_stopped(two_hosts):
     code, output = end(started(two_hosts, f'[ "$1" = 0 ] && exit 3; {WAITS}', seconds=0))
     assert code == 3 and "a (node 0) ended with code 3." in output and "b: stopped" in output
-
-
-def test_a_host_that_ssh_does_not_reach_is_named(two_hosts):
-    code, output = end(started(two_hosts, WAITS, hosts="a gone", seconds=0))
-    assert code == 255 and "gone: No route to host" in output and "gone (node 1) ended with code 255" in output
 
 
 def test_a_signal_stops_all_nodes_and_a_second_one_kills_them(two_hosts):
