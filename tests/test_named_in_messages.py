@@ -28,6 +28,7 @@ OF_OTHER_PROGRAMS = {
     *["cpus-per-task", "exclusive", "kill-on-bad-exit", "ntasks-per-node", "qos", "requeue"],
     *[
         "cpu",
+        "hostfile",
         "master-addr",
         "master-port",
         "master_addr",
