@@ -1,1 +1,2 @@
-"""Text that a local model makes from documents, with its provenance."""
+"""Text made from the documents by a local model: rewritten, asked about, translated there and back; with its
+provenance."""
