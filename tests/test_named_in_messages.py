@@ -15,8 +15,8 @@ OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9_-]+)")
 OF_OTHER_PROGRAMS = {  # with `-` where the program takes `_` too
     *["array", "batch", "format", "iso-8601", "job-name", "jobs", "noheader", "nodelist", "open-mode"],  # SLURM, date
     *["cpus-per-task", "exclusive", "kill-on-bad-exit", "ntasks-per-node", "qos", "requeue", "signal"],
-    *["cpu", "hostfile", "master-addr", "master-port", "nnodes", "node-rank", "nproc-per-node", "standalone"],  # launchers
-    *["no-local-rank", "no-ssh", "num-gpus", "num-nodes", "config-file", "machine-rank", "num-machines"],
+    *["cpu", "master-addr", "master-port", "nnodes", "node-rank", "nproc-per-node", "standalone"],  # launchers
+    *["hostfile", "no-local-rank", "no-ssh", "num-gpus", "num-nodes", "config-file", "machine-rank", "num-machines"],
     *["main-process-ip", "main-process-port", "mixed-precision", "num-processes"],
     *["extra-index-url", "index-url", "no-build-isolation", "upgrade"],  # pip
     *["repo-type", "local-dir", "system-prompt"],  # hf, transformers
