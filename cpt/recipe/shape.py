@@ -3,12 +3,13 @@ lines."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
 from typing import Any, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from cpt.extend import closest, did_you_mean, simplified, slips
+from cpt.extend import closest, did_you_mean, simplified
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT, OTHER_WORDS, new_home, place_of_key
 from cpt.recipe.schema import Component, Recipe, Schedule
@@ -153,7 +154,7 @@ def suggestion(name: str, beside: list[str], above: Location) -> str:
     if name in MOVED or name in OTHER_WORDS:
         return f" Write it as {new_home(name)}."
     near = closest(name, beside)
-    if near is None or slips(name, near) > 1:
+    if near is None or SequenceMatcher(None, name, near).ratio() < 0.85:
         elsewhere = [key for key in all_keys() if key[-1] == name and key[:-1] != above]
         inside = [key for key in elsewhere if key[: len(above)] == above]
         if elsewhere:
