@@ -37,7 +37,9 @@ def command(
         list[str] | None, typer.Argument(help="key.path=value, any key of the recipes, for all runs.")
     ] = None,
 ) -> None:
-    """Run the demo. Parts that are finished in the folder are skipped.
+    """Run the demo.
+
+    Parts that are finished in the folder are skipped.
 
     Example: cpt demo --seeds 4,5
     """

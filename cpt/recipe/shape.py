@@ -129,7 +129,6 @@ def without_labels(steps: Location) -> tuple[Location, Location | None]:
 
 
 def sentence(problem: ErrorDetails, location: Location) -> str:
-    """What is wrong, in one sentence."""
     if problem["type"] == "extra_forbidden":
         return unknown_key(location)
     if problem["type"] == "missing":
@@ -187,7 +186,6 @@ def missing_key(location: Location) -> str:
 
 
 def wrong_value(problem: ErrorDetails, annotation: Any) -> str:
-    """Why the value cannot stand there."""
     kind, got, context = problem["type"], problem["input"], problem.get("ctx", {})
     if kind in COMPARISONS:
         return f"must be {COMPARISONS[kind].format(**context)}, got {in_yaml(got)}"

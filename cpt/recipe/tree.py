@@ -42,7 +42,6 @@ class Mistakes:
         self.found: set[tuple[Place, str]] = set()
 
     def add(self, place: Place, text: str) -> None:
-        """Remember one mistake."""
         self.found.add((place, text))
 
     def raise_if_any(self) -> None:
