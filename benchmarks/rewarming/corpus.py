@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cpt.demo.corpus import first_occurrences, is_held_out, join_passages, read_library
+from benchmarks.library_corpus import join_passages
+from cpt.demo.corpus import first_occurrences, is_held_out, read_library
 from cpt.errors import DataError
 
 GENERAL = "general"

@@ -45,8 +45,8 @@ from cpt.ranks import tell, world_size
 from cpt.recipe.automatic import automatic_keys
 from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Data, Evaluation, Recipe
+from cpt.recipe.sense import with_public_set
 from cpt.recipe.sense_data import reported_name
-from cpt.recipe.sense_evaluation import with_public_set
 from cpt.recipe.tree import Node
 from cpt.safety.loss_guard import check_loss_guard
 from cpt.stages.deepspeed_profile import Profile, check_profile, offloads, profile_warnings, read_profile, zero_section
