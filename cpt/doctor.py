@@ -43,7 +43,7 @@ EXTRAS = {  # package -> (what is missing without it, install line)
         "Liger's kernels: less memory for logits (`training.use_liger_kernel`)",
         "pip install liger-kernel",
     ),
-    "matplotlib": ("pictures (`cpt mixture --plot`)", "pip install matplotlib"),
+    "matplotlib": ("pictures of a search and of an evaluation", "pip install matplotlib"),
     "bitsandbytes": ("4-bit weights", "pip install bitsandbytes"),
 }
 KERNELS = {  # package -> what is missing without it

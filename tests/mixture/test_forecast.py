@@ -66,21 +66,6 @@ def test_a_phase_that_is_shorter_than_a_row_is_not_reached(told, tiny_recipe):
     )
 
 
-def test_a_linear_change_shows_in_the_course_of_the_run(told, tiny_recipe):
-    phases = [
-        {"until": 64, "weights": {"domain": 1}},
-        {"until": 640_064, "weights": {"general": 1}, "change": "linear"},
-    ]
-    forecast, _ = told(640_064, sources=two(tiny_recipe), phases=phases)
-    shares = [part.seen["general"] for part in forecast.course]
-    assert (
-        len(shares) == 100
-        and shares == sorted(shares)
-        and shares[0] < 0.02
-        and shares[50] == pytest.approx(0.5, abs=0.02)
-    )
-
-
 def test_a_run_too_short_for_one_row_of_a_source_is_not_reached(told):
     forecast, _ = told(64 * 3)
     assert (
