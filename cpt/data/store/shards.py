@@ -33,7 +33,7 @@ from cpt.data.readers.sources import read_piece
 from cpt.data.readers.values import score_column
 from cpt.data.store.bucket import bucket
 from cpt.data.store.plan import Shard
-from cpt.data.store.token_files import ShardDescription, TokenWriter, is_sound_shard, read_shard_description
+from cpt.data.store.token_files import ShardDescription, TokenFiles, TokenWriter, is_sound_shard
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, UserCodeError
 from cpt.extend import find
@@ -62,9 +62,6 @@ class ShardWork:
     prove_on_the_way: bool = False
     """The encoder is proven on the first documents that come, where a source cannot be looked into beforehand."""
 
-    is_kept: bool = False
-    """The bucket has all shards: none is to be made."""
-
     def __call__(self, shard: Shard, name: str) -> None:
         """Fetch or make the shard in a folder of that name, if it is not there yet."""
 
@@ -83,30 +80,18 @@ def fetch_shard(work: ShardWork, name: str, folder: Path) -> bool:
     """Whether the bucket, if there is one, had the shard; then its files are in `folder`.
 
     Raises:
-        DataError: it is damaged, or not there although it should be.
+        DataError: the object is damaged.
     """
     store = bucket()
-    if store is None:
+    if store is None or not store.get(work.folder, name, folder):
         return False
-    where = object_of(work.folder, name)
-    if not store.get_folder(where, folder):
-        if work.is_kept:
-            raise store.missing(where)
-        return False
-    if work.accepts(read_shard_description(folder)):
+    if not is_sound_shard(folder):
+        raise store.damaged(work.folder, name)
+    if work.accepts(TokenFiles(folder).description):
         return True
     for path in folder.iterdir():
         path.unlink()
     return False
-
-
-def object_of(source: Path, shard: str) -> str:
-    """A shard's name in the bucket.
-
-    Args:
-        source: the source's folder.
-    """
-    return f"tokens/{source.name}/{shard}.tar"
 
 
 def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
