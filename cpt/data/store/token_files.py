@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
-from cpt.cache import key_of, sync
+from cpt.cache import key_of
 from cpt.errors import DataError
-from cpt.files import sealed, size_and_hash, unsealed
+from cpt.files import make_durable, sealed, size_and_hash, unsealed
 
 FORMAT = 4  # of stored tokens; counts up when old folders must not be read
 DESCRIPTION = "description.json"
@@ -183,7 +183,7 @@ class TokenFiles:
 
     def sync(self) -> None:
         for path in [*self.folder.iterdir(), self.folder]:
-            sync(path)
+            make_durable(path)
 
 
 class StoredDocuments:
