@@ -47,11 +47,6 @@ def my_transforms(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_transforms_follow_each_other_and_may_make_several_documents(my_transforms):
-    assert run("a \n---b", Component(name="my_lab_transforms:pages"), Component(name="normalise"))[0] == ["a", "b"]
-    assert run("a", *[])[0] == ["a"]
-
-
 @pytest.mark.parametrize(
     "component, message",
     [

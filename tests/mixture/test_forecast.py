@@ -80,18 +80,3 @@ def test_shares_as_near_as_whole_rows_allow_are_reached_and_the_difference_is_to
     off = [abs(source.seen - source.asked) for source in forecast.sources]
     assert 0.001 < max(off) < 2 / 78
     assert "as near as 78 whole rows allow, each one 1.28% of the run: domain" in forecast.remarks[0]
-
-
-def test_many_repeats_are_remarked(told):
-    forecast, _ = told(64 * 10_000)
-    assert (
-        forecast.is_reached and "Read more than 4 times" in forecast.remarks[0] and "domain (" in forecast.remarks[0]
-    )
-
-
-def test_documents_left_out_are_counted(told, tiny_recipe):
-    tiny_recipe["evaluation"] = {"held_out_share": 0.2}
-    forecast, _ = told(6400, filters=[{"name": "length", "min_characters": 100}])
-    for source in forecast.sources:
-        assert source.held_out > 5 and source.dropped["shorter than 100 characters"] > 0
-        assert source.documents + source.held_out + sum(source.dropped.values()) == 120
