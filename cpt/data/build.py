@@ -215,7 +215,7 @@ class Builder:
         """Of the whole run; 1 where its length is not known."""
         if self.budget is None:
             return 1
-        return rows_of_run(self.budget, sum(report.rows for report in reports), self.data.sequence_length)
+        return rows_of_run(self.data, self.budget, sum(report.rows for report in reports))
 
     def scarce(
         self, windowed: Sequence[WindowedRows], mixture: MixtureRows, reports: Sequence[SourceReport]

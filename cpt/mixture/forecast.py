@@ -54,7 +54,7 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
         RecipeError: a phase ends at a learning rate that the schedule does not come to.
     """
     section = phases_in_tokens(recipe)
-    rows = rows_of_run(recipe.budget, data.num_rows, recipe.data.sequence_length)
+    rows = rows_of_run(recipe.data, recipe.budget, data.num_rows)
     asked = shares_over(asked_shares(section, [report.tokens for report in data.sources]), rows).tolist()
     seen, epochs = data.shares(rows), data.epochs(rows)
     sources = [

@@ -12,17 +12,9 @@ import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from cpt.cache import publish_once
-from cpt.data.filters.filters import (
-    ComponentLists,
-    Transform,
-    apply_transforms,
-    build_filters,
-    build_transforms,
-    reason_to_drop,
-)
+from cpt.data.filters.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.readers.documents import (
     Document,
-    DocumentView,
     Listed,
     OnBadRow,
     apply_policy,
@@ -150,29 +142,18 @@ def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
 def keep(documents: Iterable[Document], work: ShardWork, dropped: Counter[str]) -> Iterator[tuple[str, Document]]:
     """The texts that transforms make and every filter lets pass, each with the document it comes from; others are
     counted by reason."""
-    transforms, filters, name = (
-        build_transforms(work.transforms),
-        build_filters(work.filters),
-        reported_name(work.source),
-    )
-    if not transforms and not filters:  # as fast as it can be said
-        for document in documents:
-            if document.text.isspace() or not document.text:
-                dropped["empty"] += 1
-            else:
-                yield document.text, document
-        return
+    transforms, filters = build_transforms(work.transforms), build_filters(work.filters)
+    name = reported_name(work.source)
     for document in documents:
-        for view in apply(transforms, View(document, name), dropped):
-            reason = reason_to_drop(view, filters)
+        if transforms or filters:
+            parts = sift(View(document, name), transforms, filters)
+        else:  # the fast path
+            parts = iter([(document.text, "empty" if not document.text or document.text.isspace() else None)])
+        for text, reason in parts:
             if reason is None:
-                yield view["text"], document
+                yield text, document
             else:
                 dropped[reason] += 1
-
-
-def apply(transforms: Sequence[Transform], view: DocumentView, dropped: Counter[str]) -> list[DocumentView]:
-    return apply_transforms(view, transforms, dropped) if transforms else [view]
 
 
 @dataclass(frozen=True)

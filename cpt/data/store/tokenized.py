@@ -5,15 +5,14 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from shutil import rmtree
-from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.progress import (
     BarColumn,
@@ -52,7 +51,6 @@ from cpt.ranks import is_main_process
 from cpt.recipe.schema import DocumentSource, Source
 from cpt.recipe.sense_data import reported_name
 
-Result = TypeVar("Result")
 log = logging.getLogger("cpt")
 # shards; of more, one listing of the folder is faster than asking for each, far faster on a file system of the network
 FEW = 100
@@ -199,12 +197,7 @@ class TokenizedSource:
                 self._description = self.if_ours(read_description(self.folder))
             except FileNotFoundError:
                 pass
-            except (
-                DataError,
-                OSError,
-                ValueError,
-                TypeError,
-            ):  # the folder's name tells the version: no other wrote it
+            except (DataError, OSError, ValueError, TypeError):  # the folder's name is of this version
                 report_damage(self.folder / DESCRIPTION)
                 with suppress(OSError):
                     (self.folder / DESCRIPTION).unlink()  # else each look at it would report the damage
@@ -238,18 +231,11 @@ class TokenizedSource:
         return description
 
     def describe(self) -> SourceDescription:
-        hashes = beside(
-            lambda: {
-                name: version if is_url(name) else hash_file(name, self.work.key) for name, _, version in self.states
-            }
-        )
-        dropped, bad_rows, longest, bad, engines = (
-            Counter[str](),
-            Counter[str](),
-            ("", 0),
-            list[Listed](),
-            dict[str, None](),
-        )
+        pool = ThreadPoolExecutor(1)
+        hashes = pool.submit(self.hash_files)
+        pool.shutdown(wait=False)
+        dropped, bad_rows, bad = Counter[str](), Counter[str](), list[Listed]()
+        longest, engines = ("", 0), dict[str, None]()
         documents, tokens, texts, shards = 0, 0, "", dict[str, str]()
         for number in range(len(self.plan.shards)):
             part = self.shard(number).description
@@ -277,6 +263,10 @@ class TokenizedSource:
         write_once(self.folder / DESCRIPTION, as_text(description))
         self.clear()
         return description
+
+    def hash_files(self) -> dict[str, str]:
+        """File -> xxh3-128 of its content; the version that its server reports for a file behind a URL."""
+        return {name: version if is_url(name) else hash_file(name, self.work.key) for name, _, version in self.states}
 
     def clear(self) -> None:
         """Remove what only the making needed."""
@@ -326,20 +316,6 @@ def absolute(path: str) -> str:
 
 def order_of(source: DocumentSource) -> str | None:
     return source.order_by if isinstance(source, Source) else None
-
-
-def beside(function: Callable[[], Result]) -> "Future[Result]":
-    """What a function gives, worked out in a thread that nobody waits for when the rest fails."""
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except Exception as problem:  # whoever waits gets it
-            future.set_exception(problem)
-
-    Thread(target=run, daemon=True).start()
-    return future
 
 
 def read_bad_rows(folder: Path) -> Iterator[Listed]:

@@ -55,7 +55,14 @@ def test_the_lower_of_two_limits_holds(max_epochs, when_exhausted, allowed):
         ({"epochs": 2.5}, 25),
         ({"tokens": 1001, "global_batch_tokens": 400}, 12),
         ({"tokens": 1}, 1),
+        ({"epochs": 1, "global_batch_tokens": 400}, 12),
     ],
 )
 def test_a_run_is_as_long_as_its_budget_in_whole_steps(budget, rows):
-    assert rows_of_run(Budget(**budget), rows_of_epoch=10, sequence_length=100) == rows
+    data = Data(sources=[Source(path="a/b")], sequence_length=100)
+    assert rows_of_run(data, Budget(**budget), rows_of_epoch=10) == rows
+
+
+def test_epochs_end_before_the_rows_do_where_they_may_not_be_repeated():
+    data = Data(sources=[Source(path="a/b")], sequence_length=100, when_exhausted="stop")
+    assert rows_of_run(data, Budget(epochs=1, global_batch_tokens=400), rows_of_epoch=10) == 8
