@@ -19,11 +19,19 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.errors import ResourceError
-from cpt.files import report_damage, sealed, size_and_hash, unsealed
+from cpt.files import (
+    NO_SPACE,
+    Content,
+    make_durable,
+    report_damage,
+    sealed,
+    size_and_hash,
+    unsealed,
+    write_atomic,
+)
 
 DIGESTS = "digests.json"  # in a folder of derived files: the hash of each
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems say that have none
-DEAD_AFTER_SECONDS = 86_400  # without a change, what another machine was filling
 
 
 def default_cache_dir() -> Path:
@@ -38,10 +46,10 @@ def key_of(content: dict[str, Any]) -> str:
 def publish_once(
     folder: Path, fill: Callable[[Path], None], *, durable: bool = True, is_sound: Callable[[Path], bool] = Path.exists
 ) -> Path:
-    """Make `folder` by calling `fill` on a folder beside it, then rename; where it exists already, do nothing.
+    """Call `fill` on a new folder, then rename it to `folder`; do nothing where `folder` exists already.
 
-    One process fills, others wait for it. What a killed process left behind is removed by the next one. On a file
-    system without locks between machines two may fill at once, each a folder of its own, and the first one's stays.
+    One process fills, others wait for it. On a file system without locks between machines, two machines may fill at
+    the same time, each its own folder; the first one to finish is used.
 
     Args:
         durable: wait for the disk, so that it stands a power cut; without, only the death of processes.
@@ -54,22 +62,26 @@ def publish_once(
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with lock_file(folder).open("a+", errors="replace") as lock:
+        with lock_file(folder).open("a") as lock:
             is_locked = locked(lock)
             if folder.exists() and not is_sound(folder):  # no other process made it again in the meantime
                 report_damage(folder)
                 shutil.rmtree(folder)
             if not folder.exists():
-                unfinished = begin_unfinished(folder, lock, is_locked=is_locked)
+                # On a file system without locks, each process and thread has a folder of its own.
+                owner = machine() if is_locked else f"{machine()}-{os.getpid()}-{threading.get_ident()}"
+                unfinished = folder.with_name(f"{folder.name}.{owner}.unfinished")
+                shutil.rmtree(unfinished, ignore_errors=True)
+                unfinished.mkdir()
                 try:
                     fill(unfinished)
                     for file in [*unfinished.iterdir(), unfinished] if durable else []:
-                        sync(file)
+                        make_durable(file)
                     unfinished.rename(folder)
                 finally:
-                    shutil.rmtree(unfinished, ignore_errors=True)  # gone already where all went well
+                    shutil.rmtree(unfinished, ignore_errors=True)  # gone already after a success
                 if durable:
-                    sync(folder.parent)
+                    make_durable(folder.parent)
     except OSError as problem:
         if not folder.is_dir():  # no other machine was faster
             raise cannot_keep(folder.parent, problem) from problem
@@ -105,26 +117,6 @@ def locked(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
             raise
         return False
     return True
-
-
-def begin_unfinished(folder: Path, lock: IO[str], *, is_locked: bool) -> Path:
-    """An empty folder of this process's own to fill, after those that dead ones left are removed.
-
-    The lock's file names them. One of another machine may still be being filled, for its lock may not reach here; it
-    is dead after a day.
-    """
-    unfinished = folder.with_name(f"{folder.name}.{machine()}-{os.getpid()}-{threading.get_ident()}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    lock.seek(0)
-    for name in {*lock.read().split()} - {unfinished.name}:
-        with suppress(FileNotFoundError, ValueError):  # not there, or no name: the lock's file is damaged
-            left, is_ours = folder.with_name(name), name.startswith(f"{folder.name}.{machine()}-")
-            if (is_ours and is_locked) or unfinished.stat().st_mtime - left.stat().st_mtime > DEAD_AFTER_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
-    lock.write(f"{unfinished.name}\n")
-    lock.flush()
-    return unfinished
 
 
 @cache
@@ -168,39 +160,23 @@ def hold(folder: Path, holder: object) -> Callable[[], object]:
 def cannot_keep(folder: Path, problem: OSError) -> ResourceError:
     """What to say of a disk that is full or cannot be written."""
     what = f"{folder}: cannot keep tokenised data there ({problem.strerror or problem})"
-    free = "Free space, or name" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else "Name"
+    free = "Free space, or name" if problem.errno in NO_SPACE else "Name"
     return ResourceError(f"{what}. {free} another folder: export CPT_CACHE=/path/to/folder")
 
 
-def write_once(path: Path, content: str | Callable[[Path], None]) -> None:
-    """Write a small file that is complete or not there, and stands a power cut.
+def write_once(path: Path, content: Content) -> None:
+    """Write a small file that is complete or absent, also after a power cut.
 
     Args:
-        content: text, or what writes a file of the name that it is given.
+        content: text, bytes, or a function that writes the file at the path it is given.
 
     Raises:
         ResourceError: the disk is full or not writable.
     """
-    unfinished = path.with_name(f"{path.name}.{machine()}-{os.getpid()}-{threading.get_ident()}.unfinished")
     try:
-        if isinstance(content, str):
-            unfinished.write_text(content)
-        else:
-            content(unfinished)
-        sync(unfinished)
-        unfinished.rename(path)
-        sync(path.parent)
+        write_atomic(path, content, durable=True)
     except OSError as problem:
         raise cannot_keep(path.parent, problem) from problem
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk, so that a power cut leaves no complete-looking folder of zeros."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def open_array(path: Path) -> NDArray[Any]:

@@ -31,7 +31,7 @@ def command(
     """Search all training sources for the evaluation's documents.
 
     Exit code 2 where a training document holds half of an evaluation document or is half made of one. Exact copies are
-    listed too. No run trains on them, so they alone give exit code 0.
+    counted too. No run trains on them, so they alone give exit code 0.
 
     Example: cpt contamination recipe.yaml --task hellaswag --json > found.json
     """
@@ -43,11 +43,10 @@ def command(
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
         raise typer.Exit(2 if found.num_contaminated else 0)
-    for places, count in ((found.hits, found.num_contaminated), (found.exact_copies, found.num_exact_copies)):
-        for place in places[:SHOWN]:
-            typer.echo(str(place))
-        if count > SHOWN:
-            typer.echo(f"... and {count - SHOWN:,} more: --json lists up to 100 of each source")
+    for hit in found.hits[:SHOWN]:
+        typer.echo(str(hit))
+    if found.num_contaminated > SHOWN:
+        typer.echo(f"... and {found.num_contaminated - SHOWN:,} more: --json lists up to 100 of each source")
     typer.echo(f"{found.summary()}{what_becomes_of_them(found, loaded)}")
     raise typer.Exit(2 if found.num_contaminated else 0)
 

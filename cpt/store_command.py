@@ -18,6 +18,7 @@ from cpt.cache import default_cache_dir, lock_file, size_of
 from cpt.console import open_console
 from cpt.data.store.token_files import SourceDescription, TokenFiles, read_description
 from cpt.errors import DataError, RecipeError
+from cpt.formatting import GIB, format_bytes, format_duration
 
 Kind = Literal["tokens", "rows", "duplicates"]
 KINDS: tuple[Kind, ...] = ("tokens", "rows", "duplicates")
@@ -139,7 +140,6 @@ def alone(path: Path) -> Iterator[bool]:
 # --- store command ---
 
 
-GIB = 2**30
 COMMANDS = {  # name -> module:function
     "list": "cpt.store_command:list_command",
     "verify": "cpt.store_command:verify_command",
@@ -169,15 +169,13 @@ def list_command(cache: Folder = None) -> None:
             source,
             tokenizer,
             tokens,
-            in_units(entry.num_bytes),
-            ago(entry.unused_seconds),
+            format_bytes(entry.num_bytes),
+            format_duration(entry.unused_seconds) + " ago",
         )
     console = open_console()
     console.print(table)
-    console.print(
-        f"{cache or default_cache_dir()}: {len(found)} entries, {in_units(sum(entry.num_bytes for entry in found))}",
-        markup=False,
-    )
+    total = format_bytes(sum(entry.num_bytes for entry in found))
+    console.print(f"{cache or default_cache_dir()}: {len(found)} entries, {total}", markup=False)
 
 
 def verify_command(cache: Folder = None) -> None:
@@ -222,27 +220,12 @@ def prune_command(
     freed = 0
     for entry in chosen:
         freed += entry.num_bytes * tell_removal(entry, dry_run=dry_run)
-    typer.echo(f"{in_units(freed)} {'would be ' if dry_run else ''}freed.")
+    typer.echo(f"{format_bytes(freed)} {'would be ' if dry_run else ''}freed.")
 
 
 def tell_removal(entry: Entry, *, dry_run: bool) -> bool:
     gone = dry_run or remove(entry)
     said = ("would remove" if dry_run else "removed") if gone else "in use, stays:"
-    typer.echo(
-        f"{said} {entry.kind}/{entry.folder.name} ({in_units(entry.num_bytes)}, last used {ago(entry.unused_seconds)})"
-    )
+    size, unused = format_bytes(entry.num_bytes), format_duration(entry.unused_seconds)
+    typer.echo(f"{said} {entry.kind}/{entry.folder.name} ({size}, last used {unused} ago)")
     return gone
-
-
-def in_units(num_bytes: int) -> str:
-    for unit, size in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes} B"
-
-
-def ago(seconds: float) -> str:
-    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return "just now"

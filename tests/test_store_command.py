@@ -56,7 +56,7 @@ def kept(cache):
 
 def test_the_list_tells_source_tokenizer_size_and_age(cache):
     told = run("list", cache=cache)
-    assert "corpus.jsonl" in told and "gpt2" in told and "30 days ago" in told and "5 entries" in told
+    assert "corpus.jsonl" in told and "gpt2" in told and "30 d ago" in told and "5 entries" in told
     assert "tokens, unfinished" in told and "tokens, other version" in told
 
 

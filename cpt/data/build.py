@@ -20,7 +20,7 @@ from cpt.data.prepared import PreparedData, SourceReport, allowed_epochs, report
 from cpt.data.readers.forms import form_of_source, refuse_layout, with_form
 from cpt.data.rows.rows import Layout
 from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
-from cpt.data.rows.windows import WindowedRows, is_ready, refuse_small_disk, why_all
+from cpt.data.rows.windows import WindowedRows, refuse_small_disk, why_all
 from cpt.data.store.order import shuffled
 from cpt.data.store.token_files import StoredDocuments
 from cpt.data.store.tokenization import DocumentEncoder
@@ -133,7 +133,7 @@ class Builder:
             tell_repeats(self.data, mixture, reports, self.num_rows(reports))
 
     def first_shards(self, source: TokenizedSource, *, needs_all: bool) -> list[Wanted]:
-        if not source.plan.is_streamed or needs_all and not is_ready(self.data, source):
+        if not source.plan.is_streamed or needs_all:
             return everything([source])
         held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
         return [(source, number) for number in [*held_out, *source.plan.windows[0]]]
@@ -215,7 +215,7 @@ class Builder:
         """Of the whole run; 1 where its length is not known."""
         if self.budget is None:
             return 1
-        return rows_of_run(self.budget, sum(report.rows for report in reports), self.data.sequence_length)
+        return rows_of_run(self.data, self.budget, sum(report.rows for report in reports))
 
     def scarce(
         self, windowed: Sequence[WindowedRows], mixture: MixtureRows, reports: Sequence[SourceReport]

@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 from cpt.cache import default_cache_dir, key_of, write_once
 from cpt.data.filters.decontamination import FORMAT, NAME, WORDS, Judged, load_runs, read_runs
 from cpt.data.open_sources import filters_of, keyed_sources, transforms_of
-from cpt.data.readers.documents import Document, Origin, Piece, apply_policy
+from cpt.data.readers.documents import Document, Piece, apply_policy
 from cpt.data.readers.forms import form_of_source
 from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
 from cpt.data.rows.selection import longest_held_out
@@ -29,49 +29,29 @@ from cpt.files import read_sealed, report_damage, sealed, size_and_hash
 from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation, HeldOut
 from cpt.recipe.sense_data import reported_name
 
-Function = TypeVar("Function")
-Places = dict[int, tuple[str, str]]
-"""Hash of an evaluation document's text -> its set, its file and line."""
-Equal = tuple[int, Origin, int]
-"""A training document that equals one of them: the hash of its text, where it comes from, its number there."""
 LISTED = 100  # of a source; more are only counted
 PIECE_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A training document, and what of the evaluation stands in it."""
+    """A training document that holds an evaluation document, or a large part of it."""
 
     source: str
     where: str
-    """The training document's file and line."""
+    """File and line of the training document."""
     set_name: str
     """The held-out set or task."""
     evaluation_document: str
-    """Its file and line, or the question's number."""
+    """Its file and line, or the number of the question."""
     words: str
-    """The first run of words that both have."""
+    """The first run of words that both documents have."""
     share: float
-    """Of the evaluation document's words, those that stand in here."""
+    """Share of the evaluation document's words that the training document has."""
 
     def __str__(self) -> str:
-        told = f"has {self.share:.0%} of the words of {self.set_name}, {self.evaluation_document}"
-        return f'{self.where} ({self.source}) {told}, among them "{self.words}"'
-
-
-@dataclass(frozen=True)
-class ExactCopy:
-    """A training document whose text is that of an evaluation document. Its hash keeps it from training."""
-
-    source: str
-    where: str
-    """The training document's file and line."""
-    set_name: str
-    evaluation_document: str
-    """Its file and line."""
-
-    def __str__(self) -> str:
-        return f"{self.where} ({self.source}) is an exact copy of {self.set_name}, {self.evaluation_document}"
+        found = f"has {self.share:.0%} of the words of {self.set_name}, {self.evaluation_document}"
+        return f'{self.where} ({self.source}) {found}, among them "{self.words}"'
 
 
 @dataclass(frozen=True)
@@ -79,23 +59,20 @@ class Contamination:
     """What was found in all training sources."""
 
     documents: dict[str, int]
-    """Training documents that were read, by source; held-out documents and their exact copies are not among them."""
+    """Source -> training documents that were read, without held-out documents and their exact copies."""
     counts: dict[str, dict[str, int]]
-    """Source -> held-out set or task -> training documents that hold half of one of its documents, or are half made of
-    it."""
+    """Source -> held-out set or task -> contaminated training documents."""
     hits: list[Hit]
     """The first hundred of each source."""
     touched: int
-    """Further training documents that share a phrase with an evaluation document, and not more."""
+    """Further training documents that share only a phrase with an evaluation document."""
     judged: int
-    """Evaluation documents that were looked for."""
+    """Evaluation documents that were searched for."""
     too_short: int
-    """Those of too few words, which were not."""
+    """Evaluation documents that have too few words to be searched for."""
     num_exact_copies: int = 0
-    """Training documents that equal an evaluation document. No run trains on them, so they do not count as
-    contaminated."""
-    exact_copies: list[ExactCopy] = field(default_factory=list)
-    """The first hundred of each source."""
+    """Training documents that equal a document of `evaluation.perplexity`. No run trains on them, so they do not count
+    as contaminated."""
 
     @property
     def num_contaminated(self) -> int:
@@ -105,92 +82,57 @@ class Contamination:
         return {**asdict(self), "contaminated": self.num_contaminated, "summary": self.summary()}
 
     def summary(self) -> str:
-        read = sum(self.documents.values())
-        copies = (
-            "1 more is an exact copy"
-            if self.num_exact_copies == 1
-            else f"{self.num_exact_copies:,} more are exact copies"
-        )
-        exact = (
-            f" {copies} of an evaluation document: dropped by their hash, never trained on."
-            if self.num_exact_copies
-            else ""
-        )
-        touched = (
-            f" {self.touched:,} more share a phrase with one ({WORDS} words or more in a row)." if self.touched else ""
-        )
-        short = f" {self.too_short:,} of fewer than {WORDS} words were not looked for." if self.too_short else ""
-        return (
+        read, copies = sum(self.documents.values()), self.num_exact_copies
+        parts = [
             f"{self.num_contaminated:,} of {read:,} training documents hold half or more of one of {self.judged:,}"
-            f" evaluation documents, or are half made of one.{exact}{touched}{short}"
-        )
+            " evaluation documents, or are half made of one.",
+            f"{copies:,} more equal an evaluation document and are dropped by their hash." if copies else "",
+            f"{self.touched:,} more share a phrase with one ({WORDS} words or more in a row)." if self.touched else "",
+            f"{self.too_short:,} of fewer than {WORDS} words were not searched for." if self.too_short else "",
+        ]
+        return " ".join(filter(None, parts))
 
 
 def find_contamination(
     data: Data, evaluation: Evaluation, questions: Iterable[Judged] = (), *, cache_dir: Path | None = None
 ) -> Contamination:
-    """Read what the model is judged by, then all training sources, on all cores; documents as they are after
-    transforms and filters.
+    """Search the training documents, after transforms and filters, for the evaluation documents, on all cores.
 
     Args:
-        questions: of tasks, which are looked for beside the recipe's held-out sets.
-        cache_dir: where the runs to look for are kept for the workers; by default $CPT_CACHE or ~/.cache/cpt.
+        questions: of tasks, which are searched for as well as the recipe's held-out sets.
+        cache_dir: where the index is kept for the workers; by default $CPT_CACHE or ~/.cache/cpt.
 
     Raises:
-        DataError: there is nothing to look for, or a source cannot be read.
+        DataError: there is nothing to search for, or a source cannot be read.
     """
+    of_sets: set[int] = set()
+
+    def noted() -> Iterator[Judged]:
+        for judged in documents_of_sets(data, evaluation):
+            of_sets.add(xxh3_64_intdigest(judged.text.encode()))
+            yield judged
+
     asked = (question._replace(is_held_out=False) for question in questions)
-    of_sets: Places = {}
-    of_sources: Places = {}
-    judged = (
-        noted(documents_of_sets(data, evaluation), of_sets),
-        noted(held_out_documents(data, evaluation), of_sources),
-    )
-    runs = read_runs(chain(*judged, asked))
+    runs = read_runs(chain(noted(), held_out_documents(data, evaluation), asked))
     if not runs.documents:
         raise DataError(
-            f"there is no evaluation document of {WORDS} words or more to look for. Hold documents out "
+            f"there is no evaluation document of {WORDS} words or more to search for. Hold documents out "
             "(`evaluation.held_out_share`, `evaluation.perplexity`), or name tasks."
         )
     index = str(runs.save((cache_dir or default_cache_dir()) / "decontamination"))
-    documents: dict[str, int] = {}
-    counts: dict[str, dict[str, int]] = {}
-    hits: list[Hit] = []
-    touched = num_copies = 0
-    copies: list[ExactCopy] = []
-    seen: set[int] = set()
-    for number, source in enumerate(data.sources):
-        name = reported_name(source)
-        found = search_source(Searcher(work_of(data, source, f"data.sources[{number}]"), index))
-        documents[name], counts[name] = found.documents, dict(found.counts)
-        hits, touched = hits + found.hits, touched + found.touched
-        equal = list(copies_among(found.equal, of_sets, of_sources, seen))
-        num_copies += len(equal)
-        copies += [ExactCopy(name, origin.where(place), *judged) for origin, place, judged in equal[:LISTED]]
-    return Contamination(documents, counts, hits, touched, len(runs.documents), runs.too_short, num_copies, copies)
-
-
-def noted(documents: Iterable[Judged], places: Places) -> Iterator[Judged]:
-    """The documents; meanwhile note the place of each by the hash of its text."""
-    for judged in documents:
-        places.setdefault(xxh3_64_intdigest(judged.text.encode()), (judged.set_name, judged.where))
-        yield judged
-
-
-def copies_among(
-    equal: Iterable[Equal], of_sets: Places, of_sources: Places, seen: set[int]
-) -> Iterator[tuple[Origin, int, tuple[str, str]]]:
-    """The copies among training documents that equal an evaluation document, each with the place of the latter.
-
-    A document that `held_out_share` keeps for evaluation is in its source itself: the first one is no copy.
-
-    Args:
-        seen: hashes of such documents in the sources before; added to.
-    """
-    for digest, origin, number in equal:
-        if digest in of_sets or digest in seen:
-            yield origin, number, of_sets.get(digest) or of_sources[digest]
-        seen.add(digest)
+    found = {
+        reported_name(source): search_source(Searcher(work_of(data, source, f"data.sources[{number}]"), index))
+        for number, source in enumerate(data.sources)
+    }
+    return Contamination(
+        documents={name: one.documents for name, one in found.items()},
+        counts={name: dict(one.counts) for name, one in found.items()},
+        hits=[hit for one in found.values() for hit in one.hits],
+        touched=sum(one.touched for one in found.values()),
+        judged=len(runs.documents),
+        too_short=runs.too_short,
+        num_exact_copies=sum(digest in of_sets for one in found.values() for digest in one.equal),
+    )
 
 
 def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[Judged]:
@@ -359,7 +301,7 @@ class Searcher:
         runs, found = load_runs(self.index), Found()
         for text, document in texts_of(self.work, pieces):
             if runs.is_own(text):  # held out, or a copy: its hash keeps it from training
-                found.equal.append((xxh3_64_intdigest(text.encode()), document.origin, document.number))
+                found.equal.append(xxh3_64_intdigest(text.encode()))
                 continue
             found.documents += 1
             overlap = runs.find(text)
@@ -384,8 +326,8 @@ class Found:
     counts: Counter[str] = field(default_factory=Counter)
     """Contaminated ones by evaluation set."""
     hits: list[Hit] = field(default_factory=list)
-    equal: list[Equal] = field(default_factory=list)
-    """Those whose text is an evaluation document's."""
+    equal: list[int] = field(default_factory=list)
+    """Hashes of texts that equal an evaluation document."""
 
 
 def search_source(searcher: Searcher) -> Found:
@@ -404,6 +346,9 @@ def search_source(searcher: Searcher) -> Found:
         whole.equal += found.equal
         whole.hits += found.hits[: LISTED - len(whole.hits)]
     return whole
+
+
+Function = TypeVar("Function")
 
 
 def same(function: Function) -> Function:

@@ -1,20 +1,12 @@
 """Open the recipe's sources, and find what is wrong with their files before a run."""
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cpt.cache import key_of
 from cpt.data.examples.encoders import encoder_of
-from cpt.data.filters.filters import (
-    FilterLists,
-    TransformLists,
-    apply_transforms,
-    build_filters,
-    build_transforms,
-    reason_to_drop,
-)
+from cpt.data.filters.filters import FilterLists, TransformLists, build_filters, build_transforms, sift
 from cpt.data.readers.documents import BadRow, Document, complaint
 from cpt.data.readers.formats import find_function
 from cpt.data.readers.forms import columns_named
@@ -117,8 +109,7 @@ def check_source(
                 complaints.append(complaint(first, key))
             elif isinstance(first, Document) and number == 0:  # also tells of a filter or transform that cannot run
                 view = {"text": first.text, "source": reported_name(source), "where": first.where}
-                for changed in apply_transforms(view, changes, Counter()):
-                    reason_to_drop(changed, checks)
+                list(sift(view, changes, checks))
         except CptError as problem:
             complaints.append(str(problem))
     return complaints

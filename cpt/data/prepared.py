@@ -99,17 +99,26 @@ def tell(report: SourceReport, rows: WindowedRows) -> None:
 # --- repeats ---
 
 
-def rows_of_run(budget: Budget, rows_of_epoch: int, sequence_length: int) -> int:
-    """Rows of the whole run. Without `global_batch_tokens` the run may be up to one step longer: only the launch
-    decides how long a step is.
+def rows_of_run(data: Data, budget: Budget, rows_of_epoch: int) -> int:
+    """Rows of the whole run. Without `global_batch_tokens` the run may be up to one step longer, because only the
+    launch decides how long a step is.
 
     Args:
         rows_of_epoch: rows of all sources. An epoch counts rows, padding included: counted in tokens it would end
             before the last rows.
     """
-    rows = (budget.epochs or 0) * rows_of_epoch if budget.tokens is None else budget.tokens / sequence_length
-    step = max(1, (budget.global_batch_tokens or 0) // sequence_length)
-    return max(1, math.ceil(rows / step)) * step
+    step = max(1, (budget.global_batch_tokens or 0) // data.sequence_length)
+    if budget.tokens is not None:
+        steps = math.ceil(budget.tokens / data.sequence_length / step)
+    else:
+        steps = steps_of_epochs(data, budget.epochs or 0, rows_of_epoch, step)
+    return max(1, steps) * step
+
+
+def steps_of_epochs(data: Data, epochs: float, rows_of_epoch: int, rows_per_step: int) -> int:
+    """Whole steps of so many epochs: rounded up, and down where the rows may not be repeated."""
+    steps = epochs * rows_of_epoch / rows_per_step
+    return math.floor(steps) if data.when_exhausted == "stop" else math.ceil(steps)
 
 
 def allowed_epochs(data: Data, source: Source) -> float | None:

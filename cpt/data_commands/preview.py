@@ -17,7 +17,7 @@ from cpt.console import open_console
 from cpt.data.examples.encoder import ExampleEncoder
 from cpt.data.examples.encoders import encoder_of
 from cpt.data.examples.segments import CONTEXT, LEARNED, ROW, UNWANTED
-from cpt.data.filters.filters import apply_transforms, build_filters, build_transforms, reason_to_drop
+from cpt.data.filters.filters import build_filters, build_transforms, sift
 from cpt.data.open_sources import filters_of, transforms_of
 from cpt.data.readers.documents import BadRow, DocumentView
 from cpt.data.readers.sources import pieces_of, read_piece
@@ -82,15 +82,11 @@ def see_source(
             seen.lose(f"bad row: {item.reason}", item.where, item.detail)
             continue
         view: DocumentView = {"text": item.text, "source": seen.name, "where": item.where}
-        emptied: Counter[str] = Counter()
-        for made in apply_transforms(view, transforms, emptied):
-            reason = reason_to_drop(made, filters)
+        for text, reason in sift(view, transforms, filters):
             if reason is None:
-                seen.kept.append(Example(item.where, made["text"]))
+                seen.kept.append(Example(item.where, text))
             else:
-                seen.lose(reason, item.where, made["text"])
-        for reason in emptied:
-            seen.lose(reason, item.where, item.text)
+                seen.lose(reason, item.where, text)
     return seen
 
 

@@ -211,14 +211,7 @@ def contamination(verdict: Verdict) -> str:
         for hit in found.hits[:HITS_SHOWN]
     ]
     more = found.num_contaminated - len(hits)
-    copies = [
-        f"- `{copy.where}` ({copy.source}): exact copy of {copy.set_name}, `{copy.evaluation_document}`; not"
-        " trained on"
-        for copy in found.exact_copies[:HITS_SHOWN]
-    ]
-    more_copies = found.num_exact_copies - len(copies)
     lines = [*hits, *([f"- and {more:,} more"] if more > 0 else [])]
-    lines += [*copies, *([f"- and {more_copies:,} more exact copies"] if more_copies > 0 else [])]
     return "\n".join([f"{found.summary()} {told}".strip(), *([""] if lines else []), *lines])
 
 

@@ -9,7 +9,6 @@ from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.schema import Data, Recipe
 
 CLOSE = 0.001  # share; less is not told
-PARTS, ROWS_OF_A_PART = 100, 50  # of a run, to show how its shares change; fewer rows show their rounding instead
 WORTHWHILE_EPOCHS = 4  # up to so many repeats are about as good as new text (arxiv.org/abs/2305.16264)
 
 
@@ -42,8 +41,6 @@ class Forecast:
     rows: int
     sources: list[SourceForecast]
     phases: list[PhaseForecast]
-    course: list[PhaseForecast]
-    """Where there are phases: the shares in each of up to 100 equal parts of the run."""
     is_reached: bool
     """The shares come out as near as whole rows allow, no source goes unread, and the run may start."""
     remarks: list[str]
@@ -57,7 +54,7 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
         RecipeError: a phase ends at a learning rate that the schedule does not come to.
     """
     section = phases_in_tokens(recipe)
-    rows = rows_of_run(recipe.budget, data.num_rows, recipe.data.sequence_length)
+    rows = rows_of_run(recipe.data, recipe.budget, data.num_rows)
     asked = shares_over(asked_shares(section, [report.tokens for report in data.sources]), rows).tolist()
     seen, epochs = data.shares(rows), data.epochs(rows)
     sources = [
@@ -71,7 +68,6 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
         rows=rows,
         sources=sources,
         phases=phases_of(recipe, section, data, rows),
-        course=course_of(recipe, data, rows) if recipe.data.phases else [],
         is_reached=not unread and not short,
         remarks=unread + short + far_off(sources, rows) + repeated_often(sources) + estimated(sources),
     )
@@ -93,13 +89,6 @@ def phases_of(recipe: Recipe, section: Data, data: PreparedData, rows: int) -> l
             phases.append(PhaseForecast(first * length, end * length, data.shares(end, first), rate))
         first = end
     return phases
-
-
-def course_of(recipe: Recipe, data: PreparedData, rows: int) -> list[PhaseForecast]:
-    """The shares in equal parts of the run, so that a gradual change shows as one."""
-    parts, length = min(PARTS, max(1, rows // ROWS_OF_A_PART)), recipe.data.sequence_length
-    edges = [rows * part // parts for part in range(parts + 1)]
-    return [PhaseForecast(first * length, end * length, data.shares(end, first)) for first, end in pairwise(edges)]
 
 
 def never_read(sources: list[SourceForecast], rows: int) -> list[str]:

@@ -13,13 +13,10 @@ from cpt.data.contamination import with_decontamination
 from cpt.data.open_sources import open_sources
 from cpt.data.prepared import PreparedData
 from cpt.data.readers.forms import form_of_stage
-from cpt.data.rows.window_index import TABLE, TOTAL
-from cpt.data.rows.windows import WindowedRows
 from cpt.data.store.bucket import Bucket, bucket
 from cpt.data.store.parallel import num_workers
 from cpt.data.store.plan import Shard
-from cpt.data.store.shards import ShardWork, object_of
-from cpt.data.store.token_files import DESCRIPTION, manifest_of
+from cpt.data.store.shards import ShardWork
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, Wanted, made
 from cpt.errors import LaunchError, RecipeError, ResourceError
@@ -28,65 +25,7 @@ from cpt.recipe.schema import Recipe
 from cpt.tokenizer.load import load_tokenizer
 
 log = logging.getLogger("cpt")
-AT_ONCE = 16
-
-
-def upload(prepared: PreparedData, store: Bucket) -> int:
-    """What the bucket does not have yet of a recipe's prepared data; gives the number of shards.
-
-    Raises:
-        ResourceError: the bucket refuses, or is not reached.
-    """
-    for rows in prepared.windowed:
-        if rows.selection.repeated is not None and not store.has(
-            name := f"duplicates/{rows.selection.repeated.folder.name}.tar"
-        ):
-            store.put_folder(rows.selection.repeated.folder, name)
-    number = sum(
-        upload_source(source, store) for source in (*prepared.judges, *(rows.tokenized for rows in prepared.windowed))
-    )
-    for rows in prepared.windowed:
-        upload_rows(rows, store)
-    return number
-
-
-def upload_rows(rows: WindowedRows, store: Bucket) -> None:
-    """The table of a source's windows, where all of them are known."""
-    if (rows.folder / TABLE).exists():
-        for file in (TABLE, TOTAL):
-            store.write(f"rows/{rows.folder.name}/{file}", (rows.folder / file).read_bytes())
-
-
-def upload_source(source: TokenizedSource, store: Bucket) -> int:
-    """The shards that the bucket does not have, then the manifest; none of a source that is not complete."""
-    if source.description is None or source.is_kept:
-        return 0
-    number = upload_shards(source, range(len(source.plan.shards)), store)
-    store.write(manifest_of(source.folder), (source.folder / DESCRIPTION).read_bytes())
-    return number
-
-
-def upload_shards(source: TokenizedSource, numbers: Sequence[int], store: Bucket) -> int:
-    """Those of these shards that are here and not there."""
-    kept = store.names(f"tokens/{source.folder.name}")
-    folders = [source.shard_folder(number) for number in numbers]
-    new = [folder for folder in folders if f"{folder.name}.tar" not in kept]
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(partial(upload_shard, store=store), new))
-    return len(new)
-
-
-def upload_shard(folder: Path, store: Bucket) -> None:
-    try:
-        store.put_folder(folder, object_of(folder.parent, folder.name))
-    except OSError as problem:
-        raise cannot_keep(folder.parent, problem) from problem
-
-
-# --- prepare ---
-
-
+UPLOADS_AT_ONCE = 16
 RETRIES = 5  # of a Ray task whose process or machine died
 PASSED_ON = ("CPT_STORE", "HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT")
 
@@ -109,6 +48,25 @@ def prepare_recipe(recipe: Recipe, cache_dir: Path | None = None) -> PreparedDat
     if (store := bucket()) is not None:
         log.info(f"{upload(prepared, store):,} shards uploaded to {store.url}.")
     return prepared
+
+
+def upload(prepared: PreparedData, store: Bucket) -> int:
+    """Upload the shards that are on this disk and not in the bucket, and return their number."""
+    new: list[Path] = []
+    for source in (*prepared.judges, *(rows.tokenized for rows in prepared.windowed)):
+        there = store.shards(source.folder)
+        folders = [source.shard_folder(number) for number in range(len(source.plan.shards))]
+        new += [folder for folder in folders if folder.name not in there and folder.exists()]
+    with ThreadPoolExecutor(UPLOADS_AT_ONCE) as pool:
+        list(pool.map(partial(upload_shard, store=store), new))
+    return len(new)
+
+
+def upload_shard(folder: Path, store: Bucket) -> None:
+    try:
+        store.put(folder)
+    except OSError as problem:
+        raise cannot_keep(folder.parent, problem) from problem
 
 
 def prepare_shard(recipe: Recipe, part: int, of: int, cache_dir: Path | None = None) -> tuple[int, int]:
@@ -195,7 +153,13 @@ def all_shards(sources: Sequence[TokenizedSource]) -> list[Wanted]:
 
 
 def unmade(shards: Sequence[Wanted]) -> list[Wanted]:
+    """The shards that are neither on this disk nor in the bucket."""
     by_source: dict[TokenizedSource, list[int]] = {}
     for source, number in shards:
         by_source.setdefault(source, []).append(number)
-    return [(source, number) for source, numbers in by_source.items() for number in source.unmade(numbers)]
+    store, found = bucket(), list[Wanted]()
+    for source, numbers in by_source.items():
+        uploaded = store.shards(source.folder) if store is not None else set()
+        missing = source.missing(numbers)
+        found += [(source, number) for number in missing if source.shard_folder(number).name not in uploaded]
+    return found

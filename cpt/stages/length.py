@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cpt.data.prepared import PreparedData
+from cpt.data.prepared import PreparedData, steps_of_epochs
 from cpt.errors import RecipeError
 from cpt.parallelism import groups_of_rows
 from cpt.ranks import is_main_process, world_size
@@ -106,7 +106,7 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
     rows_per_step = trained if rows_of_step is None else rows_of_step(recipe.training, trained)
     tokens_per_step = trained * recipe.data.sequence_length
     if recipe.budget.tokens is None:
-        steps = math.ceil((recipe.budget.epochs or 0) * rows_of_sources / rows_per_step)
+        steps = steps_of_epochs(recipe.data, recipe.budget.epochs or 0, rows_of_sources, rows_per_step)
     else:
         steps = math.ceil(recipe.budget.tokens / tokens_per_step)
     steps = max(1, steps)

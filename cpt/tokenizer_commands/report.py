@@ -1,11 +1,11 @@
-"""`cpt tokenizer report`: how a tokenizer fits texts, alone or beside another one."""
+"""`cpt tokenizer report`: how well a tokenizer fits texts, alone or compared with another one."""
 
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -24,47 +24,67 @@ from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import DocumentSource, Model, Recipe, Tokenizer
 from cpt.recipe.sense_data import reported_name
 from cpt.tokenizer.load import load_tokenizer
-from cpt.tokenizer.report import (
-    SHOWN,
-    WITHOUT_SPACES,
-    Figures,
-    TextFigures,
-    as_json,
-    costly_words,
-    script_figures,
-    vocabulary_figures,
-    word_costs,
-)
+from cpt.tokenizer.reachability import Unreachable, unreachable_tokens
 from cpt.tokenizer_commands.texts import MaxBytes, TextColumn, Texts, named_texts, open_text
 
 BATCH_CHARACTERS = 4_000_000
 PROOF_DOCUMENTS = 20  # of each text, that gigatoken must encode as Hugging Face's tokenizer does
-SAMPLE_CHARACTERS = 20_000_000  # of each text, whose words are looked at one by one
+SAMPLE_CHARACTERS = 20_000_000  # of each text, from which the costly words are taken
+COSTLY_WORDS = 10
+LONGEST_WORD = 60  # characters; a longer one is a link or a table
+
+
+@dataclass
+class TextFigures:
+    """A text under one tokenizer."""
+
+    name: str
+    documents: int = 0
+    bytes: int = 0
+    words: int = 0
+    """Separated by spaces."""
+    tokens: int = 0
+    is_cut: bool = False
+    """Whether the text is longer than what was read."""
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.bytes / max(1, self.tokens)
+
+    @property
+    def tokens_per_word(self) -> float:
+        return self.tokens / max(1, self.words)
 
 
 @dataclass
 class Subject:
-    """A tokenizer under report, and what was counted so far.
-
-    Attributes:
-        encoder: that of the text which is read, the fastest one that was seen to give the ids of `plain` for it.
-    """
+    """A tokenizer under report, and what was counted so far."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
     plain: DocumentEncoder
     encoder: DocumentEncoder
+    """The fastest encoder that gave the ids of `plain` for the text that is read."""
     seen: NDArray[np.int64]
+    """How often each id is in the texts."""
     texts: list[TextFigures] = field(default_factory=list)
-
-    def lengths(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """Tokens of each text, without those at its ends."""
-        return self.plain.encode(texts)[1] - self.ends
 
     @property
     def ends(self) -> int:
-        """How many tokens of a document are not its text's."""
+        """Tokens of a document that are not from its text: BOS and EOS."""
         return 1 + (self.plain.bos is not None)
+
+
+@dataclass(frozen=True)
+class VocabularyFigures:
+    size: int
+    regular: int
+    """Tokens that are neither special nor added."""
+    never_seen: list[int]
+    """Ids of regular tokens that are nowhere in the texts."""
+    unreachable: list[Unreachable]
+    special: list[tuple[int, str]]
+    """Special and added tokens."""
 
 
 def report_command(
@@ -83,8 +103,7 @@ def report_command(
     max_mb: MaxBytes = 1000,
     as_data: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Say how many bytes a token holds in each text, and what of the vocabulary is used, never used, or cannot be
-    used.
+    """Print how many bytes a token holds in each text, and which tokens are never used or cannot be used.
 
     Example: cpt tokenizer report Qwen/Qwen3-0.6B-Base --text code=corpus/code.jsonl --text prose=corpus/*.txt
     --against extended
@@ -98,16 +117,21 @@ def report_command(
     words: Counter[str] = Counter()
     for key, source in sources.items():
         words.update(measure_text(subjects, source, key, max_mb * 10**6))
-    figures = [figures_of(subject, words, notes) for subject in subjects]
+    vocabularies = [vocabulary_figures(subject.tokenizer, subject.seen) for subject in subjects]
+    costly = costly_words(subjects[0], words)
     if as_data:
-        typer.echo(json.dumps([as_json(one) for one in figures], ensure_ascii=False, indent=1))
+        found = [as_json(*one, costly, notes) for one in zip(subjects, vocabularies, strict=True)]
+        typer.echo(json.dumps(found, ensure_ascii=False, indent=1))
         return
     console = open_console()
-    show_texts(console, figures)
-    show_scripts(console, figures)
-    for one in figures:
-        show_vocabulary(console, one)
-    show_costly(console, figures)
+    show_texts(console, subjects)
+    for subject, vocabulary in zip(subjects, vocabularies, strict=True):
+        show_vocabulary(console, subject, vocabulary)
+    if costly:
+        table = Table("costliest words", *right("times", "tokens each"), title=escape(subjects[0].name))
+        for word, times, tokens in costly:
+            table.add_row(escape(word), f"{times:,}", f"{tokens:,}")
+        console.print(table)
     for note in notes:
         console.print(note, style="yellow", markup=False)
 
@@ -115,37 +139,33 @@ def report_command(
 def chosen_texts(
     text: Sequence[str] | None, text_column: str, recipe: Recipe | None
 ) -> tuple[dict[str, DocumentSource], list[str]]:
-    """The sources by the key that messages name them by, and what is to be said about those that are left out."""
+    """The sources by their key in messages, and a note for each source that is skipped."""
     if recipe is None:
         return {f"--text {name}": source for name, source in named_texts(text, text_column).items()}, []
     if text:
         raise RecipeError("give --text or --recipe, not both.")
     keyed = dict(keyed_sources(recipe.data, recipe.evaluation))
-    notes = [
-        f"{reported_name(one)}: left out, its documents are chats." for one in keyed.values() if one.chat is not None
-    ]
+    notes = [f"{reported_name(one)}: skipped, its documents are chats." for one in keyed.values() if one.chat]
     return {key: one for key, one in keyed.items() if one.chat is None}, notes
 
 
 def open_subject(path: str | None, recipe: Recipe | None) -> Subject:
-    """Load a tokenizer, and get ready to count."""
-    if path is None and recipe is None:
+    if path is not None:
+        tokenizer = load_tokenizer(Tokenizer(path=path), Model())
+    elif recipe is not None:
+        tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
+    else:
         raise RecipeError(
             "no tokenizer: name a model or tokenizer (cpt tokenizer report MODEL --text ...), or a recipe (--recipe)."
         )
-    if path is None and recipe is not None:
-        tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-    else:
-        tokenizer = load_tokenizer(Tokenizer(path=path), Model())
     encoder, largest = DocumentEncoder(tokenizer), max(tokenizer.get_vocab().values())
     return Subject(str(path or tokenizer.name_or_path), tokenizer, encoder, encoder, np.zeros(largest + 1, np.int64))
 
 
 def measure_text(subjects: Sequence[Subject], source: DocumentSource, key: str, max_bytes: int) -> Counter[str]:
     """Encode a text with every tokenizer, and return the words of its beginning."""
-    name, words, num_characters = reported_name(source), Counter[str](), 0
-    read = TextFigures(name)
-    tokens = [0 for _ in subjects]
+    words, num_characters = Counter[str](), 0
+    read, tokens = TextFigures(reported_name(source)), [0 for _ in subjects]
     for batch in batches(source, key, max_bytes, read):
         for place, subject in enumerate(subjects):
             if read.documents == len(batch):  # the first
@@ -182,106 +202,73 @@ def batches(source: DocumentSource, key: str, max_bytes: int, read: TextFigures)
         yield batch
 
 
-def figures_of(subject: Subject, words: Mapping[str, int], notes: Sequence[str]) -> Figures:
-    """What was counted, and the vocabulary."""
-    costs = word_costs(words, subject.lengths)
-    return Figures(
-        subject.name,
-        subject.encoder.engine,
-        subject.texts,
-        script_figures(words, costs),
-        costly_words(words, costs),
-        vocabulary_figures(subject.tokenizer, subject.seen),
-        list(notes),
+def costly_words(subject: Subject, words: Mapping[str, int]) -> list[tuple[str, int, int]]:
+    """Word, count and tokens of the words that would save most tokens if each were one token."""
+    ordered = sorted(word for word in words if len(word) <= LONGEST_WORD)
+    lengths = subject.plain.encode([f"a {word}" for word in ordered] + ["a"])[1]
+    costs = dict(zip(ordered, (lengths[:-1] - lengths[-1]).tolist(), strict=True))  # as it is after another word
+    spent = {word: words[word] * (costs[word] - 1) for word in ordered}
+    worst = sorted(ordered, key=lambda word: (-spent[word], word))[:COSTLY_WORDS]
+    return [(word, words[word], costs[word]) for word in worst if spent[word] > 0]
+
+
+def vocabulary_figures(tokenizer: PreTrainedTokenizerBase, seen: NDArray[np.int64]) -> VocabularyFigures:
+    added = {number: token.content for number, token in tokenizer.added_tokens_decoder.items()}
+    regular = sorted(set(tokenizer.get_vocab().values()) - set(added))
+    counts = {number: int(seen[number]) for number in regular}
+    return VocabularyFigures(
+        size=len(tokenizer),
+        regular=len(regular),
+        never_seen=[number for number in regular if not counts[number]],
+        unreachable=list(unreachable_tokens(tokenizer.backend_tokenizer, counts)),
+        special=sorted(added.items()),
     )
 
 
-def show_texts(console: Console, figures: Sequence[Figures]) -> None:
-    """A row for each text: both tokenizers beside each other."""
-    first, *others = figures
-    table = Table(
-        "text",
-        *right("documents", "MB", "bytes per token", "tokens per word"),
-        title=escape(first.tokenizer),
-        title_justify="left",
-    )
+def as_json(
+    subject: Subject, vocabulary: VocabularyFigures, costly: list[tuple[str, int, int]], notes: list[str]
+) -> dict[str, Any]:
+    return {
+        "tokenizer": subject.name,
+        "engine": subject.encoder.engine,
+        "texts": [
+            {**asdict(one), "bytes_per_token": one.bytes_per_token, "tokens_per_word": one.tokens_per_word}
+            for one in subject.texts
+        ],
+        "costly_words": [{"word": word, "count": count, "tokens": tokens} for word, count, tokens in costly],
+        "vocabulary": asdict(vocabulary),
+        "notes": notes,
+    }
+
+
+def show_texts(console: Console, subjects: Sequence[Subject]) -> None:
+    """A row for each text."""
+    first, *others = subjects
+    columns = right("documents", "MB", "bytes per token", "tokens per word")
     for other in others:
-        for column in right(
-            f"bytes per token of {escape(other.tokenizer)}", "tokens per word", "length of its sequences"
-        ):
-            table.add_column(column.header, justify="right")
+        columns += right(f"bytes per token of {escape(other.name)}", "tokens per word", "length of its sequences")
+    table = Table("text", *columns, title=escape(first.name), title_justify="left")
     for place, one in enumerate(first.texts):
-        name = f"{escape(one.name)}{' (its beginning)' if one.is_cut else ''}"
-        cells = [
-            name,
-            f"{one.documents:,}",
-            f"{one.bytes / 1e6:,.1f}",
-            f"{one.bytes_per_token:.3f}",
-            f"{one.fertility:.2f}",
-        ]
+        cells = [f"{escape(one.name)}{' (its beginning)' if one.is_cut else ''}", f"{one.documents:,}"]
+        cells += [f"{one.bytes / 1e6:,.1f}", f"{one.bytes_per_token:.3f}", f"{one.tokens_per_word:.2f}"]
         for same in (other.texts[place] for other in others):
-            cells += [
-                f"{same.bytes_per_token:.3f}",
-                f"{same.fertility:.2f}",
-                f"{100 * (same.tokens / max(1, one.tokens) - 1):+.1f} %",
-            ]
+            longer = 100 * (same.tokens / max(1, one.tokens) - 1)
+            cells += [f"{same.bytes_per_token:.3f}", f"{same.tokens_per_word:.2f}", f"{longer:+.1f} %"]
         table.add_row(*cells)
     console.print(table)
 
 
-def show_scripts(console: Console, figures: Sequence[Figures]) -> None:
-    """A row for each script that the words of the texts are written in."""
-    first, *others = figures
-    table = Table("script (sample of the words)", *right("words", "bytes per token", "tokens per word"))
-    for other in others:
-        for column in right(f"bytes per token of {escape(other.tokenizer)}", "tokens per word"):
-            table.add_column(column.header, justify="right")
-    for one in first.scripts[:SHOWN]:
-        cells = [one.script, f"{one.words:,}"]
-        for figure in (
-            one,
-            *(next(script for script in other.scripts if script.script == one.script) for other in others),
-        ):
-            fertility = "" if one.script in WITHOUT_SPACES else f"{figure.tokens / figure.words:.2f}"
-            cells += [f"{figure.bytes / max(1, figure.tokens):.3f}", fertility]
-        table.add_row(*cells)
-    console.print(table)
-
-
-def show_vocabulary(console: Console, figures: Figures) -> None:
-    """What of the vocabulary the texts use, and what nothing can use."""
-    vocabulary = figures.vocabulary
-    assert vocabulary is not None, "the command counts it"
+def show_vocabulary(console: Console, subject: Subject, vocabulary: VocabularyFigures) -> None:
     never, regular = len(vocabulary.never_seen), vocabulary.regular
-    console.print(
-        f"{figures.tokenizer}: {vocabulary.size:,} tokens, encoded by {figures.engine}", style="bold", markup=False
-    )
+    engine = subject.encoder.engine
+    console.print(f"{subject.name}: {vocabulary.size:,} tokens, encoded by {engine}", style="bold", markup=False)
     console.print(f"  never seen in these texts: {never:,} of {regular:,} ({100 * never / max(1, regular):.1f} %)")
-    why = Counter(one.why for one in vocabulary.unreachable)
     console.print(f"  no text gives: {len(vocabulary.unreachable):,}")
-    for reason, count in why.most_common():
+    for reason, count in Counter(one.why for one in vocabulary.unreachable).most_common():
         examples = ", ".join(f"{one.token!r} ({one.id})" for one in vocabulary.unreachable if one.why == reason)
         console.print(f"    {count:,}: {reason}: {shortened(examples)}", markup=False)
     special = ", ".join(f"{text} ({number})" for number, text in vocabulary.special)
     console.print(f"  {len(vocabulary.special):,} special and added tokens: {shortened(special)}", markup=False)
-    longest = ", ".join(f"{text!r} ({number})" for number, text in vocabulary.longest)
-    console.print(f"  the longest tokens: {shortened(longest)}", markup=False)
-
-
-def show_costly(console: Console, figures: Sequence[Figures]) -> None:
-    """The words that cost most tokens under the first tokenizer."""
-    first = figures[0]
-    if not first.costly:
-        return
-    table = Table(
-        Column("costliest words", overflow="fold"),
-        *right("times", "tokens each"),
-        title=escape(first.tokenizer),
-        title_justify="left",
-    )
-    for one in first.costly:
-        table.add_row(escape(one.word), f"{one.count:,}", f"{one.tokens:,}")
-    console.print(table)
 
 
 def right(*names: str) -> list[Column]:
@@ -290,5 +277,4 @@ def right(*names: str) -> list[Column]:
 
 
 def shortened(text: str, characters: int = 300) -> str:
-    """What fits on a few lines."""
     return text if len(text) <= characters else f"{text[:characters].rpartition(', ')[0]}, ... (--json lists all)"

@@ -1,8 +1,6 @@
-import logging
 import os
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from xxhash import xxh3_64_intdigest
@@ -35,16 +33,6 @@ def texts_in(rows, tokenizer):
     return {part for part in text.replace("<pad>", "").split("<|endoftext|>") if part}
 
 
-def test_training_and_held_out_documents_are_apart_and_complete(build, source, tokenizer):
-    prepared = build(source("a", TEXTS), evaluation=Evaluation(held_out_share=0.1))
-    trained, held_out = (
-        texts_in(prepared.windowed[0].window(0), tokenizer),
-        texts_in(prepared.held_out["a"].rows, tokenizer),
-    )
-    assert trained | held_out == set(TEXTS) and not trained & held_out
-    assert 20 <= len(held_out) <= 60
-
-
 def test_an_equal_text_is_held_out_in_every_source_and_for_every_seed(build, source, tokenizer):
     share = Evaluation(held_out_share=0.2)
     prepared = build(source("a", TEXTS), source("b", TEXTS[::2]), evaluation=share, seed=1)
@@ -66,15 +54,6 @@ def test_a_huge_document_is_trained_on_and_not_held_out(build, source, tokenizer
     assert prepared.sources[0].documents + held_out.num_documents == 401
 
 
-def test_the_order_of_files_does_not_change_what_is_held_out(build, source, tokenizer):
-    share, mixed = Evaluation(held_out_share=0.2), [*TEXTS[200:], "y" * 300, *TEXTS[:200]]
-    one, other = (
-        build(source(name, texts), evaluation=share).held_out[name]
-        for name, texts in (("a", mixed), ("b", mixed[::-1]))
-    )
-    assert texts_in(one.rows, tokenizer) == texts_in(other.rows, tokenizer)
-
-
 def test_no_source_trains_on_a_text_that_another_one_holds_out(build, source, tokenizer):
     long = [f"{number} " + "z" * 200 for number in range(300)]
     chosen = {text for text in long if xxh3_64_intdigest(text.encode()) < 0.05 * 2**64}
@@ -85,14 +64,6 @@ def test_no_source_trains_on_a_text_that_another_one_holds_out(build, source, to
         "too long to be held out of the short ones"
     )
     assert not chosen & texts_in(prepared.windowed[1].window(0), tokenizer)
-
-
-def test_documents_of_a_held_out_set_are_never_trained_on(build, source, tokenizer):
-    exam = source("exam", TEXTS[:10])
-    prepared = build(source("a", TEXTS), evaluation=Evaluation(perplexity=[HeldOut(path=exam.path)]))
-    assert texts_in(prepared.windowed[0].window(0), tokenizer) == set(TEXTS[10:])
-    assert prepared.sources[0].held_out == 10
-    assert texts_in(prepared.held_out["exam"].rows, tokenizer) == set(TEXTS[:10])
 
 
 def test_a_held_out_set_counts_documents_tokens_and_bytes(build, source):
@@ -144,28 +115,6 @@ def test_transforms_come_before_filters_and_reach_held_out_sets_too(build, sourc
     assert (report.documents, report.held_out, report.dropped) == (400, 0, {"shorter than 5 characters": 2})
 
 
-def test_an_equal_text_after_its_transforms_is_held_out(build, source):
-    exam = source("exam", ["the cafe\u0301 \r\n"])
-    options = {
-        "transforms": [Component(name="normalise")],
-        "evaluation": Evaluation(perplexity=[HeldOut(path=exam.path)]),
-    }
-    assert build(source("a", [*TEXTS, "the caf\u00e9"]), **options).sources[0].held_out == 1
-
-
-def test_equal_documents_are_read_once_where_that_is_asked(build, source, caplog):
-    caplog.set_level(logging.INFO, logger="cpt")
-    first = source("a", TEXTS + TEXTS[:50])
-    both, once = build(first), build(first, deduplicate="exact")
-    assert both.sources[0].documents == 450 and both.sources[0].dropped == {}
-    assert (once.sources[0].documents, once.sources[0].held_out, once.sources[0].dropped) == (
-        400,
-        0,
-        {"exact duplicate": 50},
-    )
-    assert "0 held out, 50 dropped (exact duplicate)" in caplog.text and once.fingerprint != both.fingerprint
-
-
 def test_names_of_sources_and_of_held_out_sets_must_be_unique(build, source):
     first = source("a", TEXTS)
     with pytest.raises(RecipeError, match="`data.sources`: `a` is the name of more than one. Give each a `name:`"):
@@ -214,30 +163,3 @@ def test_the_fingerprint_changes_with_weights_texts_and_tokenizer(build, source,
     ]
     fingerprints += [build(source("a", [*TEXTS, "one more"]), second).fingerprint]
     assert len(set(fingerprints)) == 4
-
-
-def tokens_read(prepared, rows):
-    """Tokens of each source among the first rows, looked up one by one."""
-    read = [prepared.rows.locate(number) for number in range(rows)]
-    packings = [rows.window(0).packing for rows in prepared.windowed]
-    filled = [np.diff(np.append(0, packing.lengths.cumsum()[packing.first_piece[1:] - 1])) for packing in packings]
-    return [sum(int(filled[source][row]) for which, row in read if which == source) for source in range(len(filled))]
-
-
-@pytest.mark.parametrize("packing", ["best_fit", "concatenate", "none"])
-def test_weights_are_shares_of_tokens_however_full_the_rows_are(build, source, packing):
-    prepared = build(
-        source("a", ["x" * 33] * 300, weight=3.0),
-        source("b", ["y" * 62] * 300),
-        source("c", ["z"] * 999, weight=2.0),
-        packing=packing,
-    )
-    tokens = tokens_read(prepared, 20_000)
-    assert [number / sum(tokens) for number in tokens] == pytest.approx([1 / 2, 1 / 6, 1 / 3], abs=0.001)
-    assert list(prepared.shares(20_000).values()) == pytest.approx([1 / 2, 1 / 6, 1 / 3], abs=0.001)
-
-
-def test_a_temperature_gives_weights_by_size(build, source):
-    prepared = build(source("a", ["x" * 63] * 400), source("b", ["y" * 63] * 100), temperature=2.0)
-    assert [report.share for report in prepared.sources] == pytest.approx([2 / 3, 1 / 3])
-    assert list(prepared.shares(3000).values()) == pytest.approx([2 / 3, 1 / 3], abs=0.001)

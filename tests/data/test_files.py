@@ -5,13 +5,8 @@ import fsspec
 import pytest
 
 from cpt.data.readers.files import files_of, kind_of, states_of, tell_formats
-from cpt.data.readers.sources import open_source
 from cpt.errors import DataError
 from cpt.recipe.schema import Source
-
-
-def texts(path, **options):
-    return [document.text for document in open_source(Source(path=str(path), **options), "data.sources[0]")]
 
 
 @pytest.fixture
@@ -75,20 +70,6 @@ def test_states_follow_files_and_what_a_server_says_of_them(folder):
     memory.pipe("/states/a.txt", b"two")
     assert states_of(Source(path="memory://states"), "k") != [first] and first[:2] == ("memory:///states/a.txt", 3)
     assert states_of(Source(path="my_lab:dump"), "k") == []
-
-
-@pytest.mark.parametrize(
-    "path, message",
-    [
-        ("memory://nothing/a.txt", "no such file"),
-        ("memory://nothing", "no such file"),
-        ("gopher://x/a.txt", "cannot be read"),
-    ],
-)
-def test_a_url_without_files_is_said_with_the_key(path, message):
-    with pytest.raises(DataError, match=message) as error:
-        texts(path)
-    assert "`data.sources[0].path`" in str(error.value)
 
 
 def test_a_pdf_is_to_be_converted_first(tmp_path):

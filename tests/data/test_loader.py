@@ -38,12 +38,6 @@ def row_set(batch_list):
     return sorted(tuple(row) for batch in batch_list for row in batch["input_ids"].tolist())
 
 
-def test_a_batch_holds_the_rows_in_order(rows):
-    (batch, *_) = batches(rows, micro_batch=3)
-    assert batch.keys() == {"input_ids", "labels", "position_ids"}
-    assert torch.equal(batch["labels"], torch.stack([rows[number]["labels"] for number in range(3)]))
-
-
 def with_first_positions(batch):
     return {**batch, "first": batch["position_ids"][:, 0]}
 

@@ -5,7 +5,7 @@ import pytest
 from cpt.data.build import build_data
 from cpt.data.store import plan
 from cpt.errors import DataError
-from cpt.recipe.schema import Data, Evaluation, Source
+from cpt.recipe.schema import Data, Source
 
 NUMBER = 1500
 
@@ -29,23 +29,6 @@ def build(tokenizer, tmp_path):
     return run
 
 
-def levels(prepared, tokenizer, rows):
-    """The scores of the documents in some rows, row by row."""
-    texts = [tokenizer.decode(prepared.rows[row]["input_ids"]) for row in rows]
-    parts = [[part[:4] for part in text.replace("<pad>", "").split("<|endoftext|>") if part] for text in texts]
-    return [[int(number) * 7 % NUMBER for number in row] for row in parts]
-
-
-def test_documents_come_from_low_scores_to_high_ones_and_all_of_them(scored, build, tokenizer):
-    prepared = build(scored)
-    read = levels(prepared, tokenizer, range(prepared.sources[0].rows))
-    assert sorted(level for row in read for level in row) == list(range(NUMBER))
-    means = [sum(row) / len(row) for row in read]
-    tenth = len(means) // 10
-    tenths = [sum(means[at * tenth : (at + 1) * tenth]) / tenth for at in range(10)]
-    assert tenths == sorted(tenths) and tenths[0] < 0.08 * NUMBER and tenths[-1] > 0.92 * NUMBER
-
-
 @pytest.mark.slow
 def test_a_function_of_the_text_may_give_the_score(scored, build, tokenizer, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
@@ -53,13 +36,6 @@ def test_a_function_of_the_text_may_give_the_score(scored, build, tokenizer, tmp
     prepared = build(scored.model_copy(update={"order_by": "my_scores:length"}))
     texts = [tokenizer.decode(prepared.rows[row]["input_ids"]) for row in range(prepared.sources[0].rows)]
     assert "xx" not in texts[0] and "xxxxxxxx" in texts[-1]
-
-
-def test_held_out_documents_stay_out(scored, build, tokenizer):
-    prepared = build(scored, evaluation=Evaluation(held_out_share=0.2))
-    read = levels(prepared, tokenizer, range(prepared.sources[0].rows))
-    assert len({level for row in read for level in row}) + prepared.sources[0].held_out == NUMBER
-    assert prepared.held_out["scored"].num_documents == prepared.sources[0].held_out
 
 
 @pytest.mark.parametrize(

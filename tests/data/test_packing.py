@@ -105,18 +105,3 @@ def test_a_token_budget_holds_for_the_padded_documents_of_every_epoch(lengths, b
     for row in range(packing.num_rows):
         _, sizes = packing.pieces(row, epoch)
         assert len(sizes) * sizes.max() <= budget
-
-
-def test_one_document_a_row_without_packing():
-    packing = pack(*documents([3, 5, 10]), 4, "none", 0)
-    assert sorted(length for row in rows_of(packing) for _, length in row) == [1, 2, 3, 4, 4, 4]
-    assert all(len(row) == 1 for row in rows_of(packing))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sequence_length", [512, 2048, 8192])
-@pytest.mark.parametrize("mu, sigma", [(5, 0.7), (6, 1.2), (7, 1.5)])
-def test_at_most_three_in_a_thousand_are_padding_and_none_is_lost(mu, sigma, sequence_length):
-    lengths = np.maximum(1, np.random.default_rng(1).lognormal(mu, sigma, 200_000)).astype(np.int64)
-    packing = pack(*documents(lengths), sequence_length, "best_fit", 0)
-    assert packing.lengths.sum() == lengths.sum() >= 0.997 * packing.num_rows * sequence_length

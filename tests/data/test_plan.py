@@ -32,11 +32,6 @@ def test_small_files_share_a_shard_and_a_large_one_has_several(folder):
     assert names == [["a", "b"], ["c"], ["d"], ["d"], ["d"]] and made.num_bytes == [60, 60, 100, 100, 50]
 
 
-def test_documents_that_are_counted_stay_in_one_shard(folder):
-    (shard,) = planned(folder.model_copy(update={"max_documents": 5}), window_bytes=100).shards
-    assert [piece.path[-5] for piece in shard] == ["a", "b", "c", "d", "d", "d"]
-
-
 def test_a_larger_source_has_windows_in_an_order_drawn_from_the_seed(folder):
     orders = [planned(folder, window_bytes=100, seed=seed).windows for seed in range(8)]
     assert all(sorted(shard for window in windows for shard in window) == [0, 1, 2, 3, 4] for windows in orders)

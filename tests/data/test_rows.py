@@ -57,19 +57,6 @@ def test_labels_are_the_ids_but_for_first_tokens_and_padding(rows_of, packing, e
         assert torch.equal(row["labels"][~unlabelled], row["input_ids"][~unlabelled])
 
 
-def test_positions_count_each_document_and_the_padding_from_zero(rows_of):
-    (row,) = rows_of(["abcd", "ab"], sequence_length=11)
-    assert row["position_ids"].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]
-    assert row["input_ids"][-3:].tolist() == [PAD] * 3
-
-
-def test_neither_a_documents_first_token_nor_padding_is_learned(rows_of):
-    """The first one would be predicted from the end of another document."""
-    (row,) = rows_of(["abcd", "ab"], sequence_length=11)
-    ids = row["input_ids"].tolist()
-    assert row["labels"].tolist() == [-100, *ids[1:5], -100, *ids[6:8], -100, -100, -100]
-
-
 @pytest.mark.parametrize("epoch", [0, 3])
 @FIXTURES_ARE_READ_ONLY
 @given(texts=st.lists(st.text("abc", min_size=1, max_size=40), min_size=1, max_size=20))
@@ -94,19 +81,6 @@ def test_a_row_of_a_token_budget_holds_each_piece_in_a_line(rows_of, tokenizer, 
         for at in range(0, len(ids), 16)
     ]
     assert sorted(found) == sorted(expected)
-
-
-def test_shares_of_a_mixture_are_of_tokens_however_full_the_batches_are(tokenizer, source, tmp_path):
-    sources = [source("long", ["a" * 600] * 40), source("short", ["b" * 9] * 2000)]
-    prepared = build_data(
-        Data(sources=sources, sequence_length=1000, packing="token_budget"), tokenizer, seed=1, cache_dir=tmp_path
-    )
-    tokens = [0, 0]
-    for number in range(300):
-        tokens[prepared.rows.source_of(number)] += int(prepared.rows[number]["attention_mask"].sum())
-    assert tokens[0] / sum(tokens) == pytest.approx(0.5, abs=0.01)
-    assert prepared.shares(300)["long"] == pytest.approx(0.5, abs=0.01)
-    assert [report.padding for report in prepared.sources] == [0.0, 0.0]
 
 
 def test_rows_of_another_epoch_hold_the_same_documents_in_other_company(rows_of):

@@ -41,11 +41,6 @@ def test_a_document_longer_than_the_limit_is_trained_on_whatever_its_hash_is():
     ).documents.tolist() == [1]
 
 
-def test_what_the_model_is_judged_by_is_not_trained_on():
-    chosen = selection(judged=np.array([7], np.uint64)).choose(Documents([5, 5], hashes=[7, 8]), [0], 0)
-    assert (chosen.documents.tolist(), chosen.held_out, chosen.is_limit_reached) == ([1], 1, False)
-
-
 @pytest.mark.parametrize(
     ("before", "taken", "is_end"), [(0, [0, 1], True), (5, [0], True), (20, [], True), (-5, [0, 1, 2], False)]
 )

@@ -1,7 +1,6 @@
 import json
 import pickle
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpt.data.readers.documents import Document
-from cpt.data.readers.sources import files_with_sizes, open_source, pieces_of, read_piece
+from cpt.data.readers.sources import open_source, pieces_of, read_piece
 from cpt.errors import DataError, ResourceError
 from cpt.recipe.schema import Source
 
@@ -32,21 +31,6 @@ def folder(tmp_path):
         (tmp_path / name).write_text(text)
     (tmp_path / "sub/d.jsonl").write_text(json.dumps({"text": "D"}))
     return tmp_path
-
-
-def test_a_folder_is_read_recursively_in_order_of_names(folder):
-    assert texts(folder) == ["A", "B", "C", "D"]
-
-
-def test_a_glob_reads_what_it_matches(folder):
-    assert texts(folder / "**/*.txt") == ["B", "C"]
-
-
-@pytest.mark.parametrize("name", ["alone.txt", "alone.jsonl", "alone.parquet", "alone.csv"])
-def test_an_empty_file_is_an_error_that_names_it(tmp_path, name):
-    (tmp_path / name).touch()
-    with pytest.raises(DataError, match=f"{name}: the file is empty.*data.sources.0.*path"):
-        texts(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -147,28 +131,6 @@ def test_pieces_of_tables_give_what_the_whole_file_gives(tmp_path_factory, name,
     parts, num_pieces = read_all(source, piece_bytes)
     assert parts == read_all(source, 10**9)[0] and num_pieces == -(-path.stat().st_size // piece_bytes)
     assert [where for _, where in parts] == [f"{path}: row {row}" for row in range(1, rows + 1)]
-
-
-@given(LINES, st.booleans(), st.integers(1, 200))
-@settings(max_examples=100)
-def test_pieces_of_a_file_behind_a_url_give_what_the_whole_file_gives(lines, last_end, piece_bytes):
-    content = ("\n".join([*lines, '{"text": "last"}']) + "\n" * last_end).encode()
-    fsspec.filesystem("memory").pipe("/pieces/a.jsonl", content)
-    source = Source(path="memory://pieces/a.jsonl")
-    parts, num_pieces = read_all(source, piece_bytes)
-    assert [item for item, _ in parts] == [item for item, _ in read_all(source, 10**9)[0]] and num_pieces == -(
-        -len(content) // piece_bytes
-    )
-
-
-def test_pieces_follow_from_names_and_sizes_alone(tmp_path):
-    for name in ("a.jsonl", "b.parquet", "c.arrow"):
-        (tmp_path / name).write_bytes(b"not what its name says" * 10)
-    source = Source(path=str(tmp_path))
-    assert files_with_sizes(source, "k") == [
-        (str(tmp_path / name), 220) for name in ("a.jsonl", "b.parquet", "c.arrow")
-    ]
-    assert [(piece.start, piece.stop) for piece in pieces_of(source, "k", 110)] == [(0, 110), (110, None)] * 3
 
 
 def test_pieces_can_be_read_in_other_processes_in_any_order(folder):

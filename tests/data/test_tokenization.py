@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from cpt.data.store import tokenization
@@ -18,29 +18,6 @@ EOS = 256
 def documents(encoder, texts):
     ids, lengths = encoder.encode(texts)
     return [part.tolist() for part in np.split(ids, lengths.cumsum()[:-1])]
-
-
-def test_every_document_ends_with_one_eos(tokenizer):
-    encoded = documents(DocumentEncoder(tokenizer), ["one", "", "twö"])
-    assert [tokenizer.decode(ids) for ids in encoded] == ["one<|endoftext|>", "<|endoftext|>", "twö<|endoftext|>"]
-
-
-def test_bos_stands_once_if_the_tokenizer_puts_one(tokenizer):
-    with_bos = copy.deepcopy(tokenizer)
-    with_bos.add_special_tokens({"bos_token": "<s>"})
-    assert documents(DocumentEncoder(with_bos), ["a"])[0][0] != with_bos.bos_token_id
-    special = [("<s>", with_bos.bos_token_id), ("<|endoftext|>", EOS)]
-    with_bos.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A <|endoftext|>", special_tokens=special
-    )
-    (ids,) = documents(DocumentEncoder(with_bos), ["a"])
-    assert ids == [with_bos.bos_token_id, *with_bos("a", add_special_tokens=False)["input_ids"], EOS]
-
-
-def test_a_special_token_written_in_a_text_is_text(tokenizer):
-    text = "a<|endoftext|>b<pad>"
-    (ids,) = documents(DocumentEncoder(tokenizer), [text])
-    assert ids.count(EOS) == 1 and tokenizer.decode(ids[:-1]) == text
 
 
 @given(st.lists(st.text() | st.sampled_from(["<|endoftext|>", "x <pad>", "<|endof"]), min_size=1, max_size=5))
@@ -74,12 +51,6 @@ def test_added_words_that_are_not_special_are_found(tokenizer):
     grown = copy.deepcopy(tokenizer)
     grown.add_tokens(["benzene"])
     assert grown.convert_tokens_to_ids("benzene") in documents(DocumentEncoder(grown), ["a benzene ring"])[0]
-
-
-def test_a_tokenizer_without_eos_is_refused():
-    backend = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
-    with pytest.raises(RecipeError, match="no end-of-sequence token.*tokenizer.path"):
-        DocumentEncoder(PreTrainedTokenizerFast(tokenizer_object=backend))
 
 
 def test_the_users_tokenizer_keeps_its_settings(tokenizer):

@@ -1,8 +1,6 @@
-from collections import Counter
-
 import pytest
 
-from cpt.data.filters.filters import apply_transforms, build_transforms, c4_lines, normalise
+from cpt.data.filters.filters import build_transforms, c4_lines, normalise, sift
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Component
 
@@ -32,9 +30,7 @@ def test_c4_keeps_lines_that_are_sentences():
 
 
 def run(text, *components):
-    dropped = Counter()
-    transforms = build_transforms({"data.transforms": list(components)})
-    return [document["text"] for document in apply_transforms(view(text), transforms, dropped)], dropped
+    return list(sift(view(text), build_transforms({"data.transforms": list(components)}), []))
 
 
 @pytest.fixture
@@ -45,11 +41,6 @@ def my_transforms(tmp_path, monkeypatch):
         " text_only(document):\n    return document['text']\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-
-
-def test_transforms_follow_each_other_and_may_make_several_documents(my_transforms):
-    assert run("a \n---b", Component(name="my_lab_transforms:pages"), Component(name="normalise"))[0] == ["a", "b"]
-    assert run("a", *[])[0] == ["a"]
 
 
 @pytest.mark.parametrize(

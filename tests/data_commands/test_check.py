@@ -13,16 +13,6 @@ def test_check_reads_all_rows_and_ends_with_2_where_a_run_would_stop(run, tmp_pa
     assert [row["where"].rpartition(":")[2] for row in rows] == ["2", "4"]
 
 
-def test_check_follows_the_policy_and_its_share(run):
-    code, said = run("check", {"on_bad_row": "skip", "max_bad_share": 0.5}, "--source", "bad")
-    assert code == 0 and "a run can read all of it" in said and "domain" not in said
-
-
-def test_check_refuses_more_than_the_share(run):
-    code, said = run("check", {"on_bad_row": "quarantine", "max_bad_share": 0.4})
-    assert code == 2 and "2 of 4 rows are bad (50.00%)" in said
-
-
 def test_check_tells_every_mistake_at_once(run, tmp_path):
     code, said = run(
         "check", {"sources": [{"path": "missing.jsonl"}, {"path": str(tmp_path / "no/*.txt"), "name": "x"}]}

@@ -35,11 +35,6 @@ def talk(question, answer):
 GOOD = [talk(f"question {n}", f"answer {n}") for n in range(30)]
 
 
-def test_good_examples_pass(check):
-    code, said = check("sft", GOOD)
-    assert code == 0 and "a run can read all of it" in said
-
-
 def test_planted_faults_are_named_with_their_rows(check, tmp_path):
     rows = [
         *GOOD,
@@ -67,20 +62,6 @@ def test_cut_examples_are_a_mistake_above_a_share(check):
     assert check("sft", rows, "--truncated-share", "0.1")[0] == 0
     code, said = check("sft", rows)
     assert code == 2 and "6.2% do not fit into `data.sequence_length`" in said
-
-
-def test_repeated_rows_are_told_and_no_mistake(check):
-    code, said = check("sft", [*GOOD, GOOD[0]])
-    assert code == 0 and "duplicate row" in said
-    assert "duplicate row" not in check("sft", [*GOOD, GOOD[0]], deduplicate="exact")[1]
-
-
-def test_faults_of_preferences(check):
-    rows = [{"prompt": f"q{n}", "chosen": "a", "rejected": "b"} for n in range(20)] + [
-        {"prompt": "q", "chosen": "a", "rejected": "a"}
-    ]
-    code, said = check("dpo", rows)
-    assert code == 2 and "1 x chosen = rejected" in said and "rows.jsonl:21" in said
 
 
 def test_a_template_of_another_tokenizer(check):

@@ -24,22 +24,6 @@ def test_what_was_converted_and_what_was_not_is_shown(cpt_data, library, tmp_pat
     assert f"data.sources: [{{path: {tmp_path}/out}}]" in said and "failed.jsonl" in said
 
 
-def test_skipped_files_are_no_failure_of_the_command(cpt_data, library, tmp_path):
-    assert cpt_data("ingest", library, "--output", tmp_path / "out", "--on-bad", "skip")[0] == 0
-    code, said = cpt_data("ingest", library, "--output", tmp_path / "out")
-    assert code == 2 and "4 file(s) were dealt with before" in said
-    (library / "d.epub").unlink()
-    assert cpt_data("ingest", library, "--output", tmp_path / "out")[0] == 0
-
-
-def test_a_file_that_is_not_what_it_is_called_is_told(cpt_data, library, tmp_path):
-    (library / "a.pdf").rename(library / "a.html")
-    assert (
-        "1 file(s) are not what their suffix says"
-        in cpt_data("ingest", library / "a.html", "--output", tmp_path / "out")[1]
-    )
-
-
 def test_nothing_to_convert_is_a_mistake_and_what_a_recipe_reads_by_itself_is_told(cpt_data, tmp_path):
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows/a.jsonl").write_text('{"text": "a"}')
@@ -52,8 +36,3 @@ def test_nothing_to_convert_is_a_mistake_and_what_a_recipe_reads_by_itself_is_to
         and "There is no document in the output." in said
     )
     assert cpt_data("ingest", tmp_path / "rows", "--output", tmp_path / "corpus", "--on-bad", "skip")[0] == 0
-
-
-def test_an_input_that_is_not_there_is_a_mistake(cpt_data, tmp_path):
-    code, said = cpt_data("ingest", tmp_path / "missing", "--output", tmp_path / "out")
-    assert code == 2 and "DataError" in said and "no such file or folder" in said

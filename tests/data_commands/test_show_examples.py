@@ -7,7 +7,7 @@ from tiny import write_recipe
 from cpt.data.examples.encoders import encoder_of
 from cpt.data.readers.forms import source_with_form
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.data_commands.preview import Example, show_examples, shown
+from cpt.data_commands.preview import Example, show_examples
 from cpt.recipe.schema import Source
 from cpt.tokenizer.load import load_tokenizer
 
@@ -47,12 +47,6 @@ def test_what_is_rejected_stands_in_braces(preview):
     assert line.index("a") < line.index("[") < line.index("b") < line.index("{") < line.index("c")
 
 
-def test_the_columns_of_a_prompt_are_no_tokens(preview):
-    code, said = preview("grpo", [{"prompt": "a", "answer": "zzz"}])
-    assert code == 0, said
-    assert tokens_in(said).strip().endswith("a") and "[" not in tokens_in(said)
-
-
 def test_colours_on_a_terminal_instead_of_brackets(tiny_recipe):
     from cpt.recipe.schema import Model, Tokenizer
 
@@ -64,7 +58,3 @@ def test_colours_on_a_terminal_instead_of_brackets(tiny_recipe):
             console, [Example("a.jsonl:1", "a b")], encoder_of(source, DocumentEncoder(tokenizer), "k"), tokenizer, 1
         )
     assert "\x1b[30;10" in captured.get() and "[a" not in captured.get()
-
-
-def test_a_token_stands_on_one_line():
-    assert shown("a\n\t") == "a\\n\\t"

@@ -6,7 +6,7 @@ import pytest
 from full_disk import disk_of_its_own, fill
 from tiny import write_recipe
 
-from cpt.data.contamination import Contamination, ExactCopy, Hit
+from cpt.data.contamination import Contamination, Hit
 from cpt.evaluation.findings import ScoreFinding
 from cpt.evaluation.held_out_examples import ExampleSet
 from cpt.evaluation.paired import Difference
@@ -52,19 +52,11 @@ def test_the_page_has_everything_on_it():
     assert "| code | 1,631 | 70.0 % | PSF-2.0 |" in page and "| prose | 1,136 | 30.0 % | not given |" in page
     assert (
         "- `a.jsonl:17` (code): 60% of code, `h.jsonl:3`" in page
-        and "2 of fewer than 8 words were not looked for" in page
+        and "2 of fewer than 8 words were not searched for" in page
     )
     assert "4 training documents were left out for it." in page
     assert "- benchmarks: not asked for." in page and "```\ncpt serve runs/demo\n```" in page
     assert "| `def f` | ` is a\\|b` | `(x): ↵     return x` |" in page
-
-
-def test_exact_copies_are_on_the_page():
-    found = replace(
-        VERDICT.contamination, num_exact_copies=7, exact_copies=[ExactCopy("code", "b.jsonl:4", "code", "h.jsonl:9")]
-    )
-    page = verdict_page(replace(VERDICT, contamination=found))
-    assert "`b.jsonl:4`" in page and "`h.jsonl:9`" in page and "6 more exact copies" in page
 
 
 def test_the_table_and_the_sentence_agree_where_only_a_gain_of_general_text_is_excluded():

@@ -59,11 +59,6 @@ def test_a_run_that_would_be_refused_ends_with_code_2(tiny_recipe, tmp_path, cap
     assert "This run is refused: `data.when_exhausted`: `domain` has" in shown and "is not reached" in shown
 
 
-def test_a_picture_is_written(tiny_recipe, tmp_path, capsys):
-    run(write_recipe(tiny_recipe, tmp_path / "r.yaml"), "--plot", tmp_path / "shares.png")
-    assert (tmp_path / "shares.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_phase_that_ends_at_a_learning_rate_is_told_in_tokens_and_read_like_one_that_ends_there(
     tiny_recipe, tmp_path, capsys, monkeypatch
 ):

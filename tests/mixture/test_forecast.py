@@ -66,21 +66,6 @@ def test_a_phase_that_is_shorter_than_a_row_is_not_reached(told, tiny_recipe):
     )
 
 
-def test_a_linear_change_shows_in_the_course_of_the_run(told, tiny_recipe):
-    phases = [
-        {"until": 64, "weights": {"domain": 1}},
-        {"until": 640_064, "weights": {"general": 1}, "change": "linear"},
-    ]
-    forecast, _ = told(640_064, sources=two(tiny_recipe), phases=phases)
-    shares = [part.seen["general"] for part in forecast.course]
-    assert (
-        len(shares) == 100
-        and shares == sorted(shares)
-        and shares[0] < 0.02
-        and shares[50] == pytest.approx(0.5, abs=0.02)
-    )
-
-
 def test_a_run_too_short_for_one_row_of_a_source_is_not_reached(told):
     forecast, _ = told(64 * 3)
     assert (
@@ -95,18 +80,3 @@ def test_shares_as_near_as_whole_rows_allow_are_reached_and_the_difference_is_to
     off = [abs(source.seen - source.asked) for source in forecast.sources]
     assert 0.001 < max(off) < 2 / 78
     assert "as near as 78 whole rows allow, each one 1.28% of the run: domain" in forecast.remarks[0]
-
-
-def test_many_repeats_are_remarked(told):
-    forecast, _ = told(64 * 10_000)
-    assert (
-        forecast.is_reached and "Read more than 4 times" in forecast.remarks[0] and "domain (" in forecast.remarks[0]
-    )
-
-
-def test_documents_left_out_are_counted(told, tiny_recipe):
-    tiny_recipe["evaluation"] = {"held_out_share": 0.2}
-    forecast, _ = told(6400, filters=[{"name": "length", "min_characters": 100}])
-    for source in forecast.sources:
-        assert source.held_out > 5 and source.dropped["shorter than 100 characters"] > 0
-        assert source.documents + source.held_out + sum(source.dropped.values()) == 120

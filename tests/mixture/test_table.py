@@ -3,7 +3,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from cpt.data.prepared import SourceReport
-from cpt.mixture.command import histogram, left_out, print_forecast
+from cpt.mixture.command import print_forecast
 from cpt.mixture.forecast import Forecast, PhaseForecast, SourceForecast
 
 LENGTHS = {1: 1, 16: 7, 2**22: 2}
@@ -13,18 +13,9 @@ REPORT = SourceReport(
 SOURCE = SourceForecast(**vars(REPORT), asked=0.5, seen=0.5, epochs=1.5)
 
 
-def test_the_histogram_has_a_bar_for_each_power_of_two_and_shows_the_rarest():
-    bars = histogram(SOURCE)
-    assert len(bars) == 17 and bars[0] == "█" and bars[-1] == "▂" and set(bars[1:-1]) == {" "}
-
-
-def test_what_was_left_out_is_listed():
-    assert left_out(SOURCE) == "2 too [short], 3 bad rows (invalid UTF-8)"
-
-
 def test_all_is_printed(capsys):
     phases = [PhaseForecast(0, 1000, {"code": 1.0})]
-    print_forecast(Forecast("r", 1000, 2, [SOURCE], phases, phases, False, ["Look [here]."]), Console(width=240))
+    print_forecast(Forecast("r", 1000, 2, [SOURCE], phases, False, ["Look [here]."]), Console(width=240))
     shown = capsys.readouterr().out
     for part in (
         "900",
@@ -39,7 +30,7 @@ def test_all_is_printed(capsys):
 
 
 def test_estimates_and_licences_are_shown(capsys):
-    forecast = Forecast("r", 100, 1, [replace(SOURCE, is_estimate=True, licence="CC-BY-4.0")], [], [], True, [])
+    forecast = Forecast("r", 100, 1, [replace(SOURCE, is_estimate=True, licence="CC-BY-4.0")], [], True, [])
     print_forecast(forecast, Console(width=150))
     shown = capsys.readouterr().out
     assert "~900" in shown and "CC-BY-4.0" in shown

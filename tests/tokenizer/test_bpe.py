@@ -1,7 +1,7 @@
 import pytest
 from tiny_tokenizers import CODE, KINDS, ids_of
 
-from cpt.tokenizer.bpe import count_words, read_bpe
+from cpt.tokenizer.bpe import read_bpe
 
 
 def bpe_of(kind):
@@ -14,10 +14,6 @@ def test_the_pieces_of_the_words_are_the_ids_of_the_text(kind):
     bpe = read_bpe(tokenizer.backend_tokenizer, kind)
     for text in CODE:
         assert [number for word in bpe.split(text) for number in bpe.pieces(word)] == ids_of(tokenizer, text)
-
-
-def test_words_are_counted_over_all_documents():
-    assert count_words(bpe_of("gpt2"), ["a word", "a word more"])["Ġword"] == 2
 
 
 @pytest.mark.parametrize(
@@ -36,7 +32,3 @@ def test_words_are_counted_over_all_documents():
 )
 def test_a_sentencepiece_token_is_letters_or_signs_or_one_digit_of_one_word(token, may_be):
     assert bpe_of("llama2").may_be_token(token) is may_be
-
-
-def test_a_byte_level_tokenizer_has_split_words_itself():
-    assert bpe_of("gpt2").may_be_token("x(")

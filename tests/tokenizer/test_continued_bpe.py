@@ -21,29 +21,15 @@ def test_the_most_frequent_pair_comes_first_and_its_token_takes_part_at_once():
     ]
 
 
-def test_a_pair_seen_once_is_no_token():
-    assert learn([[0, 1], [2, 3]], [1, 2], 9)[-1].token == "cd"
-
-
 def test_forbidden_and_unwanted_strings_are_passed_over():
     assert [
         one.token for one in learn([[0, 1], [2, 3], [1, 2]], [4, 3, 2], 9, {"ab"}, lambda token: token != "cd")
     ] == ["bc"]
 
 
-def test_no_token_is_learned_twice():
-    words = [[0, 1, 2], [0, 1, 2, 0, 1], [1, 2, 0], [1, 2]]
-    tokens = [one.token for one in learn(words, [2, 3, 4, 5], 50)]
-    assert len(tokens) == len(set(tokens))
-
-
 def test_tokens_do_not_grow_without_end():
     tokens = [one.token for one in learn([[0] * 200], [50], 100)]
     assert max(map(len, tokens)) <= MAX_TOKEN_CHARACTERS
-
-
-def test_a_pair_is_joined_from_the_left():
-    assert join_in([0, 0, 0], (0, 0), 9) == [9, 0]
 
 
 words_and_counts = st.lists(

@@ -98,24 +98,6 @@ def test_it_is_read_back_with_its_special_tokens_and_post_processor(pair, tmp_pa
     assert type(loaded) is type(AutoTokenizer.from_pretrained(tmp_path))
 
 
-def test_the_tokenizer_that_was_given_stays_as_it_was():
-    tokenizer = KINDS["gpt2"]()
-    as_it_was = tokenizer.backend_tokenizer.to_str()
-    extend_vocabulary(tokenizer, CODE, 5)
-    assert tokenizer.backend_tokenizer.to_str() == as_it_was
-
-
-def test_the_same_text_gives_the_same_tokens():
-    first, second = (extend_vocabulary(KINDS["qwen2"](), CODE, N) for _ in range(2))
-    assert first.tokens == second.tokens
-    assert first.tokenizer.backend_tokenizer.to_str() == second.tokenizer.backend_tokenizer.to_str()
-
-
-def test_of_a_sentencepiece_tokenizer_no_new_token_crosses_a_space():
-    tokens = extend_vocabulary(KINDS["llama2"](), CODE, N).tokens
-    assert not [token.token for token in tokens if "▁" in token.token.lstrip("▁")]
-
-
 @pytest.mark.parametrize("number", [0, -3])
 def test_nothing_to_add_is_refused(number):
     with pytest.raises(RecipeError, match="at least 1 is needed"):

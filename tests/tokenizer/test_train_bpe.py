@@ -40,26 +40,9 @@ def test_the_saved_folder_loads_with_auto_tokenizer(tmp_path):
     assert (loaded.pad_token, loaded.bos_token, loaded.eos_token) == SPECIAL_TOKENS
 
 
-def test_a_text_begins_with_the_begin_token_after_reloading_too(trained, tmp_path):
-    trained.save_pretrained(tmp_path)
-    for tokenizer in (trained, AutoTokenizer.from_pretrained(tmp_path)):
-        assert tokenizer("def")["input_ids"][0] == tokenizer.bos_token_id
-        assert tokenizer("def", add_special_tokens=False)["input_ids"] == tokenizer("def")["input_ids"][1:]
-
-
-def test_the_same_documents_give_the_same_files(tmp_path):
-    for name in ("a", "b"):
-        train_bpe(iter(TEXT), 300, tmp_path / name)
-    assert (tmp_path / "a" / "tokenizer.json").read_bytes() == (tmp_path / "b" / "tokenizer.json").read_bytes()
-
-
 def test_digits_stand_alone_and_words_take_the_space_before_them():
     pieces = untrained_tokenizer().pre_tokenizer.pre_tokenize_str("born in 2024")
     assert [piece for piece, _ in pieces] == ["born", "Ġin", "Ġ", "2", "0", "2", "4"]
-
-
-def test_a_special_token_inside_text_is_one_token(trained):
-    assert trained("<|im_end|>", add_special_tokens=False)["input_ids"] == [2]
 
 
 def test_the_chat_template_frames_each_turn_and_marks_the_assistants(trained):

@@ -36,8 +36,6 @@ def test_the_tables_say_it_in_words(cpt_tokenizer, tokenizer_folder, text):
         "never seen in these texts",
         "no UTF-8 text has",
         "special and added tokens",
-        "longest",
-        "Latin",
         "costliest",
     ):
         assert part in said

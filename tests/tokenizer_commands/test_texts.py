@@ -22,12 +22,6 @@ def test_two_texts_of_one_name_are_refused():
         named_texts(["a/x.txt", "b/x.txt"], "text")
 
 
-@pytest.mark.parametrize("texts", [None, []])
-def test_no_text_is_refused(texts):
-    with pytest.raises(RecipeError, match="--text name=path"):
-        named_texts(texts, "text")
-
-
 def test_of_each_text_no_more_is_read_than_asked_and_it_is_said(tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "x" * 100}) + "\n" for _ in range(10)))
     read: dict[str, Read] = {}

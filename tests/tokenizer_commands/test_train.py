@@ -6,10 +6,3 @@ def test_a_tokenizer_is_trained_on_named_texts(cpt_tokenizer, corpus, tmp_path):
     code, said = cpt_tokenizer("train", "--text", text, "--vocabulary", 300, "--output", tmp_path / "new")
     assert code == 0 and "300 tokens, learned from general: 120 documents" in said
     assert len(AutoTokenizer.from_pretrained(tmp_path / "new")) == 300
-
-
-def test_a_vocabulary_without_room_for_the_bytes_is_refused(cpt_tokenizer, corpus, tmp_path):
-    code, said = cpt_tokenizer(
-        "train", "--text", corpus / "general.jsonl", "--vocabulary", 100, "--output", tmp_path / "new"
-    )
-    assert code == 2 and "too small" in said and not (tmp_path / "new").exists()

@@ -7,19 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from cpt.data.examples.chat_template import Refused, marked, rendered
 from cpt.data.examples.encoder import ExampleEncoder
-from cpt.data.examples.writer import Written
-from cpt.data.readers.documents import DocumentView
-from cpt.data.readers.example import example_of
 from cpt.data.readers.forms import form_of_source
 from cpt.data.store.tokenization import DocumentEncoder, Ids
-from cpt.errors import DataError, RecipeError
-from cpt.recipe.schema import Component, DocumentSource, Source
+from cpt.errors import RecipeError
+from cpt.recipe.schema import DocumentSource, Source
 
 
 class ChatEncoder(ExampleEncoder):
-    """Encodes the transcripts of chats (`chat.py`) as the chat template writes them; all of it is learned.
+    """Encodes chats as the chat template writes them; all of it is learned.
 
     Args:
         key: where the source is in the recipe, for messages.
@@ -37,47 +33,14 @@ class ChatEncoder(ExampleEncoder):
                 " `text_column`."
             )
 
-    def filters(self) -> list[Component]:
-        """Drops the chats that the template refuses, counted by reason; it must be the last filter."""
-        options = {"template": self.template, "named_tokens": self.named_tokens}
-        return [Component.model_validate({"name": "cpt.data.examples.encoders:refused", **options})]
-
     def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
-        written = [Written(self.written(text), is_chat=True, spans=[]) for text in texts]
+        written = [one for text in texts for one in self._write(text)]
         ids = [self._framed(one, tokens)[0] for one, tokens in zip(written, self._tokens(written), strict=True)]
         flat = np.concatenate([np.empty(0, self.dtype), *ids]).astype(self.dtype, copy=False)
         return flat, np.array([len(part) for part in ids], np.int64)
 
     def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64], None]:  # type: ignore[override]
         return *self.encode(texts), None
-
-    def written(self, text: str) -> str:
-        """What the template writes; special tokens inside a message are marked by NOT_TOKEN."""
-        try:
-            return render(marked(text, self._control), self.template or "", self.named_tokens)
-        except Refused as problem:
-            raise DataError(f"a chat cannot be written: {problem}. It begins: {text[:80]!r}") from problem
-
-
-def refused(document: DocumentView, *, template: str, named_tokens: dict[str, Any]) -> str | None:
-    """The filter behind `ChatEncoder.filters`: why a text cannot be written as a chat."""
-    try:
-        render(document["text"], template, named_tokens)
-    except Refused as problem:
-        return str(problem)
-    return None
-
-
-def render(text: str, template: str, named_tokens: Mapping[str, Any]) -> str:
-    """A transcript as the template writes it.
-
-    Raises:
-        Refused: it is no transcript, or the template does not take its messages.
-    """
-    example = example_of(text)
-    if example is None or not isinstance(example.messages, list):
-        raise Refused("no chat (any more): a file without columns, or a transform that changed lines")
-    return rendered(example.messages, example.tools, template, named_tokens)[0]
 
 
 # --- fill in the middle ---

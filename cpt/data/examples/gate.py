@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from cpt.data.examples.chat_template import ASSISTANT
 from cpt.data.examples.encoder import ExampleEncoder
 from cpt.data.examples.segments import CONTEXT, LEARNED, LONG_PROMPT, NOTHING_LEARNED, UNWANTED, Segments
-from cpt.data.filters.filters import ComponentLists, apply_transforms, build_filters, build_transforms, reason_to_drop
+from cpt.data.filters.filters import ComponentLists, build_filters, build_transforms, reason_to_drop, sift
 from cpt.data.readers.chat import Message
 from cpt.data.readers.documents import Document, Origin, Piece
 from cpt.data.readers.example import Example, Words, example_of
@@ -105,23 +105,19 @@ class Inspector:
 
     def examples(self, items: Iterator[object], found: Findings) -> Iterator[tuple[str, Document]]:
         """What the run would train on; examples that the template does not take are counted."""
-        transforms, filters, name = (
-            build_transforms(self.transforms),
-            build_filters(self.filters),
-            reported_name(self.source),
-        )
+        transforms, filters = build_transforms(self.transforms), build_filters(self.filters)
         refusals = build_filters({f"{self.key}.chat": self.encoder.filters()})
         for item in items:
             if not isinstance(item, Document):
                 continue
-            view = {"text": item.text, "source": name, "where": item.near}
-            for made in apply_transforms(view, transforms, Counter()):
-                if reason_to_drop(made, filters) is not None:
+            view = {"text": item.text, "source": reported_name(self.source), "where": item.near}
+            for text, dropped in sift(view, transforms, filters):
+                if dropped is not None:
                     continue
-                if (reason := reason_to_drop(made, refusals)) is not None:
-                    found.find(f"{DROPPED}{reason}", (item.origin, item.number))
+                if (refusal := reason_to_drop({**view, "text": text}, refusals)) is not None:
+                    found.find(f"{DROPPED}{refusal}", (item.origin, item.number))
                 else:
-                    yield made["text"], item
+                    yield text, item
 
     def inspect(self, texts: Sequence[str], places: Sequence[Place], found: Findings) -> None:
         found.examples += len(texts)

@@ -41,6 +41,7 @@ class ExampleWriter:
         self.template = None if template is None else ChatTemplate(template, named_tokens, control_tokens)
         self.control: re.Pattern[str] = control_pattern(control_tokens)
         ways: dict[str, Callable[[Example], list[Written]]] = {
+            "document": self.whole_chat,
             "conversation": self.conversation,
             "preference": self.preference,
             "judged": self.judged,
@@ -60,6 +61,12 @@ class ExampleWriter:
         if example is None:
             raise Refused("no example any more: a transform changed its parts")
         return self.write_example(example)
+
+    def whole_chat(self, example: Example) -> list[Written]:
+        """A chat that is trained on like a document."""
+        if not isinstance(example.messages, list):
+            raise Refused("no chat (any more): a file without columns, or a transform that changed lines")
+        return [Written(self.chats().write(example.messages, example.tools), is_chat=True, spans=[])]
 
     def conversation(self, example: Example) -> list[Written]:
         """Learned are the assistant's words, a completion, or all of a plain text."""

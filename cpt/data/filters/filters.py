@@ -6,8 +6,7 @@ of documents."""
 import inspect
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -132,24 +131,21 @@ def build_transforms(lists: TransformLists) -> list[Transform]:
     return build_components("transform", lists, TRANSFORMS)
 
 
-def apply_transforms(
-    document: DocumentView, transforms: Sequence[Transform], dropped: Counter[str]
-) -> list[DocumentView]:
-    """What the transforms, one after the other, make of a document: mostly one, sometimes several or none.
+def sift(
+    document: DocumentView, transforms: Sequence[Transform], filters: Sequence["Filter"]
+) -> Iterator[tuple[str, str | None]]:
+    """The texts that transforms, one after the other, make of a document, each with the reason to drop it or None.
 
-    Called for each document that a source gives, before the filters. The transforms belong into the key of the stored
-    tokens as `transform_content`.
-
-    Args:
-        dropped: where a document of which nothing is left is counted, by reason.
+    The transforms are part of the key of the stored tokens as `transform_content`.
     """
     documents = [document]
     for transform in transforms:
         documents = [made for one in documents for made in checked(transform, called_on(transform, one))]
         if not documents:
-            dropped[f"the transform {name_of(transform)} left nothing"] += 1
-            break
-    return documents
+            yield document["text"], f"the transform {name_of(transform)} left nothing"
+            return
+    for one in documents:
+        yield one["text"], reason_to_drop(one, filters)
 
 
 def checked(transform: Transform, made: object) -> list[DocumentView]:

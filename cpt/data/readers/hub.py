@@ -3,42 +3,34 @@
 Files are found as `datasets` finds them and read like any others; what cannot be read file by file is streamed through
 `datasets`."""
 
-import re
-from typing import TYPE_CHECKING
-
-from cpt.data.readers.values import first_line
-from cpt.errors import CptError, DataError, ResourceError
-
-if TYPE_CHECKING:
-    from huggingface_hub.errors import HfHubHTTPError
 import json
 import logging
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from os.path import commonpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import orjson
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import cannot_keep, default_cache_dir, write_once
-from cpt.data.readers.documents import File
+from cpt.data.readers.documents import BadRow, BadValue, Document, File, Origin
 from cpt.data.readers.formats import READERS
 from cpt.data.readers.opening import format_of
+from cpt.data.readers.values import document_of, first_line, refuse_surrogates
+from cpt.errors import CptError, DataError, ResourceError
 from cpt.files import read_sealed, sealed
 from cpt.ranks import is_main_process
 from cpt.recipe.schema import DocumentSource
 
 if TYPE_CHECKING:
     from datasets import BuilderConfig, DatasetBuilder
-from collections.abc import Iterator
+    from huggingface_hub.errors import HfHubHTTPError
 
-import orjson
-
-from cpt.data.readers.documents import BadRow, BadValue, Document, Origin
-from cpt.data.readers.values import document_of, refuse_surrogates
-
+log = logging.getLogger("cpt")
 HUB_FILE = re.compile(r"hf://datasets/([^/]+/[^/@]+)@([0-9a-f]{40})/(.+)")
 
 
@@ -79,7 +71,7 @@ def failures() -> tuple[type[Exception], ...]:
 
 
 def broken() -> tuple[type[Exception], ...]:
-    """What huggingface_hub raises when it does not get an answer, or not the one it wants."""
+    """What huggingface_hub raises when it gets no answer, or an error."""
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
     httpx_error: type[Exception] = HfHubHTTPError.__bases__[0]  # of httpx or httpx2, by its version
@@ -89,14 +81,13 @@ def broken() -> tuple[type[Exception], ...]:
 def what_it_means(
     problem: BaseException | None, dataset: str, revision: str | None, key: str
 ) -> CptError | Unreachable | None:
-    """The first error in a chain that tells whether the Hub refuses or is not there."""
+    """What the first error of the Hub in a chain of errors means; None where there is none."""
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
     if isinstance(problem, HfHubHTTPError):
         return refused(dataset, revision, key, problem)
-    while problem is not None and not isinstance(
-        problem, EntryNotFoundError
-    ):  # `datasets` looks for files that need not be there
+    # `datasets` looks for files that need not exist: behind another error, a missing entry is not the problem.
+    while problem is not None and not isinstance(problem, EntryNotFoundError):
         if isinstance(problem, HfHubHTTPError):
             return refused(dataset, revision, key, problem)
         if isinstance(problem, broken()):
@@ -106,41 +97,30 @@ def what_it_means(
 
 
 def refused(dataset: str, revision: str | None, key: str, problem: "HfHubHTTPError") -> CptError | Unreachable:
-    """What to say when the Hub answers, but not with what was asked for."""
+    """The error for an answer that is not what was asked for."""
     from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError, RevisionNotFoundError
 
-    status = problem.response.status_code
+    status, page = problem.response.status_code, f"https://huggingface.co/datasets/{dataset}"
+    token = "Run: hf auth login, or set HF_TOKEN"
     if isinstance(problem, GatedRepoError):
-        page = f"https://huggingface.co/datasets/{dataset}"
-        return ResourceError(
-            f"{dataset} (`{key}.path`) is gated. Accept its terms at {page}, then run: hf auth login, or set HF_TOKEN."
-        )
+        return ResourceError(f"{dataset} (`{key}.path`) is gated. Accept its terms at {page}. {token}.")
     if isinstance(problem, RevisionNotFoundError):
         return DataError(f"{dataset}: no revision `{revision}` on the Hub. Set `{key}.revision`.")
     if isinstance(problem, RemoteEntryNotFoundError):
         return DataError(f"{dataset}: {' '.join(str(problem).split())} Set `{key}.data_files` or `.revision`.")
     if status in (401, 403):
         return ResourceError(
-            f"{dataset}: no such local path, and on the Hub no such dataset or a private one that we may not see"
-            f" ({status}). Run: hf auth login, or set HF_TOKEN, with a token that may read it; or set `{key}.path`."
+            f"{dataset}: no such local path, and on the Hub no such dataset or a private one ({status}). {token}, with"
+            f" a token that may read it; or set `{key}.path`."
         )
     if status == 404:
         return DataError(f"{dataset}: neither a local path nor a dataset on the Hub. Set `{key}.path`.")
     return Unreachable(f"it answers {status}")
 
 
-def unreachable(dataset: str, key: str, problem: Unreachable) -> str:
-    """What to do without the Hub."""
-    return (
-        f"{dataset}: no such local path, and the Hub cannot be reached: {problem}. "
-        f"Go online (HF_HUB_OFFLINE is not 1), or download the dataset and set `{key}.path` to its folder."
-    )
-
-
 # --- hub files ---
 
 
-log = logging.getLogger("cpt")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLIT = re.compile(r"[\w.-]+")
 NO_OPTIONS = {"name", "version", "data_dir", "data_files", "description"}  # of a builder's configuration
@@ -202,7 +182,10 @@ def find(asked: Asked, key: str) -> HubDataset:
         found = ask(asked, key)
     except Unreachable as problem:
         if remembered is None:
-            raise ResourceError(unreachable(asked.path, key, problem)) from problem
+            raise ResourceError(
+                f"{asked.path}: no such local path, and the Hub cannot be reached: {problem}. "
+                f"Go online (HF_HUB_OFFLINE is not 1), or download the dataset and set `{key}.path` to its folder."
+            ) from problem
         if is_main_process():
             log.warning(f"{asked.path}: the Hub cannot be reached. Taken as it was last: commit {remembered.commit}.")
         return remembered
@@ -301,29 +284,24 @@ def as_file(name: str, info: dict[str, Any]) -> File:
 
 
 def fetch(path: str, key: str) -> str:
-    """A file of the Hub in the Hub's cache on this machine, where it is downloaded to if it is not there.
+    """A file of the Hub in the Hub's cache on this machine, downloaded if it is not there.
 
     Raises:
         DataError: there is no such file.
-        ResourceError: the Hub cannot be reached, or does not let us in.
+        ResourceError: the Hub cannot be reached, or refuses.
     """
     from huggingface_hub import constants, hf_hub_download
 
     dataset, commit, file = parts_of(path)
-    waits = iter(WAIT_SECONDS)
-    while True:
+    for wait in (*WAIT_SECONDS, None):
         try:
             return str(hf_hub_download(dataset, file, repo_type="dataset", revision=commit))
-        except (
-            failures()
-        ) as problem:  # it resumes by itself what breaks off, and waits where there are too many requests
-            is_for_now = (
-                isinstance(what_it_means(problem, dataset, commit, key), Unreachable) and not constants.HF_HUB_OFFLINE
-            )
-            wait = next(waits, None) if is_for_now else None
-            if wait is None:
+        except failures() as problem:
+            is_unreachable = isinstance(what_it_means(problem, dataset, commit, key), Unreachable)
+            if wait is None or constants.HF_HUB_OFFLINE or not is_unreachable:
                 raise cannot_fetch(path, problem, key) from problem
-        time.sleep(wait)
+            time.sleep(wait)
+    raise AssertionError("the last try returns or raises")
 
 
 # --- hub ---

@@ -4,7 +4,6 @@ import io
 import sys
 import time
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from posixpath import splitext
 from typing import Any, BinaryIO, TypeVar, cast
@@ -17,16 +16,14 @@ from cpt.data.readers.documents import Piece
 PAST_STOP = 1 << 16  # of the rest of a line that goes on beyond the piece in which it began, asked for at once
 TRIES = 5
 FIRST_WAIT_SECONDS = 0.5  # doubled with each try
-SILENCE_SECONDS = 60
 TRY_AGAIN = (408, 425, 429)  # besides all from 500 on
 Result = TypeVar("Result")
 
 
 class RemoteFile(io.RawIOBase):
-    """Reads through fsspec. To be wrapped in a buffer, whose size is what one request asks for.
+    """Reads through fsspec. Wrap it in a buffer, whose size is what one request asks for.
 
-    An HTTP server that gives files only from their beginning is read like that: what stands before is fetched and
-    passed over.
+    A file from an HTTP server that does not support ranges is held in memory.
 
     Args:
         begin: the byte to start at.
@@ -36,9 +33,7 @@ class RemoteFile(io.RawIOBase):
     def __init__(self, path: str, begin: int = 0, stop: int | None = None) -> None:
         self._at, self._stop = begin, sys.maxsize if stop is None else stop
         self._system, self._name = fsspec.core.url_to_fs(path)
-        self._is_http = is_http(self._system)
-        self._file: Any = self._persistently(lambda: self._system.open(self._name, "rb", cache_type="none"))
-        self._stream: Any = None
+        self._file: Any = self._ask(lambda: self._system.open(self._name, "rb", cache_type="none"))
 
     def readable(self) -> bool:
         return True
@@ -47,65 +42,53 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = self.size if whence == io.SEEK_END else self._at if whence == io.SEEK_CUR else 0
+        base = self._ask(self._size) if whence == io.SEEK_END else self._at if whence == io.SEEK_CUR else 0
         self._at = base + offset
         return self._at
 
     def tell(self) -> int:
         return self._at
 
-    @cached_property
-    def size(self) -> int:
-        try:
-            return int(self._file.seek(0, io.SEEK_END))
-        except ValueError:  # fsspec's word for a stream
-            return int(self._system.size(self._name))
-
     def readinto(self, buffer: Any) -> int:
         limit = self._stop - self._at if self._at < self._stop else PAST_STOP
-        data = self._persistently(lambda: self._read(min(len(buffer), limit)))
+        data = self._ask(lambda: self._read(min(len(buffer), limit)))
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
 
     @property
     def is_ranged(self) -> bool:
-        """False once the server has turned out to know no ranges."""
-        return self._stream is None
+        """False once the server has turned out not to support ranges."""
+        return not isinstance(self._file, io.BytesIO)
 
     def close(self) -> None:
         if not self.closed:
-            for file in (self._file, self._stream):
-                if file is not None:
-                    file.close()
+            self._file.close()
         super().close()
 
-    def _read(self, wanted: int) -> bytes:
-        if self._stream is None:
-            try:
-                wanted_here = max(0, min(wanted, self.size - self._at))
-                self._file.seek(self._at)
-                return bytes(self._file.read(wanted_here))
-            except ValueError:  # fsspec's word for a server that knows no ranges
-                if not self._is_http:
-                    raise
-        return self._read_on(wanted)
-
-    def _read_on(self, wanted: int) -> bytes:
-        if self._stream is None or self._stream.loc > self._at:
-            self._stream = open_stream(self._system, self._name)
+    def _size(self) -> int:
         try:
-            while self._stream.loc < self._at:
-                if not self._stream.read(min(1 << 20, self._at - self._stream.loc)):
-                    return b""
-            return bytes(self._stream.read(wanted))
-        except Exception:
-            self._stream = None  # another try begins anew
-            raise
+            return int(self._file.seek(0, io.SEEK_END))
+        except ValueError:  # fsspec's error for a stream
+            self._fetch_whole()
+            return int(self._file.seek(0, io.SEEK_END))
 
-    def _persistently(self, function: Callable[[], Result]) -> Result:
-        """Ask an HTTP server again while it is busy or gone; what fsspec has for the others does so by itself."""
-        if self._is_http:
+    def _read(self, wanted: int) -> bytes:
+        size = self._size()
+        for _ in range(2):
+            try:
+                self._file.seek(self._at)
+                return bytes(self._file.read(max(0, min(wanted, size - self._at))))
+            except ValueError:  # fsspec's error for a server without ranges
+                self._fetch_whole()
+        raise AssertionError("a file in memory can be read")
+
+    def _fetch_whole(self) -> None:
+        self._file = io.BytesIO(self._system.cat_file(self._name))
+
+    def _ask(self, function: Callable[[], Result]) -> Result:
+        """Ask an HTTP server again while it is busy or gone; fsspec's other file systems retry by themselves."""
+        if is_http(self._system):
             return persistently(function)
         try:
             return function()
@@ -123,16 +106,6 @@ def has_ranges(path: str) -> bool:
 
 def is_http(system: fsspec.AbstractFileSystem) -> bool:
     return "http" in ([system.protocol] if isinstance(system.protocol, str) else system.protocol)
-
-
-def open_stream(system: fsspec.AbstractFileSystem, name: str) -> Any:
-    """The file from its beginning, for as long as the server goes on giving."""
-    import aiohttp  # as fsspec has it
-
-    patience = aiohttp.ClientTimeout(
-        total=None, sock_read=SILENCE_SECONDS
-    )  # its own ends a request after five minutes
-    return system.open(name, "rb", block_size=0, size=1, timeout=patience)  # a size, so that it does not ask for one
 
 
 def persistently(function: Callable[[], Result]) -> Result:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, open_array, publish_derived
-from cpt.data.store.bucket import bucket
 from cpt.data.store.plan import ORDERED_PARTS
 from cpt.data.store.token_files import StoredDocuments, TokenFiles
 from cpt.errors import ResourceError
@@ -72,8 +71,6 @@ def repeated_documents(
     opened = [documents(False) for documents in sources]
 
     def fill(folder: Path) -> None:
-        if (store := bucket()) is not None and store.get_folder(f"duplicates/{key_of(what)}.tar", folder):
-            return
         parts = [part for documents in sources for part in documents(True).parts]
         equal = ~first_of_each(np.concatenate([part.hashes for part in parts]))
         np.save(folder / FILES["exact duplicate"], equal)

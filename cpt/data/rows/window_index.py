@@ -17,16 +17,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import hold, open_array, write_once
 from cpt.data.examples.segments import LONG_PROMPT, NOTHING_LEARNED
 from cpt.data.rows.selection import AFTER_MAX_TOKENS
-from cpt.data.store.bucket import bucket
 from cpt.data.store.order import seed_of
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import DataError
-from cpt.files import read_sealed, report_damage, sealed, size_and_hash, unsealed
+from cpt.files import read_sealed, report_damage, sealed, size_and_hash
 
 Key = TypeVar("Key")
 
@@ -147,10 +145,6 @@ def save(path: Path, table: NDArray[Any]) -> None:
         np.save(file, table)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-
-
 def read_total(folder: Path) -> Total | None:
     """What one time through is; None where its last window was not made yet, or where the total or the table is
     damaged."""
@@ -171,28 +165,6 @@ def read_total(folder: Path) -> Total | None:
 
 def is_table(path: Path, digest: str) -> bool:
     return path.exists() and size_and_hash(path)[1] == digest
-
-
-def fetch_table(folder: Path) -> bool:
-    """Whether a bucket has the table; then it is in the folder.
-
-    Raises:
-        DataError: it is damaged.
-    """
-    store = bucket()
-    total = store.read(f"rows/{folder.name}/{TOTAL}") if store is not None else None
-    if store is None or total is None:
-        return False
-    table = store.read(f"rows/{folder.name}/{TABLE}")
-    try:
-        is_sound = table is not None and xxh3_128_hexdigest(table) == unsealed(total)["table"]
-    except ValueError:
-        is_sound = False
-    if table is None or not is_sound:
-        raise store.damaged(f"rows/{folder.name}/{TABLE}")
-    write_once(folder / TABLE, lambda path: write_bytes(path, table))
-    write_once(folder / TOTAL, total.decode())
-    return True
 
 
 def open_table(folder: Path) -> NDArray[Any]:
@@ -295,7 +267,6 @@ class WindowIndex(ABC):
         self._entries: dict[int, WindowEntry] = {}
         self._near = 0  # a window whose entry is known, to search from
         self._total: Total | None = None
-        self._has_asked = False  # a bucket
         self._sum: WindowEntry | None = (
             None  # of the windows known when this process kept its first one, and of those kept since
         )
@@ -310,10 +281,6 @@ class WindowIndex(ABC):
         """What one time through is, once its last window was made."""
         if self._total is None:
             self._total = read_total(self.folder)
-        if self._total is None and not self._has_asked:
-            self._has_asked = True
-            if fetch_table(self.folder):
-                self._total = read_total(self.folder)
         return self._total
 
     @cached_property

@@ -38,12 +38,6 @@ def why_all(data: Data, budget: Budget | None) -> str | None:
     return "budget.epochs" if budget is not None and budget.epochs is not None else None
 
 
-def is_ready(data: Data, source: TokenizedSource) -> bool:
-    """Whether a bucket knows of a source all that is needed before the first row, so that its windows are fetched one
-    by one."""
-    return source.is_kept and source.plan.is_streamed and data.deduplicate is None
-
-
 def refuse_small_disk(
     data: Data, budget: Budget | None, sources: Sequence[TokenizedSource], *, needs_all: bool
 ) -> None:
@@ -55,7 +49,7 @@ def refuse_small_disk(
     large = [source for source in sources if source.plan.is_streamed]
     if data.disk_bytes is None or not large:
         return
-    if needs_all and not all(is_ready(data, source) for source in large):
+    if needs_all:
         reason = why_all(data, budget)
         what = f"`{reason}` needs" if reason else "preparing needs"
         raise RecipeError(f"`data.disk_bytes`: {what} the whole of each source on the disk. Remove one of the two.")
@@ -178,8 +172,8 @@ class WindowedRows(WindowIndex):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every window was made and none has to be made again, or fetched."""
-        return self.total is not None and self.tokenized.description is not None and not self.tokenized.is_kept
+        """Whether every window was made and none has to be made again."""
+        return self.total is not None and self.tokenized.description is not None
 
     def window_folder(self, window: int) -> Path:
         """How the window is packed; complete or not there."""

@@ -12,17 +12,9 @@ import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from cpt.cache import publish_once
-from cpt.data.filters.filters import (
-    ComponentLists,
-    Transform,
-    apply_transforms,
-    build_filters,
-    build_transforms,
-    reason_to_drop,
-)
+from cpt.data.filters.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.readers.documents import (
     Document,
-    DocumentView,
     Listed,
     OnBadRow,
     apply_policy,
@@ -33,7 +25,7 @@ from cpt.data.readers.sources import read_piece
 from cpt.data.readers.values import score_column
 from cpt.data.store.bucket import bucket
 from cpt.data.store.plan import Shard
-from cpt.data.store.token_files import ShardDescription, TokenWriter, is_sound_shard, read_shard_description
+from cpt.data.store.token_files import ShardDescription, TokenFiles, TokenWriter, is_sound_shard
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, UserCodeError
 from cpt.extend import find
@@ -62,9 +54,6 @@ class ShardWork:
     prove_on_the_way: bool = False
     """The encoder is proven on the first documents that come, where a source cannot be looked into beforehand."""
 
-    is_kept: bool = False
-    """The bucket has all shards: none is to be made."""
-
     def __call__(self, shard: Shard, name: str) -> None:
         """Fetch or make the shard in a folder of that name, if it is not there yet."""
 
@@ -83,30 +72,18 @@ def fetch_shard(work: ShardWork, name: str, folder: Path) -> bool:
     """Whether the bucket, if there is one, had the shard; then its files are in `folder`.
 
     Raises:
-        DataError: it is damaged, or not there although it should be.
+        DataError: the object is damaged.
     """
     store = bucket()
-    if store is None:
+    if store is None or not store.get(work.folder, name, folder):
         return False
-    where = object_of(work.folder, name)
-    if not store.get_folder(where, folder):
-        if work.is_kept:
-            raise store.missing(where)
-        return False
-    if work.accepts(read_shard_description(folder)):
+    if not is_sound_shard(folder):
+        raise store.damaged(work.folder, name)
+    if work.accepts(TokenFiles(folder).description):
         return True
     for path in folder.iterdir():
         path.unlink()
     return False
-
-
-def object_of(source: Path, shard: str) -> str:
-    """A shard's name in the bucket.
-
-    Args:
-        source: the source's folder.
-    """
-    return f"tokens/{source.name}/{shard}.tar"
 
 
 def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
@@ -165,29 +142,18 @@ def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
 def keep(documents: Iterable[Document], work: ShardWork, dropped: Counter[str]) -> Iterator[tuple[str, Document]]:
     """The texts that transforms make and every filter lets pass, each with the document it comes from; others are
     counted by reason."""
-    transforms, filters, name = (
-        build_transforms(work.transforms),
-        build_filters(work.filters),
-        reported_name(work.source),
-    )
-    if not transforms and not filters:  # as fast as it can be said
-        for document in documents:
-            if document.text.isspace() or not document.text:
-                dropped["empty"] += 1
-            else:
-                yield document.text, document
-        return
+    transforms, filters = build_transforms(work.transforms), build_filters(work.filters)
+    name = reported_name(work.source)
     for document in documents:
-        for view in apply(transforms, View(document, name), dropped):
-            reason = reason_to_drop(view, filters)
+        if transforms or filters:
+            parts = sift(View(document, name), transforms, filters)
+        else:  # the fast path
+            parts = iter([(document.text, "empty" if not document.text or document.text.isspace() else None)])
+        for text, reason in parts:
             if reason is None:
-                yield view["text"], document
+                yield text, document
             else:
                 dropped[reason] += 1
-
-
-def apply(transforms: Sequence[Transform], view: DocumentView, dropped: Counter[str]) -> list[DocumentView]:
-    return apply_transforms(view, transforms, dropped) if transforms else [view]
 
 
 @dataclass(frozen=True)

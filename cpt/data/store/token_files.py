@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
-from cpt.cache import key_of, sync
-from cpt.data.store.bucket import bucket
+from cpt.cache import key_of
 from cpt.errors import DataError
-from cpt.files import sealed, size_and_hash, unsealed
+from cpt.files import make_durable, sealed, size_and_hash, unsealed
 
 FORMAT = 4  # of stored tokens; counts up when old folders must not be read
 DESCRIPTION = "description.json"
@@ -184,7 +183,7 @@ class TokenFiles:
 
     def sync(self) -> None:
         for path in [*self.folder.iterdir(), self.folder]:
-            sync(path)
+            make_durable(path)
 
 
 class StoredDocuments:
@@ -328,22 +327,13 @@ def as_text(description: SourceDescription) -> str:
 
 
 def read_description(folder: Path) -> SourceDescription:
-    """What stands beside the shards.
+    """The description of a source whose shards are complete.
 
     Raises:
         DataError: another version of cpt made the folder.
         OSError, ValueError, TypeError: it is damaged, or not there yet.
     """
-    return as_description((folder / DESCRIPTION).read_bytes(), folder)
-
-
-def as_description(text: str | bytes, folder: Path | str) -> SourceDescription:
-    """What a description says.
-
-    Raises:
-        DataError: another version of cpt made the folder.
-        ValueError, TypeError: it is damaged.
-    """
+    text = (folder / DESCRIPTION).read_bytes()
     content = json.loads(text)
     if content.get("format") != FORMAT:
         raise DataError(
@@ -352,26 +342,3 @@ def as_description(text: str | bytes, folder: Path | str) -> SourceDescription:
         )
     content = unsealed(text)
     return SourceDescription(**{**content, "longest": tuple(content["longest"])})
-
-
-def fetch_description(folder: Path) -> SourceDescription | None:
-    """What a bucket says of a source; None where there is no bucket, or nothing of the source in it.
-
-    Args:
-        folder: of the source.
-
-    Raises:
-        DataError: it is damaged.
-    """
-    store, name = bucket(), manifest_of(folder)
-    content = store.read(name) if store is not None else None
-    if store is None or content is None:
-        return None
-    try:
-        return as_description(content, store.url)
-    except (ValueError, TypeError) as problem:
-        raise store.damaged(name) from problem
-
-
-def manifest_of(folder: Path) -> str:
-    return f"tokens/{folder.name}/{DESCRIPTION}"

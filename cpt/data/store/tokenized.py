@@ -5,15 +5,14 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from shutil import rmtree
-from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.progress import (
     BarColumn,
@@ -33,10 +32,9 @@ from cpt.data.filters.filters import ComponentLists, FilterLists, module_text, s
 from cpt.data.readers.documents import FILE_NAME, Listed, refuse_too_many, write_bad_rows
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import hash_file, kind_of, states_of
-from cpt.data.store.bucket import bucket
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.plan import FileState, Plan, Shard
-from cpt.data.store.shards import ShardWork, object_of, sample
+from cpt.data.store.shards import ShardWork, sample
 from cpt.data.store.token_files import (
     DESCRIPTION,
     FORMAT,
@@ -44,8 +42,6 @@ from cpt.data.store.token_files import (
     StoredDocuments,
     TokenFiles,
     as_text,
-    fetch_description,
-    manifest_of,
     read_description,
 )
 from cpt.data.store.tokenization import DocumentEncoder
@@ -55,7 +51,6 @@ from cpt.ranks import is_main_process
 from cpt.recipe.schema import DocumentSource, Source
 from cpt.recipe.sense_data import reported_name
 
-Result = TypeVar("Result")
 log = logging.getLogger("cpt")
 # shards; of more, one listing of the folder is faster than asking for each, far faster on a file system of the network
 FEW = 100
@@ -81,7 +76,6 @@ class TokenizedSource:
         self.folder = work.folder
         self._release = hold(self.folder, self)
         self._description: SourceDescription | None = None
-        self._has_asked = False  # a bucket
         self._verified = set[
             tuple[int, int]
         ]()  # shards that this process has compared with their digests, and when these were written
@@ -107,24 +101,10 @@ class TokenizedSource:
         ]
         return self.folder / key_of({"pieces": pieces})
 
-    @cached_property
-    def is_kept(self) -> bool:
-        store = bucket()
-        return store is not None and self.description is not None and store.has(manifest_of(self.folder))
-
-    def unmade(self, numbers: Sequence[int]) -> list[int]:
-        missing, store = self.missing(numbers), bucket()
-        if not missing or store is None:
-            return missing
-        kept = store.names(f"tokens/{self.folder.name}")
-        return [number for number in missing if f"{self.shard_folder(number).name}.tar" not in kept]
-
     def missing(self, numbers: Sequence[int]) -> list[int]:
-        """Which of these shards are not there, and have to be made, or fetched."""
-        return [] if self.description is not None and not self.is_kept else self.absent(numbers)
-
-    def absent(self, numbers: Sequence[int]) -> list[int]:
-        """Which of these shards are not on this disk."""
+        """Which of these shards are not on this disk; none once the source is complete."""
+        if self.description is not None:
+            return []
         if len(numbers) < FEW:
             return [number for number in numbers if not self.shard_folder(number).exists()]
         present = set(os.listdir(self.folder))
@@ -156,7 +136,6 @@ class TokenizedSource:
                 f"{folder}: what is written there does not come back the same. Is the disk failing? Set CPT_CACHE to"
                 " another."
             )
-        self.check_digest(files)
         if is_made_again:
             self.refuse_other_tokens(files)
         if verified:
@@ -177,13 +156,6 @@ class TokenizedSource:
                 f" back, or delete {self.folder} and begin a new run: another `name`."
             )
 
-    def check_digest(self, shard: TokenFiles) -> None:
-        """Refuse a shard out of a bucket that is not the one that the manifest lists."""
-        store = bucket()
-        if store is not None and self.is_kept and self.digests.get(shard.folder.name) != shard.description.digest:
-            rmtree(shard.folder, ignore_errors=True)
-            raise store.damaged(object_of(self.folder, shard.folder.name))
-
     def documents(self, numbers: Sequence[int], *, verified: bool = True) -> StoredDocuments:
         """The documents of some shards, one after the other.
 
@@ -195,8 +167,6 @@ class TokenizedSource:
     @cached_property
     def proven_work(self) -> ShardWork:
         """The work with the fastest encoder that gives the same ids, where it pays to look for one."""
-        if self.is_kept:
-            return replace(self.work, is_kept=True)
         if not self.states:
             return replace(self.work, prove_on_the_way=True)
         if sum(self.plan.num_bytes) < PROOF_BYTES:
@@ -227,21 +197,10 @@ class TokenizedSource:
                 self._description = self.if_ours(read_description(self.folder))
             except FileNotFoundError:
                 pass
-            except (
-                DataError,
-                OSError,
-                ValueError,
-                TypeError,
-            ):  # the folder's name tells the version: no other wrote it
+            except (DataError, OSError, ValueError, TypeError):  # the folder's name is of this version
                 report_damage(self.folder / DESCRIPTION)
                 with suppress(OSError):
                     (self.folder / DESCRIPTION).unlink()  # else each look at it would report the damage
-        if self._description is None and not self._has_asked:
-            self._has_asked = True
-            kept = fetch_description(self.folder)
-            self._description = kept and self.if_ours(kept)
-            if kept is not None and self._description is not None:
-                write_once(self.folder / DESCRIPTION, as_text(kept))
         return self._description
 
     def if_ours(self, found: SourceDescription) -> SourceDescription | None:
@@ -272,18 +231,11 @@ class TokenizedSource:
         return description
 
     def describe(self) -> SourceDescription:
-        hashes = beside(
-            lambda: {
-                name: version if is_url(name) else hash_file(name, self.work.key) for name, _, version in self.states
-            }
-        )
-        dropped, bad_rows, longest, bad, engines = (
-            Counter[str](),
-            Counter[str](),
-            ("", 0),
-            list[Listed](),
-            dict[str, None](),
-        )
+        pool = ThreadPoolExecutor(1)
+        hashes = pool.submit(self.hash_files)
+        pool.shutdown(wait=False)
+        dropped, bad_rows, bad = Counter[str](), Counter[str](), list[Listed]()
+        longest, engines = ("", 0), dict[str, None]()
         documents, tokens, texts, shards = 0, 0, "", dict[str, str]()
         for number in range(len(self.plan.shards)):
             part = self.shard(number).description
@@ -311,6 +263,10 @@ class TokenizedSource:
         write_once(self.folder / DESCRIPTION, as_text(description))
         self.clear()
         return description
+
+    def hash_files(self) -> dict[str, str]:
+        """File -> xxh3-128 of its content; the version that its server reports for a file behind a URL."""
+        return {name: version if is_url(name) else hash_file(name, self.work.key) for name, _, version in self.states}
 
     def clear(self) -> None:
         """Remove what only the making needed."""
@@ -360,20 +316,6 @@ def absolute(path: str) -> str:
 
 def order_of(source: DocumentSource) -> str | None:
     return source.order_by if isinstance(source, Source) else None
-
-
-def beside(function: Callable[[], Result]) -> "Future[Result]":
-    """What a function gives, worked out in a thread that nobody waits for when the rest fails."""
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except Exception as problem:  # whoever waits gets it
-            future.set_exception(problem)
-
-    Thread(target=run, daemon=True).start()
-    return future
 
 
 def read_bad_rows(folder: Path) -> Iterator[Listed]:

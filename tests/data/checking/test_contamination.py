@@ -43,40 +43,21 @@ def test_planted_documents_are_found_by_source_and_line(source, exam, tmp_path):
     )
 
 
-def test_near_misses_are_not_found(source, exam, tmp_path):
-    words = text(7).split()
-    near = [" ".join(words[:12]), " ".join([*words[:20], text(300)]), " ".join(words[::2]), text(7)]
-    found = find_contamination(Data(sources=[source("near", near)]), exam, cache_dir=tmp_path)
-    assert found.num_contaminated == 0 and found.touched == 2 and "2 more share a phrase with one" in found.summary()
-
-
-def test_exact_copies_of_a_held_out_set_are_counted_and_listed_with_their_place(source, exam, tmp_path):
+def test_exact_copies_of_a_held_out_set_are_counted_apart(source, exam, tmp_path):
     sources = [
         source("a", [text(200), text(7), text(201)], name="a"),
         source("b", [text(7), f"{text(8)} copied"], name="b"),
     ]
     found = find_contamination(Data(sources=sources), exam, cache_dir=tmp_path)
     assert (found.num_exact_copies, found.num_contaminated) == (2, 1)
-    places = [(one.source, one.where, one.set_name, one.evaluation_document) for one in found.exact_copies]
-    exam_place = str(tmp_path / "exam.jsonl:8")
-    assert places == [
-        (name, str(tmp_path / f"{name}.jsonl:{line}"), "exam", exam_place) for name, line in (("a", 2), ("b", 1))
-    ]
-    assert found.to_json()["exact_copies"][0]["where"] == places[0][1] and "exact copies" in found.summary()
 
 
 def test_a_document_that_is_held_out_of_its_source_is_no_copy_of_itself(source, tmp_path):
     texts = [text(number) for number in range(60)]
     evaluation = Evaluation(held_out_share=0.3)
     once = find_contamination(Data(sources=[source("a", texts, name="a")]), evaluation, cache_dir=tmp_path)
-    twice = find_contamination(
-        Data(sources=[source("a", texts, name="a"), source("b", texts, name="b")]), evaluation, cache_dir=tmp_path
-    )
-    assert once.num_exact_copies == 0 and twice.num_exact_copies == once.judged > 5
-    assert (
-        once.documents == {"a": 60 - once.judged} and f"of {60 - once.judged} training documents" in once.summary()
-    ), "held out, not trained on"
-    assert {one.source for one in twice.exact_copies} == {"b"}
+    assert once.num_exact_copies == 0 and once.judged > 5
+    assert once.documents == {"a": 60 - once.judged}, "held-out documents are not trained on"
 
 
 def test_questions_of_tasks_are_looked_for(source, exam, tmp_path):
@@ -142,14 +123,6 @@ def test_files_of_the_users_own_stay_beside_it(exam_text, tmp_path):
 
 
 PLANTED = [text(100), f"{text(101)} {text(5)} {text(102)}", text(103), f"{text(104)} {text(5, 8)}"]
-
-
-def test_what_is_built_leaves_the_planted_document_out_by_default_and_counts_it(
-    tokenizer, source, exam_text, tmp_path
-):
-    data = Data(sources=[source("train", PLANTED)], sequence_length=64)
-    built = build_data(data, tokenizer, seed=1, evaluation=exam_text, cache_dir=tmp_path / "cache")
-    assert built.sources[0].dropped == {"contaminated: exam": 1} and built.sources[0].documents == 3
 
 
 def test_documents_held_out_by_their_hash_are_looked_for_in_all_sources(tokenizer, source, tmp_path):

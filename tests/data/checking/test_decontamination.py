@@ -2,8 +2,7 @@ import random
 
 import pytest
 
-from cpt.data.filters.decontamination import Judged, decontaminate, load_runs, read_runs
-from cpt.errors import DataError
+from cpt.data.filters.decontamination import Judged, read_runs
 
 WORDS = [f"word{number}" for number in range(5000)]
 
@@ -15,10 +14,6 @@ def text(seed, count=60):
 @pytest.fixture
 def runs():
     return read_runs(Judged("exam", f"exam.jsonl:{number}", text(number)) for number in range(1, 41))
-
-
-def view(of_text):
-    return {"text": of_text, "source": "s", "where": "w"}
 
 
 @pytest.mark.parametrize("begin", [0, 7, 30])
@@ -44,18 +39,6 @@ def test_a_part_of_a_document_is_found_where_it_is_half_of_what_is_trained_on():
     )
 
 
-def test_light_edits_do_not_hide_a_copy(runs):
-    words = text(17).split()
-    edited = [f"other{place}" if place % 12 == 11 else word for place, word in enumerate(words)]
-    assert runs.find(" ".join([text(900), *edited])).is_contaminated
-    assert (
-        runs.find(
-            " ".join([text(900), *(f"other{place}" if place % 8 == 7 else word for place, word in enumerate(words))])
-        )
-        is None
-    )
-
-
 def test_case_and_punctuation_do_not_hide_it(runs):
     planted = ",\n".join(f'"{word.upper()}!"' for word in text(17).split()[:40])
     assert (found := runs.find(planted)).where == "exam.jsonl:17" and found.is_contaminated
@@ -75,16 +58,3 @@ def test_chinese_is_compared_by_characters():
     runs = read_runs([Judged("zh", "1", "催化剂是一种能加快化学反应速度而本身不被消耗的物质")])
     assert runs.find("他写道:催化剂是一种能加快化学反应速度而本身不被消耗").is_contaminated
     assert runs.find("催化剂是一种很贵的金属,大多数工厂都不愿意购买它") is None
-
-
-def test_damaged_runs_are_told(runs, tmp_path):
-    path = runs.save(tmp_path)
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DataError, match="cannot be read"):
-        load_runs(str(path))
-
-
-def test_the_filter_reads_files_of_the_users_own(tmp_path):
-    (tmp_path / "exam.txt").write_text(text(5))
-    assert decontaminate(view(text(5) + " copied"), against=[str(tmp_path / "exam.txt")]) == "contaminated: exam"
-    assert decontaminate(view(text(6)), against=[str(tmp_path / "exam.txt")]) is None

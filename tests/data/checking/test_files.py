@@ -1,8 +1,7 @@
-import json
 import subprocess
 import sys
 
-from cpt.data.open_sources import check_sources, unchecked_sources
+from cpt.data.open_sources import check_sources
 from cpt.recipe.schema import Component, Data, Evaluation, Source
 
 
@@ -25,23 +24,6 @@ def test_every_complaint_comes_at_once(source, tmp_path):
         "no filter called `lenght`",
     ]
     assert len(found) == 4 and all(part in complaint for part, complaint in zip(expected, found, strict=True))
-
-
-def test_hub_datasets_are_reported_as_unchecked(source):
-    data = Data(sources=[source("a", ["text"]), Source(path="owner/name")])
-    assert check_sources(data, Evaluation()) == []
-    assert unchecked_sources(data, Evaluation()) == ["`data.sources[1].path`: owner/name (Hub)"]
-
-
-def test_a_bad_first_row_is_no_complaint_where_bad_rows_are_skipped(tmp_path):
-    (tmp_path / "a.jsonl").write_text("bad\n")
-    source = Source(path=str(tmp_path / "a.jsonl"))
-    assert len(complaints(source)) == 1 and complaints(source, on_bad_row="skip") == []
-
-
-def test_only_the_first_row_is_read(tmp_path):
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "good"}) + "\nbad\n")
-    assert complaints(Source(path=str(tmp_path / "a.jsonl"))) == []
 
 
 def test_the_check_needs_no_heavy_library():

@@ -7,23 +7,13 @@ from cpt.data import held_out as held_out_share
 from cpt.data.build import build_data
 from cpt.data.held_out import size_warnings
 from cpt.errors import DataError
-from cpt.recipe.schema import Data, Evaluation, Source
+from cpt.recipe.schema import Data, Evaluation
 
 TEXTS = [f"document {number} " + "x" * random.Random(number).randint(50, 150) for number in range(400)]
 
 
 def warnings(*sources, share=None, few=20):
     return size_warnings(Data(sources=list(sources)), Evaluation(held_out_share=share), few=few)
-
-
-def test_of_many_text_files_their_sizes_are_enough(tmp_path, monkeypatch):
-    monkeypatch.setattr(held_out_share, "MOST_BYTES_READ", 1000)
-    for number in range(30):
-        (tmp_path / f"{number}.txt").write_text("x" * (5000 if number == 3 else 100))
-    (line,) = warnings(Source(path=str(tmp_path)), share=0.1)
-    assert "3.txt" in line
-    (tmp_path / "3.txt").write_text("x" * 100)
-    assert warnings(Source(path=str(tmp_path)), share=0.1) == []
 
 
 @pytest.mark.parametrize("count", [2, 5, 10])

@@ -21,12 +21,3 @@ def test_processes_and_pieces_change_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(check_rows, "POOL_BYTES", 0)
     monkeypatch.setenv("CPT_WORKERS", "2")
     assert list(count_source(source, "k")) == alone
-
-
-def test_no_more_is_counted_than_the_source_takes(tmp_path, monkeypatch):
-    write(tmp_path)
-    (a,) = count_source(Source(path=str(tmp_path), max_documents=7), "k")
-    assert (a.documents, a.num_bad) == (7, 0)
-    monkeypatch.setattr(check_rows, "PIECE_BYTES", 5000)
-    a, b = count_source(Source(path=str(tmp_path), max_documents=1500), "k")
-    assert (a.documents, a.num_bad, b.documents, b.num_bad) == (1001, 2, 499, 0)

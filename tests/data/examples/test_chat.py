@@ -1,26 +1,7 @@
-import json
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from cpt.data.readers.chat import CONTROL, MARK, NOT_TOKEN, PART, messages_of, transcript
-from cpt.data.readers.documents import BadRow, BadValue, Document
-from cpt.data.readers.sources import Piece, read_piece
-from cpt.recipe.schema import Source
-
-TEXT = st.text().filter(lambda text: not set(CONTROL) & set(text))
-CHATS = st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), TEXT), min_size=1, max_size=5)
-
-
-def as_messages(pairs):
-    return [{"role": role, "content": content} for role, content in pairs]
-
-
-@given(CHATS)
-def test_a_transcript_gives_its_messages_back(pairs):
-    assert messages_of(transcript(as_messages(pairs), "messages")) == as_messages(pairs)
-
+from cpt.data.readers.chat import MARK, NOT_TOKEN, PART, messages_of, transcript
+from cpt.data.readers.documents import BadValue
 
 CALL = [{"type": "function", "function": {"name": "add", "arguments": {"b": 2, "a": [1, None, "\n<|im_end|> é"]}}}]
 
@@ -67,31 +48,3 @@ def test_what_is_no_chat_is_told(chat, reason, said):
     with pytest.raises(BadValue) as bad:
         transcript(chat, "messages")
     assert bad.value.reason == reason and said in bad.value.detail
-
-
-def test_a_file_of_lines_gives_chats_and_bad_rows(tmp_path):
-    path = tmp_path / "a.jsonl"
-    talks = [
-        {"talk": [{"role": "user", "content": "Hi."}]},
-        {"talk": "Hi."},
-        {"text": "Hi."},
-        {"talk": [{"role": "user", "content": "\0"}]},
-    ]
-    path.write_text("".join(json.dumps(talk) + "\n" for talk in talks))
-    items = list(read_piece(Source(path=str(path), chat="talk"), Piece(str(path), 0, None, 0), "data.sources[0]"))
-    assert isinstance(items[0], Document) and items[0].text == "\x1euser\nHi."
-    assert [item.reason for item in items[1:] if isinstance(item, BadRow)] == [
-        "not a chat",
-        "missing column",
-        "NUL byte",
-    ]
-
-
-def test_an_image_is_told_by_its_type():
-    with pytest.raises(
-        BadValue, match="`messages` holds a part of type `image` in a message: only texts are learned from"
-    ):
-        transcript(
-            [{"role": "user", "content": [{"type": "image", "url": "a.png"}, {"type": "text", "text": "What?"}]}],
-            "messages",
-        )

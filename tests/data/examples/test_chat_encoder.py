@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from cpt.data.examples.encoders import ChatEncoder, refused
+from cpt.data.examples.encoders import ChatEncoder
 from cpt.data.readers.chat import CONTROL, transcript
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.errors import DataError
 from cpt.recipe.schema import Source
 
 SOURCE = Source(path="chats.jsonl", chat="messages")
@@ -26,10 +25,6 @@ LLAMA_2 = (
     "{% else %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}{% endif %}{% endfor %}"
 )
 PLAIN = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
-ALTERNATING = (
-    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must"
-    " alternate') }}{% endif %}{{ m.content }}{% endfor %}"
-)
 PHI = "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|im_end|>' + m.content }}{% endfor %}"
 WITH_BLOCKS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
@@ -166,37 +161,6 @@ def test_no_message_writes_a_control_token(tokenizers, name):
                 number for number in ids if number in encoder.control_tokens.values()
             ]
             assert token in tokenizer.decode(found, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-
-def test_bos_and_eos_stand_once(tokenizers):
-    (text,) = texts_of([["a", "b"]])
-    for name, bos in (
-        ("llama 3", 1),
-        ("a bos that the template forgets", 1),
-        ("a bos that only the template writes", 1),
-        ("chatml", 0),
-    ):
-        tokenizer = tokenizers[name]
-        (ids,) = documents(ChatEncoder(DocumentEncoder(tokenizer), SOURCE, ""), [text])
-        assert ids.count(tokenizer.bos_token_id) == bos == (ids[0] == tokenizer.bos_token_id)
-        assert ids.count(tokenizer.eos_token_id) == 1 and ids[-1] == tokenizer.eos_token_id
-    (ids,) = documents(ChatEncoder(DocumentEncoder(tokenizers["chatml whose turns end with eos"]), SOURCE, ""), [text])
-    assert tokenizers["chatml"].decode(ids) == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
-
-
-def test_what_the_template_refuses_is_dropped_by_a_filter(tokenizer):
-    encoder = ChatEncoder(DocumentEncoder(bytes_tokenizer(tokenizer, ALTERNATING)), SOURCE, "")
-    (component,) = encoder.filters()
-
-    def reason(text):
-        return refused({"text": text, "source": "a", "where": "a:1"}, **component.options)
-
-    wrong = transcript([{"role": "assistant", "content": "first"}], "")
-    assert reason(texts_of([["a", "b"]])[0]) is None
-    assert reason(wrong) == "the chat template says: roles must alternate"
-    assert reason("a plain text").startswith("no chat")
-    with pytest.raises(DataError, match="a chat cannot be written: the chat template says: roles must alternate"):
-        encoder.encode([wrong])
 
 
 def test_a_template_with_todays_date_writes_the_same_every_day(tokenizer):

@@ -133,17 +133,6 @@ def test_a_csv_file_gives_examples(tmp_path):
     assert example_of(read(path, "prompt")[1].text).columns == {"id": "2", "completion": "d", "label": "0"}
 
 
-def test_json_files_give_examples(tmp_path):
-    rows = [{"prompt": "p", "completion": "c"}, {"text": "plain"}]
-    (tmp_path / "a.json").write_text(json.dumps(rows))
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name in ("a.json", "a.jsonl"):
-        assert [item.text for item in read(tmp_path / name, "conversation")] == [
-            f"{PART}prompt\np\n{PART}completion\nc",
-            "plain",
-        ]
-
-
 @pytest.mark.parametrize("form", ["conversation", "preference"])
 def test_messages_that_are_json_in_a_text_are_messages(form):
     said = [{"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}]

@@ -61,13 +61,6 @@ def pair(n, chosen="yes", rejected="no", prompt="question"):
     return {"prompt": f"{prompt} {n}", "chosen": chosen, "rejected": rejected}
 
 
-def test_good_examples_have_no_fault(inspect):
-    assert inspect("conversation", [*good(30), {"prompt": "p", "completion": "c"}, {"text": "plain"}]) == {}
-    assert inspect("preference", [pair(n) for n in range(20)]) == {}
-    assert inspect("judged", [{"prompt": f"{n}", "completion": "c", "label": True} for n in range(5)]) == {}
-    assert inspect("prompt", [{"prompt": f"{n}", "a": 1} for n in range(5)]) == {}
-
-
 @pytest.mark.parametrize(
     ("row", "kind"),
     [

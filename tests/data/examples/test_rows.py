@@ -1,5 +1,3 @@
-import json
-import pickle
 from collections import Counter
 
 import pytest
@@ -10,7 +8,7 @@ from cpt.data.loader import CPTDataLoader
 from cpt.data.prepared import PreparedData
 from cpt.data.rows.rows import IGNORED
 from cpt.errors import DataError, RecipeError
-from cpt.recipe.schema import Budget, Data, Evaluation, HeldOut, Phase
+from cpt.recipe.schema import Data, Evaluation, HeldOut, Phase
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -130,35 +128,6 @@ def test_prompts_come_back_as_their_rows(build, rows_file):
     assert prepared.sources[0].tokens < 500, "what is kept of a row for rewards is no token"
 
 
-def test_a_row_is_the_same_whatever_was_read_before(build, rows_file):
-    for form, rows in (("conversation", talks(60)), ("preference", pairs(60))):
-        source = rows_file(form, rows)
-        prepared, again = build(form, source), build(form, source)
-        numbers = [70, 3, 150, 3, 0]
-        for number in numbers:
-            one, other = prepared.rows[number], again.rows[number]
-            assert json.dumps({name: list(map(int, value)) for name, value in one.items()}) == json.dumps(
-                {name: list(map(int, value)) for name, value in other.items()}
-            )
-        assert prepared.fingerprint == again.fingerprint
-        copy = pickle.loads(pickle.dumps(prepared.rows))
-        assert str(copy[70]) == str(prepared.rows[70])
-
-
-def test_weights_are_shares_of_examples(build, rows_file):
-    sources = [rows_file("a", pairs(40), weight=3), rows_file("b", [{"chosen": "x" * 20, "rejected": "y"}] * 5)]
-    prepared = build("preference", *sources)
-    assert prepared.shares(400) == {"a": 0.75, "b": 0.25}
-    assert sum(len(row["chosen_ids"]) == 21 for row in (prepared.rows[n] for n in range(400))) == 100
-
-
-def test_epochs_are_of_rows(build, rows_file, talking):
-    prepared = build("preference", rows_file("a", pairs(25)), budget=Budget(epochs=2, global_batch_tokens=5 * 64))
-    assert prepared.num_rows == 25 and prepared.epochs(50) == {"a": 2.0}
-    with pytest.raises(RecipeError, match="`data.when_exhausted`: `a` has"):
-        build("preference", rows_file("a", pairs(25)), budget=Budget(epochs=2), when_exhausted="stop")
-
-
 @pytest.mark.parametrize(
     ("form", "rows"),
     [("conversation", talks(200)), ("preference", pairs(200)), ("prompt", [{"prompt": str(n)} for n in range(200)])],
@@ -172,14 +141,6 @@ def test_held_out_examples_are_never_trained_on(build, rows_file, form, rows):
         seen = {str(row) for row in all_rows(prepared)}
         kept = {str(held_out.rows[n]) for n in range(len(held_out.rows))}
         assert not seen & kept and len(kept) == held_out.num_documents
-
-
-def test_held_out_files_of_examples_and_of_plain_texts(build, rows_file, tmp_path):
-    (tmp_path / "plain.txt").write_text("a plain text")
-    sets = [HeldOut(path=rows_file("exam", pairs(5)).path), HeldOut(path=str(tmp_path / "plain.txt"))]
-    prepared = build("preference", rows_file("a", pairs(50)), evaluation=Evaluation(perplexity=sets))
-    assert {name: one.form for name, one in prepared.held_out.items()} == {"exam": "preference", "plain": "document"}
-    assert prepared.sources[0].documents == 45, "what is in the exam is not trained on"
 
 
 @pytest.mark.parametrize(("form", "rows"), [("conversation", talks(50)), ("preference", pairs(50))])
@@ -239,18 +200,3 @@ def lists(rows):
 def test_what_is_for_documents_is_refused(build, rows_file, form, options, said):
     with pytest.raises(RecipeError, match=said):
         build(form, rows_file("a", pairs(3)), **options)
-
-
-def test_examples_of_a_large_source_come_window_by_window(build, rows_file):
-    rows = [{"chosen": f"{n} " + "good " * 20, "rejected": f"{n} bad", "rank": n} for n in range(600)]
-    prepared = build(
-        "preference", rows_file("a", rows), window_bytes=16_000, evaluation=Evaluation(held_out_share=0.05)
-    )
-    assert prepared.sources[0].is_estimate and not prepared.rows.sources[0].tokenized.plan.is_whole
-    held_out = {str(row) for row in prepared.held_out["a"].rows}
-    found = [str(prepared.rows[number]) for number in range(500)]
-    assert len(set(found)) == 500 and not held_out & set(found)
-    state = json.loads(json.dumps(prepared.state(250)))
-    again = build("preference", rows_file("a", rows), window_bytes=16_000, evaluation=Evaluation(held_out_share=0.05))
-    again.restore(state)
-    assert [str(again.rows[number]) for number in range(250, 500)] == found[250:]

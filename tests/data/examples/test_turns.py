@@ -1,6 +1,5 @@
 import pytest
 
-from cpt.data.readers.documents import BadValue
 from cpt.data.readers.example import example_of
 from cpt.data.readers.forms import source_with_form
 from cpt.data.readers.values import text_of
@@ -24,13 +23,6 @@ def test_a_question_and_its_answer_are_a_conversation():
             "a row need not have them"
         )
         assert example({"q": "q", "a": "a"}, form, chat).messages == [ASKED, ANSWERED]
-
-
-def test_an_input_stands_below_its_instruction():
-    chat = {"user": "{instruction}\n{input}", "assistant": "output"}
-    row = {"instruction": "do", "input": "this", "output": "a"}
-    assert example(row, "conversation", chat).messages[0]["content"] == "do\nthis"
-    assert example(row | {"input": ""}, "conversation", chat).messages[0]["content"] == "do"
 
 
 @pytest.mark.parametrize(
@@ -64,37 +56,8 @@ def test_preferences_of_alpaca_and_sharegpt(row):
     )
 
 
-def test_whole_conversations_that_begin_alike_with_a_system_prompt():
-    row = {"s": "s", "chosen": [ASKED, ANSWERED], "rejected": [ASKED, {"role": "assistant", "content": "b"}]}
-    found = example(row, "preference", {"chosen": "chosen", "rejected": "rejected", "system": "s"})
-    assert found.prompt is None and found.chosen == [SYSTEM, ASKED, ANSWERED] and found.rejected[0] == SYSTEM
-
-
 def test_the_last_turn_is_what_was_judged():
     found = example({"messages": [SYSTEM, ASKED, ANSWERED], "label": True}, "judged")
     assert (found.prompt, found.completion, found.label) == ([SYSTEM, ASKED], [ANSWERED], True)
     found = example({"q": "q", "a": "a", "good": 0}, "judged", {"user": "q", "assistant": "a", "label": "good"})
     assert (found.prompt, found.completion, found.label) == ([ASKED], [ANSWERED], False)
-
-
-@pytest.mark.parametrize(
-    ("row", "chat", "said"),
-    [
-        ({"q": None, "a": "a"}, {"user": "q", "assistant": "a"}, "`q` is None"),
-        (
-            {"p": "q", "c": "a", "s": "s"},
-            {"prompt": "p", "completion": "c", "system": "s"},
-            "`p` is no list of messages",
-        ),
-        (
-            {"q": "q", "a": "a", "h": "x"},
-            {"user": "q", "assistant": "a", "history": "h"},
-            "expected a list of \\[question, answer\\]",
-        ),
-        ({"q": "q", "a": "a", "h": [["x", None]]}, {"user": "q", "assistant": "a", "history": "h"}, "`h` is"),
-        ({"a": "a"}, {"user": "{q}\n{i}", "assistant": "a"}, "no column `q`"),
-    ],
-)
-def test_what_is_no_turn_is_told(row, chat, said):
-    with pytest.raises(BadValue, match=said):
-        example(row, "conversation", chat)

@@ -42,27 +42,6 @@ def growing(tiny_recipe):
     return {**tiny_recipe, "data": data, "budget": {"tokens": 1024, "global_batch_tokens": 256}}
 
 
-def test_rows_are_the_same_but_for_the_cuts_one_by_one_and_in_batches(growing, tmp_path):
-    def rows_of(sections, name):
-        recipe = load_recipe(write_recipe(sections, tmp_path / name))
-        tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-        return build_data(recipe.data, tokenizer, seed=1)
-
-    whole = {**growing, "data": {**growing["data"], "phases": phases((512, None), (None, None))}}
-    cut, uncut = rows_of(growing, "cut.yaml"), rows_of(whole, "whole.yaml")
-    assert cut.fingerprint != uncut.fingerprint
-    for number in range(16):
-        mine, theirs = cut.rows[number], uncut.rows[number]
-        assert torch.equal(mine["input_ids"], theirs["input_ids"])
-        expected = theirs["position_ids"] % 16 if number < 8 else theirs["position_ids"]
-        assert torch.equal(mine["position_ids"], expected)
-        assert (mine["labels"][expected == 0] == IGNORED).all()
-        assert torch.equal(mine["labels"][expected != 0], theirs["labels"][expected != 0])
-    batch = cut.rows.batch(range(6, 10))
-    for line, number in enumerate(range(6, 10)):
-        assert all(torch.equal(batch[name][line], cut.rows[number][name]) for name in batch)
-
-
 def test_a_cut_row_has_the_loss_of_its_pieces(growing, tmp_path):
     recipe = load_recipe(write_recipe({**growing, "output_dir": str(tmp_path)}, tmp_path / "recipe.yaml"))
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)

@@ -29,9 +29,3 @@ def test_a_linear_change_goes_from_one_phase_to_its_own_weights_in_equal_blocks(
     assert blocks[0][1] == pytest.approx([1 - 0.5 / 64, 0.5 / 64], abs=1e-5)
     assert blocks[-1][1] == pytest.approx([0.5 / 64, 1 - 0.5 / 64], abs=1e-5)
     assert np.diff([shares[1] for _, shares in blocks]) == pytest.approx(1 / 64, abs=1e-5)
-
-
-def test_temperature_1_is_in_proportion_to_tokens_and_higher_ones_are_more_even():
-    assert asked(tokens=(900, 100), temperature=1.0) == [(0, [0.9, 0.1])]
-    assert asked(tokens=(900, 100), temperature=2.0) == [(0, [0.75, 0.25])]
-    assert asked(tokens=(900, 100), temperature=1e9) == [(0, [0.5, 0.5])]

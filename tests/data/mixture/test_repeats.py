@@ -4,7 +4,6 @@ import pytest
 
 from cpt.data.mixture import MixtureRows
 from cpt.data.prepared import allowed_epochs, rows_of_run, tell_repeats
-from cpt.errors import RecipeError
 from cpt.recipe.schema import Budget, Data, Source
 
 SOURCES = [Source(path="a/small"), Source(path="a/large")]
@@ -39,13 +38,6 @@ def test_repeats_are_told_before_the_run(tell, caplog):
     )
 
 
-def test_a_run_that_may_not_repeat_is_refused(tell):
-    with pytest.raises(
-        RecipeError, match="`small` has 1,000 tokens, the run needs 2.50 times as many. Lower its weight or the budget"
-    ):
-        tell(50, "stop")
-
-
 @pytest.mark.parametrize(
     ("max_epochs", "when_exhausted", "allowed"),
     [(None, "wrap", None), (None, "stop", 1.0), (4.0, "wrap", 4.0), (4.0, "stop", 1.0), (0.5, "stop", 0.5)],
@@ -63,7 +55,14 @@ def test_the_lower_of_two_limits_holds(max_epochs, when_exhausted, allowed):
         ({"epochs": 2.5}, 25),
         ({"tokens": 1001, "global_batch_tokens": 400}, 12),
         ({"tokens": 1}, 1),
+        ({"epochs": 1, "global_batch_tokens": 400}, 12),
     ],
 )
 def test_a_run_is_as_long_as_its_budget_in_whole_steps(budget, rows):
-    assert rows_of_run(Budget(**budget), rows_of_epoch=10, sequence_length=100) == rows
+    data = Data(sources=[Source(path="a/b")], sequence_length=100)
+    assert rows_of_run(data, Budget(**budget), rows_of_epoch=10) == rows
+
+
+def test_epochs_end_before_the_rows_do_where_they_may_not_be_repeated():
+    data = Data(sources=[Source(path="a/b")], sequence_length=100, when_exhausted="stop")
+    assert rows_of_run(data, Budget(epochs=1, global_batch_tokens=400), rows_of_epoch=10) == 8

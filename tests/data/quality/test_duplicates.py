@@ -21,12 +21,6 @@ def stored(tokenized, source):
     return run
 
 
-def found(documents, folder, deduplicate="near"):
-    """By reason, of one source."""
-    (repeated,) = repeated_documents([lambda verified: documents], deduplicate, folder)
-    return {reason: which.tolist() for reason, which in repeated.of_shards([0]).items()}
-
-
 def test_of_equal_documents_in_several_sources_that_of_the_first_stays(stored, tmp_path):
     texts = {"a": ["a", "b"], "b": ["c", "a", "c"]}
     sources = [lambda verified, stem=stem: stored(texts[stem], stem) for stem in texts]
@@ -35,14 +29,6 @@ def test_of_equal_documents_in_several_sources_that_of_the_first_stays(stored, t
     assert second.of_shards([0])["exact duplicate"].tolist() == [False, True, True]
     assert first.name != second.name
     assert pickle.loads(pickle.dumps(second)).of_shards([0])["exact duplicate"].tolist() == [False, True, True]
-
-
-def test_near_duplicates_are_left_out_and_others_not(stored, tmp_path):
-    texts = [prose(1), prose(2), prose(1) + " and one more", prose(3), prose(2)[5:], prose(1)]
-    assert found(stored(texts), tmp_path) == {
-        "exact duplicate": [False] * 5 + [True],
-        "near duplicate": [False, False, True, False, True, False],
-    }
 
 
 def test_documents_that_share_half_of_their_text_both_stay(stored, tmp_path):

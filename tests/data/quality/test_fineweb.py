@@ -24,9 +24,3 @@ def prose(count, end="."):
 )
 def test_each_rule_has_its_reason_at_its_published_limit(lines, expected):
     assert reason(*lines) == expected
-
-
-def test_just_inside_the_limits_is_kept():
-    assert reason(*prose(87, ""), *prose(13)) is None
-    assert reason(*prose(11), prose(1)[0]) is None
-    assert reason(*prose(34), *[f"Short {number}." for number in range(66)]) is None

@@ -16,12 +16,3 @@ def test_of_saved_splits_the_asked_one_is_read(tmp_path, texts):
     datasets.DatasetDict(both).save_to_disk(tmp_path / "saved")
     assert texts(tmp_path / "saved") == ["one", "twö"]
     assert texts(tmp_path / "saved", split="test") == ["three"]
-
-
-def test_bad_rows_and_missing_columns_are_named(tmp_path, bad):
-    with pa.ipc.new_file(tmp_path / "a.arrow", TABLE.schema) as writer:
-        writer.write_table(TABLE)
-        writer.write_table(pa.table({"text": ["x", None], "n": [1, 2]}))
-    assert bad(tmp_path / "a.arrow").where == f"{tmp_path}/a.arrow: row 4"
-    lost = bad(tmp_path / "a.arrow", text_column="body")
-    assert (lost.detail, lost.num_rows) == ("no column `body`. It has: text, n", 4)

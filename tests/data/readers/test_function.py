@@ -1,6 +1,5 @@
 import pytest
 
-from cpt.data.readers.documents import BadRow
 from cpt.errors import RecipeError
 
 
@@ -18,20 +17,6 @@ def lab(tmp_path, monkeypatch):
 
 def test_texts_and_rows_of_the_users_function_are_documents(texts):
     assert texts("my_lab_sources:dump", options={"count": 3}) == ["row", "1", "row"]
-
-
-def test_what_is_no_text_is_a_bad_row_with_its_number(read):
-    first, *bad = read("my_lab_sources:mixed")
-    assert first.text == "one" and all(isinstance(item, BadRow) for item in bad)
-    assert [item.reason for item in bad] == [
-        "wrong type",
-        "missing column",
-        "lone surrogate",
-        "wrong type",
-        "null",
-        "NUL byte",
-    ]
-    assert bad[0].where == "my_lab_sources:mixed: item 2"
 
 
 def test_options_are_checked_and_something_must_come(read):

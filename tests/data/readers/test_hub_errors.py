@@ -33,7 +33,7 @@ def answered(kind, status):
             RepositoryNotFoundError,
             401,
             ResourceError,
-            "no such dataset or a private one that we may not see (401). Run: hf auth login",
+            "no such dataset or a private one (401). Run: hf auth login",
         ),
         (RepositoryNotFoundError, 404, DataError, "neither a local path nor a dataset on the Hub. Set `k.path`"),
         (RevisionNotFoundError, 404, DataError, "no revision `v1` on the Hub. Set `k.revision`"),

@@ -117,15 +117,6 @@ def test_a_private_dataset_needs_a_token(hub, run):
         assert run(TEXTS, path="lab/private", streaming=streaming, environment={"HF_TOKEN": TOKEN}) == rows("secret")
 
 
-def test_a_gated_dataset_says_where_its_terms_are(hub, run):
-    hub.commit("lab/gated", {"a.jsonl": lines("x")})
-    hub.gated.add("lab/gated")
-    with pytest.raises(
-        RuntimeError, match="^ResourceError: lab/gated .*is gated. Accept its terms at .*/datasets/lab/gated"
-    ):
-        run(TEXTS, path="lab/gated")
-
-
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_streaming_fetches_about_what_a_piece_holds(hub, run, kind):
     name = f"big.{kind}"

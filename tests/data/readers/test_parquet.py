@@ -32,18 +32,6 @@ def test_a_bad_parquet_row_is_named(tmp_path, bad, column, where, detail):
     assert (found.where, found.detail) == (f"{tmp_path}/a.parquet{where}", detail)
 
 
-def invalid_utf8():
-    return pa.Array.from_buffers(
-        pa.string(), 3, pa.array(["ok", "ab", "c"]).buffers()[:2] + [pa.py_buffer(b"ok\xff\xfec")]
-    )
-
-
-def test_invalid_utf8_spoils_its_row_only(tmp_path, read):
-    first, bad, last = read(write(tmp_path / "a.parquet", invalid_utf8()))
-    assert (first.text, last.text) == ("ok", "c")
-    assert (bad.where, bad.reason, bad.raw) == (f"{tmp_path}/a.parquet: row 2", "invalid UTF-8", b"\xff\xfe")
-
-
 def test_a_damaged_row_group_loses_its_rows_and_counts_them(tmp_path, read):
     path = write(
         tmp_path / "a.parquet", [str(number) * 50 for number in range(3000)], row_group_size=1000, use_dictionary=False

@@ -1,14 +1,7 @@
 import pytest
 
 from cpt.data.readers.documents import BadValue
-from cpt.data.readers.example import columns_in, filled_lines
-from cpt.errors import RecipeError
-
-
-def test_a_column_or_those_of_a_template():
-    assert columns_in("answer") == ("answer",) and columns_in("{a}\n{b} {a}") == ("a", "b")
-    with pytest.raises(RecipeError, match="must name columns"):
-        columns_in("{}")
+from cpt.data.readers.example import filled_lines
 
 
 @pytest.mark.parametrize(
@@ -23,12 +16,6 @@ def test_a_column_or_those_of_a_template():
 )
 def test_lines_with_nothing_in_them_are_left_out(row, text):
     assert filled_lines("{{}} {a}\nsee: {b}\nend", row) == text
-
-
-def test_a_heading_goes_with_its_paragraph():
-    template = "# Task\n{task}\n\n# Input\n{input}\n\n# Answer\n"
-    assert filled_lines(template, {"task": "a", "input": "b"}) == "# Task\na\n\n# Input\nb\n\n# Answer\n"
-    assert filled_lines(template, {"task": "a {x}", "input": ""}) == "# Task\na {x}\n\n# Answer\n"
 
 
 @pytest.mark.parametrize(

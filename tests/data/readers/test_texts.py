@@ -6,25 +6,6 @@ from hypothesis import strategies as st
 
 from cpt.data.readers import text_formats as text_files
 
-
-def test_a_document_file_keeps_its_text_to_the_byte(tmp_path, texts):
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf one\r\n\n two \n")
-    assert texts(tmp_path / "a.txt") == [" one\r\n\n two \n"]
-
-
-def test_each_line_may_be_a_document(tmp_path, texts):
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf one\r\n\n two \nlast")
-    assert texts(tmp_path / "a.txt", text_documents="line") == [" one", " two ", "last"]
-
-
-def test_documents_may_stand_between_separators(tmp_path, texts, bad):
-    (tmp_path / "a.txt").write_text("one\nmore<|end|>two<|end|>\n")
-    assert texts(tmp_path / "a.txt", text_documents="<|end|>") == ["one\nmore", "two"]
-    (tmp_path / "a.txt").write_bytes(b"one--tw\xff--three")
-    found = bad(tmp_path / "a.txt", text_documents="--")
-    assert (found.where, found.byte, found.raw) == (f"{tmp_path}/a.txt: item 2", 7, b"tw\xff")
-
-
 PARTS = st.lists(st.sampled_from([b"", b"a", b"-", b"--", b"---", b"ab-", b"long " * 5]), max_size=30)
 
 

@@ -1,68 +1,128 @@
+import json
+import shutil
+
 import pytest
 from faulty_store import FaultyStore
 
+from cpt.data.build import build_data
+from cpt.data.store import plan, shards
 from cpt.data.store.bucket import bucket, opened
 from cpt.errors import DataError, ResourceError
+from cpt.prepare.prepare import upload
+from cpt.recipe.schema import Data, Evaluation, Source
+
+SHARD, WINDOW = 2_000, 8_000
+EVALUATION = Evaluation(held_out_share=0.02)
 
 
-@pytest.fixture(autouse=True)
-def nothing_fails():
+@pytest.fixture(scope="module")
+def brought(tmp_path_factory, tokenizer):
+    """The sources, some 12 and 6 shards; all of them prepared without a bucket, and on a machine that brought them to
+    one."""
+    folder = tmp_path_factory.mktemp("brought")
+    for name, number in (("a", 750), ("b", 350)):
+        lines = [json.dumps({"text": f"{name}{number:04}" + "x" * (number % 40)}) + "\n" for number in range(number)]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    (folder / "bucket").mkdir()
+    data = Data(
+        sources=[Source(path=str(folder / f"{name}.jsonl")) for name in "ab"], sequence_length=64, window_bytes=WINDOW
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(plan, "SHARD_BYTES", SHARD)
+        patched.setenv("CPT_WORKERS", "0")
+        straight = build_data(
+            data, tokenizer, seed=1, evaluation=EVALUATION, cache_dir=folder / "straight", whole=True
+        )
+        patched.setenv("CPT_STORE", f"faulty://{folder}/bucket")
+        first = build_data(data, tokenizer, seed=1, evaluation=EVALUATION, cache_dir=folder / "first", whole=True)
+        assert upload(first, bucket()) == sum(len(rows.tokenized.plan.shards) for rows in first.windowed)
+    return folder, data, all_rows(straight, range(300)), straight.fingerprint
+
+
+@pytest.fixture
+def data(brought, tmp_path, monkeypatch):
+    """An empty bucket."""
+    monkeypatch.setattr(plan, "SHARD_BYTES", SHARD)
+    monkeypatch.setenv("CPT_WORKERS", "0")
     FaultyStore.failing.clear()
-    FaultyStore.asked.clear()
-
-
-@pytest.fixture
-def store(tmp_path):
     (tmp_path / "bucket").mkdir()
-    return opened(f"faulty://{tmp_path}/bucket")
+    monkeypatch.setenv("CPT_STORE", f"faulty://{tmp_path}/bucket")
+    return brought[1]
 
 
 @pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "shard").mkdir()
-    (tmp_path / "shard" / "tokens.bin").write_bytes(bytes(range(200)) * 50)
-    (tmp_path / "shard" / "empty.bin").touch()
-    return tmp_path / "shard"
+def build(data, tokenizer, tmp_path):
+    def run(machine, *, whole=False, **changes):
+        asked = data.model_copy(update=changes)
+        return build_data(asked, tokenizer, seed=1, evaluation=EVALUATION, cache_dir=tmp_path / machine, whole=whole)
+
+    return run
 
 
-def content(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+@pytest.fixture
+def filled(brought, data, tmp_path, monkeypatch):
+    """The bucket is what one machine brought there, and from now on nothing may be tokenised; gives the rows as they
+    should be."""
+    shutil.copytree(brought[0] / "bucket", tmp_path / "bucket", dirs_exist_ok=True)
+    monkeypatch.setattr(shards, "fill_shard", lambda *_: pytest.fail("made and not fetched"))
+    return brought[2]
 
 
-@pytest.mark.parametrize("url", ["memory://prefix/of/it", "faulty://{}/bucket"])
-def test_a_folder_comes_back_as_it_was(folder, tmp_path, url):
-    store = opened(url.format(tmp_path))
-    store.put_folder(folder, "tokens/a/b.tar")
-    (tmp_path / "again").mkdir()
-    assert store.get_folder("tokens/a/b.tar", tmp_path / "again")
-    assert content(tmp_path / "again") == content(folder)
-    assert store.names("tokens/a") == {"b.tar"} and store.has("tokens/a/b.tar")
+def all_rows(prepared, numbers):
+    return [prepared.rows[row]["input_ids"].tolist() for row in numbers]
+
+
+def objects(tmp_path) -> set[str]:
+    return {str(path.relative_to(tmp_path / "bucket")) for path in (tmp_path / "bucket").rglob("*") if path.is_file()}
+
+
+def test_another_machine_reads_the_same_rows_and_makes_nothing(build, filled):
+    other = build("other")
+    assert all_rows(other, range(300)) == filled
+
+
+def test_a_start_fetches_what_it_begins_with_and_no_more(build, brought, filled, tmp_path):
+    build("other")
+    fetched, there = (
+        len(list(folder.glob("tokens/*/*/tokens.bin"))) for folder in (tmp_path / "other", brought[0] / "first")
+    )
+    assert 8 < fetched < there
+
+
+def test_what_is_there_already_is_not_uploaded_again(build, filled, tmp_path):
+    before = objects(tmp_path)
+    assert upload(build("other", whole=True), bucket()) == 0 and objects(tmp_path) == before
+
+
+def test_an_upload_that_ended_half_way_is_continued(build, brought, tmp_path):
+    first = build("first", whole=True)
+    FaultyStore.failing += [("put_file", PermissionError("403"))] * 60
+    with pytest.raises(ResourceError):
+        upload(first, bucket())
+    FaultyStore.failing.clear()
+    upload(first, bucket())
+    assert len(objects(tmp_path)) == len(list((brought[0] / "bucket").rglob("*.tar")))
 
 
 @pytest.mark.parametrize("harm", ["a changed byte", "cut off", "empty"])
-def test_a_damaged_object_is_told_by_its_name(store, folder, tmp_path, harm):
-    store.put_folder(folder, "tokens/a/b.tar")
-    path = tmp_path / "bucket" / "tokens" / "a" / "b.tar"
-    whole = bytearray(path.read_bytes())
-    whole[600] ^= 1
-    path.write_bytes({"a changed byte": whole, "cut off": whole[:-700], "empty": b""}[harm])
-    (tmp_path / "again").mkdir()
-    with pytest.raises(DataError, match=r"bucket/tokens/a/b.tar: not what was written"):
-        store.get_folder("tokens/a/b.tar", tmp_path / "again")
+def test_a_damaged_object_is_an_error_with_its_name(build, filled, tmp_path, harm):
+    for path in (tmp_path / "bucket").rglob("*.tar"):
+        whole = bytearray(path.read_bytes())
+        whole[whole.rindex(b"tokens.bin") + 520] ^= 1  # behind the header of the file
+        path.write_bytes({"a changed byte": whole, "cut off": whole[: len(whole) // 3], "empty": b""}[harm])
+    with pytest.raises(DataError, match=r"bucket/tokens/\w+/\w+.tar"):
+        all_rows(build("other"), range(300))
 
 
-def test_a_refusal_is_told_at_once(store):
-    FaultyStore.failing.append(("cat_file", PermissionError("403 Forbidden")))
-    with pytest.raises(ResourceError, match="a.json: refused .*403.*credentials"):
-        store.read("a.json")
+def test_a_refusal_is_an_error_at_once(build, filled):
+    FaultyStore.failing.append(("get_file", PermissionError("403 Forbidden")))
+    with pytest.raises(ResourceError, match=r"\.tar: .*403"):
+        build("other")
 
 
-def test_a_place_that_is_no_bucket_is_told(monkeypatch):
+def test_a_place_that_is_not_a_bucket_is_refused(monkeypatch):
     monkeypatch.delenv("CPT_STORE", raising=False)
     assert bucket() is None
-    monkeypatch.setenv("CPT_STORE", "/shared/folder")
-    with pytest.raises(ResourceError, match="expected a URL.*CPT_CACHE"):
-        bucket()
-    monkeypatch.setenv("CPT_STORE", "nosuch://bucket")
-    with pytest.raises(ResourceError, match="nosuch"):
-        bucket()
+    for url in ("/shared/folder", "nosuch://bucket"):
+        with pytest.raises(ResourceError, match=url):
+            opened(url)

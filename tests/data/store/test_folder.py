@@ -1,7 +1,6 @@
 import errno
 import fcntl
 import multiprocessing
-import os
 import signal
 import subprocess
 import sys
@@ -9,7 +8,7 @@ import time
 
 import pytest
 
-from cpt.cache import begin_unfinished, publish_once
+from cpt.cache import publish_once
 from cpt.errors import DataError
 
 SLOW_FILL = """
@@ -91,16 +90,3 @@ def test_without_locks_two_machines_fill_a_folder_each_and_the_first_stays(tmp_p
     publish_once(tmp_path / "a", slow)
     assert (tmp_path / "a" / "content").read_text() == "all of the other"
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["a"]
-
-
-def test_what_another_machine_is_filling_is_removed_only_when_it_is_surely_dead(tmp_path, monkeypatch):
-    monkeypatch.setattr("cpt.cache.machine", lambda: "other")
-    for name in ("alive", "dead"):
-        with (tmp_path / f"{name}.lock").open("a+") as lock:
-            begin_unfinished(tmp_path / name, lock, is_locked=True)
-    day = 86_400 + 60
-    os.utime(next(tmp_path.glob("dead.*unfinished")), (time.time() - day,) * 2)
-    monkeypatch.undo()
-    for name in ("alive", "dead"):
-        publish_once(tmp_path / name, write_a_file)
-    assert [path.name.split(".")[0] for path in tmp_path.glob("*.unfinished")] == ["alive"]

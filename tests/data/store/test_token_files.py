@@ -18,21 +18,6 @@ def files(tmp_path):
     return TokenFiles(publish_once(tmp_path / "files", write_two_documents))
 
 
-def test_files_give_back_what_was_written(files):
-    assert files.tokens.tolist() == [1, 2, 3, 4] and files.tokens.dtype == np.uint16
-    assert files.offsets.tolist() == [0, 3, 4]
-    assert files.hashes.tolist() == [2**64 - 1, 7] and files.num_bytes.tolist() == [5, 1]
-    assert (files.description.documents, files.description.tokens, files.description.dropped) == (2, 4, {"empty": 2})
-
-
-def test_a_changed_byte_is_noticed(files):
-    assert files.is_sound()
-    content = bytearray((files.folder / "tokens.bin").read_bytes())
-    content[3] ^= 1
-    (files.folder / "tokens.bin").write_bytes(content)
-    assert not TokenFiles(files.folder).is_sound()
-
-
 @pytest.fixture
 def both(files):
     """The same two documents twice."""

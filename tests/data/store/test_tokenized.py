@@ -16,7 +16,6 @@ from cpt.data.store import plan, shards
 from cpt.data.store import tokenized as tokenized_module
 from cpt.data.store.token_files import TokenFiles
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.data.store.tokenized import make_shards
 from cpt.errors import DataError
 from cpt.recipe.schema import Component, Source
 
@@ -51,23 +50,11 @@ def contents(opened):
     }
 
 
-def test_the_documents_are_stored_in_order_with_their_bytes(tokenized, source, tokenizer):
-    opened = tokenized(source("a", ["one", "twö", "one"]))
-    documents = documents_of(opened)
-    assert decoded(opened, tokenizer) == ["one", "twö", "one"] and documents.num_bytes.tolist() == [3, 4, 3]
-    assert documents.hashes[0] == documents.hashes[2] != documents.hashes[1]
-
-
 def test_a_source_with_nothing_left_gives_the_counts(tokenized, source):
     with pytest.raises(
         DataError, match=r"all 3 documents were dropped \(shorter than 9 characters: 2, empty: 1\).*data.filters"
     ):
         tokenized(source("a", ["one", "", "two"]), Component(name="length", min_characters=9))
-
-
-def test_the_second_time_nothing_is_read(tokenized, source, reads):
-    first = source("a", ["one"])
-    assert tokenized(first).folder == tokenized(first).folder and len(reads) == 1
 
 
 def test_what_could_change_the_tokens_makes_them_anew(tokenized, source, reads, tokenizer):
@@ -88,11 +75,6 @@ def test_what_could_change_the_tokens_makes_them_anew(tokenized, source, reads, 
 def test_what_changes_only_the_use_makes_nothing_anew(tokenized, source, reads, change):
     first = source("a", ["one", "two"])
     assert tokenized(first).folder == tokenized(first.model_copy(update=change)).folder and len(reads) == 1
-
-
-def test_a_changed_file_is_read_again(tokenized, source, tokenizer):
-    tokenized(source("a", ["one"]))
-    assert decoded(tokenized(source("a", ["six"])), tokenizer) == ["six"]
 
 
 def test_a_changed_filter_of_the_users_reads_again(tokenized, source, tmp_path, monkeypatch):
@@ -170,11 +152,6 @@ def test_a_bad_row_deep_in_a_file_is_named_by_its_line_from_a_worker_too(large, 
     assert [json.loads(line)["where"] for line in listed] == [f"{path}:401", f"{path}:501"]
     with pytest.raises(DataError, match="2 of 1,232 rows are bad"):
         tokenized(large, on_bad_row="skip", max_bad_share=0.001)
-
-
-def test_the_first_documents_of_many_pieces_are_taken(large, tokenized):
-    opened = tokenized(large.model_copy(update={"max_documents": 700}), workers=2)
-    assert opened.description.documents + opened.description.dropped["empty"] == 700
 
 
 PREPARE = """
@@ -322,13 +299,6 @@ def test_large_sources_are_encoded_by_gigatoken_once_it_is_proven(large, tokeniz
     fast = tokenized(large, by=by, cache="fast", workers=2).description
     assert slowly.made_from["engine"].startswith("tokenizers") and fast.made_from["engine"].startswith("gigatoken")
     assert slowly.shards == fast.shards
-
-
-def test_shards_are_made_by_whoever_needs_them_and_once(large, tokenized, reads):
-    opened = tokenized(large)
-    number = len(reads)
-    make_shards([(opened, 0), (opened, 0)])
-    assert len(reads) == number
 
 
 def test_of_an_endless_source_only_enough_is_read(tmp_path, monkeypatch, tokenized):

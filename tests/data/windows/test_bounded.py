@@ -14,7 +14,6 @@ DATA = Data(sources=[Source(path="corpus.jsonl")], sequence_length=16, window_by
 class Tokenized:
     """What is asked of a source: ten windows of it."""
 
-    is_kept: bool
     plan: Plan = field(default_factory=lambda: Plan([[]] * 10, [100] * 10, [[number] for number in range(10)], []))
 
 
@@ -30,8 +29,4 @@ class Tokenized:
 def test_a_bounded_disk_refuses_what_needs_more(changes, budget, key):
     data, needs_all = DATA.model_copy(update=changes), "disk_bytes" not in changes
     with pytest.raises(RecipeError, match=key):
-        refuse_small_disk(data, budget, [Tokenized(is_kept=False)], needs_all=needs_all)
-
-
-def test_a_bucket_that_has_all_windows_needs_no_room_for_them():
-    refuse_small_disk(DATA, None, [Tokenized(is_kept=True)], needs_all=True)
+        refuse_small_disk(data, budget, [Tokenized()], needs_all=needs_all)

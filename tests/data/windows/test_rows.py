@@ -1,5 +1,4 @@
 import json
-import shutil
 from collections import Counter
 
 import pytest
@@ -54,21 +53,6 @@ def test_training_begins_with_one_shard(large, build, tmp_path):
     assert len([path for path in (tmp_path / "cache" / "tokens").glob("*/*") if path.is_dir()]) == 1
 
 
-def test_each_document_stands_in_each_time_through_once(large, build, tokenizer):
-    prepared = build(large)
-    prepared.windowed[0].begin(all_windows=True)
-    total = prepared.windowed[0].total.rows
-    first, second = (
-        [prepared.rows[row]["input_ids"].tolist() for row in range(e * total, (e + 1) * total)] for e in (0, 1)
-    )
-    assert (
-        numbers_in(first, tokenizer)
-        == numbers_in(second, tokenizer)
-        == {f"{number:04}": 1 for number in range(NUMBER)}
-    )
-    assert len({tuple(row) for row in first} & {tuple(row) for row in second}) < total / 2, "in other company"
-
-
 def test_cold_warm_prepared_and_resumed_rows_are_the_same(large, build):
     cold = all_rows(build(large), 900)
     assert all_rows(build(large), 900) == cold, "warm"
@@ -102,16 +86,6 @@ def test_the_windows_come_in_another_order_each_time_through(large, build):
     assert all(rows.place_of(epoch, rows.window_at(epoch, 3)) == 3 for epoch in range(4))
 
 
-def test_where_a_row_is_does_not_depend_on_what_was_asked_before(large, build):
-    one, other = build(large, whole=True), build(large, whole=True)
-    total = one.windowed[0].total.rows
-    places = [total - 1, 0, 3 * total + 5, total // 2, total]
-    assert [one.rows.place(number) for number in places] == [build(large).rows.place(number) for number in places]
-    assert [other.rows.place(number) for number in reversed(places)] == [
-        one.rows.place(number) for number in reversed(places)
-    ]
-
-
 def test_held_out_documents_are_in_no_window_and_the_same_for_every_seed(large, build, tokenizer):
     evaluation = Evaluation(held_out_share=0.2)
     prepared = build(large, evaluation=evaluation, whole=True)
@@ -123,25 +97,6 @@ def test_held_out_documents_are_in_no_window_and_the_same_for_every_seed(large, 
     assert [row["input_ids"].tolist() for row in other.held_out["large"].rows] == [
         row["input_ids"].tolist() for row in prepared.held_out["large"].rows
     ]
-
-
-def test_repeated_documents_are_left_out_of_all_windows(large, build, tmp_path, tokenizer):
-    shutil.copy(tmp_path / "large" / "a.jsonl", tmp_path / "large" / "d.jsonl")
-    prepared = build(large, deduplicate="exact")
-    assert prepared.sources[0].documents == NUMBER and prepared.sources[0].dropped == {
-        "exact duplicate": (NUMBER + 2) // 3
-    }
-    assert set(numbers_in(all_rows(prepared, prepared.windowed[0].total.rows), tokenizer).values()) == {1}
-
-
-def test_a_limit_in_tokens_ends_the_source(large, build, tokenizer):
-    limited = large.model_copy(update={"max_tokens": 10_000})
-    prepared = build(limited)
-    read = all_rows(prepared, 1000)  # several times through
-    counted = numbers_in(read, tokenizer)
-    (report,) = build(limited).sources
-    assert len(counted) == report.documents < NUMBER / 2 and 9_900 < report.tokens <= 10_000 and not report.is_estimate
-    assert prepared.windowed[0].total.windows < len(prepared.windowed[0].tokenized.plan.windows)
 
 
 def test_a_source_that_is_used_up_while_it_is_read_ends_the_run(large, build):
@@ -164,12 +119,6 @@ def test_a_checkpoint_goes_on_where_the_store_is_empty(large, build, tmp_path):
     assert [resumed.rows[row]["input_ids"].tolist() for row in range(400, 600)] == rows[400:]
     shards = [path for path in (tmp_path / "empty" / "tokens").glob("*/*") if path.is_dir()]
     assert len(shards) < len(straight.windowed[0].tokenized.plan.shards) / 1.5, "what came before was not read again"
-
-
-def test_a_checkpoint_of_other_data_is_refused(large, build):
-    prepared = build(large)
-    with pytest.raises(DataError, match="written with other data"):
-        prepared.restore({**prepared.state(0), "fingerprint": "other"})
 
 
 def test_other_documents_than_those_a_run_began_with_are_refused(large, build, tmp_path):
