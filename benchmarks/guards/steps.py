@@ -19,7 +19,7 @@ from cpt.recipe.schema import Recipe
 from cpt.safety.heartbeat import Heartbeat
 from cpt.safety.preemption import Preemption
 from cpt.stages.build import build_trainer
-from cpt.stages.steps.guarded import LastWord
+from cpt.stages.guards import StepGuardCallback
 from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer.load import load_tokenizer
 from cpt.tokenizer.train_bpe import train_bpe
@@ -30,7 +30,7 @@ SIZES = {
     "medium": 512,
 }  # width; what guards cost does not depend on it, and shows where all else is little
 VOCABULARY_SIZE = 512
-GUARDS = (LastWord, Heartbeat, Preemption)
+GUARDS = (StepGuardCallback, Heartbeat, Preemption)
 
 
 class ByTurns(TrainerCallback):

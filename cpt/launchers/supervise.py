@@ -234,6 +234,11 @@ def next_move(endings: Sequence[Ended], *, restarts: int | None, resumes: bool =
     if last.state == "finished" or (last.state == "running" and last.code == 0):
         return Decision("done")
     if last.error == RestartNeeded.__name__:
+        # A step, a smaller micro-batch or another roll-back changes the message.
+        repeated = [ending.message for ending in endings[-MOST_WITHOUT_PROGRESS - 1 :]].count(last.message)
+        if repeated > MOST_WITHOUT_PROGRESS:
+            why = f"{last.message} It was restarted {MOST_WITHOUT_PROGRESS} times without progress"
+            return Decision("give up", why, RestartNeeded.exit_code)
         return Decision("again", last.message)
     if last.state == "interrupted":
         return Decision("stop", last.message, Interrupted.exit_code)

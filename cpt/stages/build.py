@@ -16,9 +16,9 @@ from cpt.recipe.schema import Recipe
 from cpt.runs.folder import SAMPLES
 from cpt.runs.record import Run
 from cpt.stages.arguments import training_arguments
-from cpt.stages.checkpointing.data_position import DataPosition
 from cpt.stages.find import find_stage
 from cpt.stages.length import length_of
+from cpt.stages.resuming import DataPosition
 from cpt.stages.trainer import CPTTrainer
 from cpt.stages.watching import watching_callbacks
 
