@@ -15,7 +15,7 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
 from cpt.errors import RestartNeeded
-from cpt.ranks import tell, world_size
+from cpt.ranks import same_command, tell, world_size
 from cpt.runs.folder import read_object
 from cpt.runs.record import write_json
 
@@ -23,7 +23,7 @@ log = logging.getLogger("cpt")
 LEARNED = "learned.json"
 MICRO_BATCH, ROLLBACK = "micro_batch", "rollback"
 RESTARTS = "CPT_RESTARTS"  # in the environment: how many restarts in a row had the same reason, and the reason
-MOST_RESTARTS = 3  # without progress: a step, a smaller micro-batch or another roll-back changes the reason
+MOST_WITHOUT_PROGRESS = 3  # without progress: a step, a smaller micro-batch or another roll-back changes the reason
 
 
 def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
@@ -33,13 +33,15 @@ def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
         words: of `cpt train`.
 
     Raises:
-        RestartNeeded: the run has several processes or is supervised, so others start it again; or it was restarted
-            three times without progress.
+        RestartNeeded: the run has several processes or is supervised, so its launcher may restart it; or it was
+            restarted three times without progress.
     """
     number, _, reason = os.environ.get(RESTARTS, "").partition(" ")
     count = int(number) + 1 if reason == str(problem) else 1
-    if world_size() > 1 or "CPT_SUPERVISED" in os.environ or count > MOST_RESTARTS:
+    if "CPT_SUPERVISED" in os.environ:
         raise problem
+    if world_size() > 1 or count > MOST_WITHOUT_PROGRESS:
+        raise RestartNeeded(f"{problem} {same_command()} does so.") from problem
     tell(str(problem))
     os.environ[RESTARTS] = f"{count} {problem}"
     sys.stdout.flush()
@@ -83,6 +85,11 @@ def learned_rollback(folder: Path) -> dict[str, Any] | None:
 def remember_rollback(folder: Path, to_step: int, left_out: Sequence[tuple[int, int]], budget: dict[str, Any]) -> None:
     """Let the start that resumes from this step leave out these rows."""
     remember(folder, ROLLBACK, {"to_step": to_step, "left_out": left_out, "budget": budget})
+
+
+def forget_rollback(folder: Path) -> None:
+    """The run begins before it, so its checkpoints of the same numbers will be others."""
+    remember(folder, ROLLBACK, None)
 
 
 def remember(folder: Path, key: str, value: Any) -> None:

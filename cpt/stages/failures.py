@@ -13,9 +13,9 @@ from cpt.checkpoints.resume import published_checkpoints, step_of
 from cpt.errors import CptError, LaunchError
 from cpt.ranks import is_main_process, rank, same_command, world_size
 from cpt.runs.events import record_event
+from cpt.runs.folder import is_alive
 from cpt.runs.record import Run
 from cpt.runs.signs import Sign, is_of_this_host, name_processes, read_signs
-from cpt.runs.folder import is_alive
 from cpt.safety.heartbeat import lost_others
 from cpt.stages.saving import SavingTrainer
 

@@ -26,6 +26,7 @@ from cpt.runs.events import record_event
 from cpt.safety.judging_engine import JudgingEngine
 from cpt.safety.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, Judged, LossGuard, SkipBudget, Skipped
 from cpt.safety.restart import (
+    forget_rollback,
     is_out_of_memory,
     learned_micro_batch,
     learned_rollback,
@@ -154,13 +155,21 @@ class GuardedTrainer(SavingTrainer):
             self.guard.restore(state["guard"])
             self.budget.restore(state["budget"])
 
-    def restore_rollback(self) -> None:
-        """Leave out the rows of a roll-back to this very checkpoint, which was written before it."""
+    def restore_rollback(self) -> bool:
+        """Leave out the rows of a roll-back to this very checkpoint, which was written before it.
+
+        Returns:
+            Whether there was one.
+        """
         rollback = learned_rollback(self.run_folder)
-        if rollback is not None and rollback["to_step"] == self.first_step:
-            self.rows_of_steps.left_out = [(first, end) for first, end in rollback["left_out"]]
-            if self.budget is not None:
-                self.budget.restore(rollback["budget"])
+        if rollback is None or rollback["to_step"] != self.first_step:
+            if rollback is not None and rollback["to_step"] > self.first_step and is_main_process():
+                forget_rollback(self.run_folder)
+            return False
+        self.rows_of_steps.left_out = [(first, end) for first, end in rollback["left_out"]]
+        if self.budget is not None:
+            self.budget.restore(rollback["budget"])
+        return True
 
     @property
     def rows_trained(self) -> int:

@@ -1,17 +1,33 @@
-"""A run of what lies on this machine asks nobody else for anything, and tells nobody, also where nobody said that it
-is offline."""
+"""A run of local files connects to no other machine, also without HF_HUB_OFFLINE: Python's audit hook listens in each
+process, and strace where it is installed."""
 
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 
 import pytest
-from heard import listening, outside
 from launching import BIN, ROOT, environment_of_a_run
 from tiny import TINY_LLAMA, write_recipe
 from tiny_tasks import TINY
 from transformers import AutoConfig, AutoModelForCausalLM
 
+# Each Python process imports this when it starts, and writes down where it connects to.
+EAR = """
+import json, os, sys
+
+def hear(event, arguments):
+    if event in ("socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo", "socket.gethostbyname"):
+        where = arguments[0] if event in ("socket.getaddrinfo", "socket.gethostbyname") else arguments[1]
+        with open(os.environ["HEARD"], "a") as file:
+            file.write(json.dumps([event, repr(where), sys.argv[:2]]) + "\\n")
+
+sys.addaudithook(hear)
+"""
+ON_THIS_MACHINE = re.compile(r"127\.\d+\.\d+\.\d+|'::1'|'localhost'|'0\.0\.0\.0'|^'[/\\]|^b?'\\x00|^None$|^b?'/")
+OF_STRACE = re.compile(r"sa_family=AF_INET6?, .*?(?:inet_addr\(\"|inet_pton\(AF_INET6, \")([^\"]+)\"")
 FIGURES = {
     "loss_smoothed",
     "tokens",
@@ -22,6 +38,32 @@ FIGURES = {
     "host_memory_gib",
     "cost",
 }
+
+
+def listening(folder, words, environment):
+    """The command and its environment, with both listeners."""
+    (folder / "ear").mkdir()
+    (folder / "ear" / "sitecustomize.py").write_text(EAR)
+    path = os.pathsep.join(filter(None, [str(folder / "ear"), environment.get("PYTHONPATH")]))
+    environment = {**environment, "PYTHONPATH": path, "HEARD": str(folder / "heard.jsonl")}
+    strace, trace = shutil.which("strace"), str(folder / "strace.txt")
+    traced = (
+        [strace, "-f", "--seccomp-bpf", "-qq", "-e", "trace=connect,sendto,sendmsg", "-o", trace] if strace else []
+    )
+    return [*traced, *words], environment
+
+
+def outside(folder):
+    """Connections to other machines; a socket in the file system is none."""
+    heard = folder / "heard.jsonl"
+    calls = [json.loads(line) for line in heard.read_text().splitlines()] if heard.exists() else []
+    found = [f"{event} {where} {program}" for event, where, program in calls if not ON_THIS_MACHINE.search(where)]
+    trace = folder / "strace.txt"
+    for line in trace.read_text(errors="replace").splitlines() if trace.exists() else ():
+        address = OF_STRACE.search(line)
+        if address and not address.group(1).startswith(("127.", "::1", "0.0.0.0", "::ffff:127.")):
+            found.append(line)
+    return found
 
 
 def run_heard(sections, folder, trackers):

@@ -6,7 +6,7 @@ import torch
 from cpt.errors import RestartNeeded
 from cpt.safety import restart as restarting
 from cpt.safety.restart import (
-    MOST_RESTARTS,
+    MOST_WITHOUT_PROGRESS,
     is_out_of_memory,
     learned_micro_batch,
     learned_rollback,
@@ -70,13 +70,13 @@ def test_one_process_restarts_itself_at_most_three_times_for_the_same_reason(mon
     commands = []
     monkeypatch.setattr(restarting.os, "execv", lambda program, words: commands.append(words[1:]))
     monkeypatch.setenv("CPT_RESTARTS", "0 ")
-    for _ in range(MOST_RESTARTS):
+    for _ in range(MOST_WITHOUT_PROGRESS):
         restart(RestartNeeded("micro-batches of 2"), ["r.yaml", "name=x"])
-    assert commands == MOST_RESTARTS * [["-m", "cpt.train", "r.yaml", "name=x"]]
+    assert commands == MOST_WITHOUT_PROGRESS * [["-m", "cpt.train", "r.yaml", "name=x"]]
     with pytest.raises(RestartNeeded):
         restart(RestartNeeded("micro-batches of 2"), ["r.yaml"])
     restart(RestartNeeded("micro-batches of 1"), ["r.yaml"])
-    assert len(commands) == MOST_RESTARTS + 1
+    assert len(commands) == MOST_WITHOUT_PROGRESS + 1
 
 
 @pytest.mark.parametrize("variable", [("WORLD_SIZE", "2"), ("CPT_SUPERVISED", "1")])

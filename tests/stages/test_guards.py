@@ -168,6 +168,17 @@ def test_resumed_after_a_roll_back_the_run_is_the_same(tiny_recipe, tmp_path, st
 
 
 @pytest.mark.slow
+def test_a_run_that_begins_anew_forgets_the_roll_back(tiny_recipe, tmp_path):
+    make = bad_run(tiny_recipe, tmp_path)
+    train_to_the_end(make, restarts=1)
+    anew = trainer_of(tiny_recipe, tmp_path, **TOLERANT)
+    anew.train()
+    again = trainer_of(tiny_recipe, tmp_path, **TOLERANT)
+    again.train(resume_from_checkpoint=again.run_folder / "checkpoint-6")
+    assert same(weights(again), weights(anew)) and not again.rows_of_steps.left_out
+
+
+@pytest.mark.slow
 def test_a_run_that_keeps_diverging_stops(tiny_recipe, tmp_path):
     make = bad_run(tiny_recipe, tmp_path, rows=range(24, 200, 4))
     with pytest.raises(TrainingError, match=r"steps 7, 8, 9 .*checkpoint-8"):

@@ -171,19 +171,29 @@ class GenerationBatches(ExampleTrainer):
         return "generation.pt" if self.args.world_size <= 1 else f"generation_{self.args.process_index}.pt"
 
     def restore_generation(self, checkpoint: Path) -> None:
-        """Continue with what a checkpoint stored; where another number of processes wrote it, completions are made
-        anew. Where micro-batches are smaller now, they are split."""
+        """Continue with what a checkpoint stored, and split completions where micro-batches are smaller now.
+
+        Completions are sampled anew where another number of processes or larger micro-batches wrote them.
+        """
         path = checkpoint / self.generation_file
         same = path.exists() and written_for(checkpoint) in (None, self.args.world_size)
         kept: dict[str, Any] = load_data(path) if same else {}
         self._buffered_inputs = None
-        if (buffered := kept.pop("buffered", None)) is not None:
-            parts = self.generations.micro_batches // len(buffered)
+        buffered, arguments = kept.pop("buffered", None), self.args
+        if buffered is not None and arguments.steps_per_generation % len(buffered) == 0:  # type: ignore[attr-defined]
+            parts = arguments.steps_per_generation // len(buffered)  # type: ignore[attr-defined]
             batches = [on_device(batch, self.args.device) for batch in buffered]
             self._buffered_inputs = [part for batch in batches for part in split_tensor_dict(batch, parts)]
         self.restore_process(kept)
         if (checkpoint / STAGE_FILE).exists():  # not where another program wrote it
             self.restore_own(load_data(checkpoint / STAGE_FILE))
+
+    def restore_rollback(self) -> bool:
+        """Likewise, and sample anew: stored completions may answer prompts that are left out now."""
+        rolled_back = super().restore_rollback()
+        if rolled_back:
+            self._buffered_inputs = None
+        return rolled_back
 
     def state_of_process(self) -> dict[str, Any]:
         """What else this process has to keep."""
