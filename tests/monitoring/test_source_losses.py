@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from saved_runs import trainer_of as four_steps
-from tiny_faults import in_rows, trainer_of
+from tiny_faults import in_rows, train_to_the_end, trainer_of
 from torch.nn import functional as F
 
 from cpt.data.rows.rows import IGNORED
@@ -120,25 +120,6 @@ def out_of_memory(loss):
     raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [3, 9])
-def test_rows_are_known_also_when_micro_batches_become_smaller(step, recipe, tmp_path):
-    fails = [True]
-
-    def fault(trainer, inputs, loss):
-        if trainer.state.global_step + 1 == step and fails and trainer.args.gradient_accumulation_steps == 2:
-            fails.clear()
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return loss
-
-    trainer = trainer_of(with_batches(recipe, 2), tmp_path, faults=fault)
-    agree = watched(trainer)
-    trainer.train()
-    assert (
-        trainer.args.per_device_train_batch_size == 1 and all(agree) and len(agree) == 2 * (step - 1) + 4 * (17 - step)
-    )
-
-
 def test_processes_that_share_rows_see_the_same_ones():
     looks = SourceLosses(SimpleNamespace(sources=["a"]), SimpleNamespace(first=lambda step: 100), sharing_rows=2)
     looks.state, looks.micro_batch = SimpleNamespace(global_step=5), 1
@@ -153,10 +134,15 @@ def test_processes_that_share_rows_see_the_same_ones():
 def test_rows_are_known_also_after_a_roll_back(recipe, tmp_path):
     bad = in_rows(29, 33)
     safety = {"loss_guard": {"name": "robust", "skips": 1, "window": 16}}
-    trainer = trainer_of({**recipe, "checkpoints": {"every_steps": 2}}, tmp_path, faults=bad, safety=safety)
-    agree = watched(trainer)
-    trainer.train()
-    assert trainer.rows_of_steps.left_out and all(agree)
+    agree = []
+
+    def make():
+        trainer = trainer_of({**recipe, "checkpoints": {"every_steps": 2}}, tmp_path, faults=bad, safety=safety)
+        agree.append(watched(trainer))
+        return trainer
+
+    trainer = train_to_the_end(make, restarts=1)
+    assert trainer.rows_of_steps.left_out and all(agree[-1]) and agree[-1]
     told = [line for line in logged(trainer) if "loss_easy" in line]
     assert all(line["loss_easy"] == line["loss_easy"] for line in told) and told
 
