@@ -39,12 +39,6 @@ class StepProfile(TrainerCallback):
         if state.is_world_process_zero and state.global_step >= self.first and not self.file.exists():
             self.report("profile_left_out", f"not profiled: the run resumes at step {state.global_step}")
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """The Trainer's loop starts again after a roll-back or an out-of-memory error."""
-        self.give_up("not profiled to their end, because the run went back or ran out of memory")
-
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -86,14 +80,10 @@ class StepProfile(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The run may end before the last of these steps."""
-        self.give_up("not profiled to their end, because the run ended")
-
-    def give_up(self, why: str) -> None:
-        """Drop an unfinished profile."""
         if self.profiler is not None:
             self.profiler.stop()
             self.profiler = None
-            self.report("profile_left_out", why)
+            self.report("profile_left_out", "not profiled to their end, because the run ended")
 
     def report(self, kind: str, what: str) -> None:
         """Record an event of the first of these steps."""

@@ -3,7 +3,7 @@ import json
 
 import pytest
 from saved_runs import trainer_of as four_steps
-from tiny_faults import events, trainer_of
+from tiny_faults import events
 from transformers import TrainerCallback
 
 from cpt.errors import RecipeError
@@ -49,29 +49,6 @@ def test_a_run_that_goes_on_behind_the_steps_tells_so(tiny_recipe, tmp_path):
     other = profiled(tiny_recipe, tmp_path, at_step=2, steps=1)
     other.train(resume_from_checkpoint=first.run_folder / "checkpoint-3")
     assert events(first, *KINDS) == [("profile", 4), ("profile_left_out", 2)]
-
-
-@pytest.mark.slow
-def test_a_run_that_goes_back_profiles_when_it_comes_there_again(tiny_recipe, tmp_path):
-    recipe = {
-        **tiny_recipe,
-        "checkpoints": {"every_steps": 4},
-        "safety": {"loss_guard": {"name": "robust", "skips": 1, "window": 16}},
-    }
-    trainer = profiled(recipe, tmp_path, lambda *given: trainer_of(*given, faults=once_bad()), at_step=7, steps=4)
-    trainer.train()
-    assert events(trainer, *KINDS) == [("profile_left_out", 7), ("profile", 7)]
-    assert (trainer.run_folder / "profile" / "steps-7-10.txt").exists()
-
-
-def once_bad():
-    """Steps 7 and 8 are bad until the run went back."""
-
-    def fault(trainer, inputs, loss):
-        is_bad = trainer.state.global_step + 1 in (7, 8) and not trainer.rows_of_steps.left_out
-        return loss * float("nan") if is_bad and loss is not None else loss
-
-    return fault
 
 
 class StopAtThree(TrainerCallback):

@@ -21,16 +21,6 @@ def test_each_log_becomes_a_line_with_its_tokens(tmp_path):
     assert written(tmp_path / "metrics.jsonl") == [{"step": 3, "tokens": 768, "loss": 2.5}]
 
 
-def test_a_run_that_goes_back_on_its_way_forgets_them_too_but_not_what_was_measured_before_its_first_step(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (0, 1, 2, 3, 4)))
-    metrics = MetricsFile(path, tokens_per_step=256)
-    metrics.on_epoch_begin(None, TrainerState(global_step=0), TrainerControl())
-    assert len(written(path)) == 5
-    metrics.on_epoch_begin(None, TrainerState(global_step=2), TrainerControl())
-    assert written(path) == [{"step": 0}, {"step": 1}, {"step": 2}]
-
-
 def test_a_start_forgets_the_lines_after_its_checkpoint_and_a_fresh_one_all(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (0, 1, 2, 3, 4)) + '{"step": 5, "lo')
@@ -48,9 +38,8 @@ def test_what_a_full_disk_keeps_out_comes_with_the_next_step(tmp_path):
         for step in (1, 2, 3):
             metrics.on_log(None, TrainerState(global_step=step), TrainerControl(), logs={"loss": 2.5})
             metrics.on_step_end(None, TrainerState(global_step=step), TrainerControl())
-        metrics.on_epoch_begin(
-            None, TrainerState(global_step=2), TrainerControl()
-        )  # the run went back: the third is not to come
+        # the run resumes at step 2: the third line is not to come
+        metrics.on_train_begin(None, TrainerState(global_step=2), TrainerControl())
         ballast.unlink()
         metrics.on_step_end(None, TrainerState(global_step=3), TrainerControl())
         assert [line["step"] for line in written(metrics.path)] == [1, 2]
