@@ -29,7 +29,7 @@ export PATH := $(BIN):$(PATH)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test coverage mutations test-slow test-long test-browser test-quantized test-cluster test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-guards bench-monitoring bench-comparing bench-documents bench-verdict bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test coverage mutations test-slow test-long test-browser test-quantized test-cluster test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -124,11 +124,11 @@ bench-gpu: $(INSTALLED) ## training steps on a GPU compared with four other syst
 bench-packing: $(INSTALLED) ## supervised fine-tuning packed and padded, beside TRL: 6 minutes; then docs/stages.md
 	$(BIN)/python -m benchmarks.packing $(ARGS)
 
+bench-step: $(INSTALLED) ## the host's part of a step beside a bare loop and the plain Trainer: 2 minutes; then docs/step.md
+	$(BIN)/python -m benchmarks.step $(ARGS)
+
 bench-guards: $(INSTALLED) ## what guards and flags cost in a step: 5 minutes on 2 cores
 	$(BIN)/python -m benchmarks.guards $(ARGS)
-
-bench-monitoring: $(INSTALLED) ## what watching a run costs in a step: 10 minutes on a core
-	$(BIN)/python -m benchmarks.monitoring $(ARGS)
 
 bench-comparing: $(INSTALLED) ## `cpt compare` of 20 runs of 100,000 logged steps: 3 minutes on 4 cores
 	$(BIN)/python -m benchmarks.comparing $(ARGS)

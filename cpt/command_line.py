@@ -18,6 +18,7 @@ from cpt.command_signature import command_of
 from cpt.console import settle
 from cpt.errors import CptError, Interrupted, RecipeError, ResourceError
 from cpt.output import make_output_safe
+from cpt.process import SUPERVISED
 from cpt.ranks import has_process_group, is_main_process, leave, rank
 
 SECONDS_FOR_THE_MAIN_PROCESS = 5
@@ -98,7 +99,8 @@ def run_app(
             # The main process most likely found the same and prints it; then the launcher ends this one while it
             # waits.
             time.sleep(SECONDS_FOR_THE_MAIN_PROCESS)
-        if is_main_process() or not isinstance(problem, Interrupted):  # all were told to stop, one says so
+        # All processes receive the signal, and one reports it: the supervisor, after the launcher's last line.
+        if not isinstance(problem, Interrupted) or (is_main_process() and SUPERVISED not in os.environ):
             who = "" if is_main_process() else f"process {rank()}: "
             sys.stderr.write(f"{who}{type(problem).__name__}: {problem}\n")
         leave(problem.exit_code)

@@ -6,8 +6,8 @@ import sys
 import traceback
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from difflib import SequenceMatcher
-from functools import partial, wraps
+from difflib import get_close_matches
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
@@ -191,38 +191,12 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 
 def closest(name: str, choices: Iterable[str]) -> str | None:
-    """The choice that `name` was probably meant to be: few slips of the fingers away, or else much alike."""
-    word = simplified(name)
-    num_slips = {choice: slips(word, simplified(choice)) for choice in sorted(choices)}
-    fewest = min(num_slips.values(), default=len(word))
-    if fewest <= (1 if len(word) < 5 else 2 if len(word) < 8 else 3):
-        return max(
-            (choice for choice in num_slips if num_slips[choice] == fewest), key=partial(likeness, word), default=None
-        )
-    alike = max(num_slips, key=partial(likeness, word), default="")
-    return alike if likeness(word, alike) > 0.75 else None
-
-
-def likeness(word: str, other: str) -> float:
-    """Share of the letters that two words have in common, in order: 0 to 1."""
-    return SequenceMatcher(None, word, other).ratio()
+    """The choice that `name` was probably meant to be; case and hyphens do not count."""
+    by_word = {simplified(choice): choice for choice in choices}
+    near = get_close_matches(simplified(name), by_word, n=1, cutoff=0.66)
+    return by_word[near[0]] if near else None
 
 
 def simplified(name: str) -> str:
     """Without what writers vary: case and hyphens."""
     return name.replace("-", "_").lower()
-
-
-def slips(word: str, other: str) -> int:
-    """How many letters changed, added, left out or swapped with their neighbour lie between two words."""
-    before: list[int] = []
-    above = list(range(len(other) + 1))
-    for i, letter in enumerate(word, start=1):
-        row = [i]
-        for j, wanted in enumerate(other, start=1):
-            cost = min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (letter != wanted))
-            if i > 1 and j > 1 and letter == other[j - 2] and word[i - 2] == wanted:
-                cost = min(cost, before[j - 2] + 1)
-            row.append(cost)
-        before, above = above, row
-    return above[-1]

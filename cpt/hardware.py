@@ -86,8 +86,6 @@ def known_gpu(name: str) -> GpuType | None:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run can count on here."""
-
     gpus: list[Gpu]
     cpu_cores: int
     host_memory_gib: float
@@ -202,5 +200,4 @@ def require_programs(*names: str, reason: str) -> None:
 
 
 def scripts_folder() -> str:
-    """The folder of this Python's own programs."""
     return sysconfig.get_path("scripts")

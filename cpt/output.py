@@ -12,7 +12,6 @@ class LossyFile(FileIO):
     """A file descriptor whose write errors are ignored: its reader is gone, or its disk is full."""
 
     def write(self, data: Any, /) -> int:
-        """Write, or drop."""
         try:
             return super().write(data)
         except OSError:

@@ -35,7 +35,6 @@ class Parallelism:
 
     @property
     def sharing_rows(self) -> int:
-        """Processes that train on the same rows."""
         return self.sp_size * self.tp_size * self.cp_size
 
 

@@ -1,12 +1,14 @@
 """`cpt plan RECIPE --gpu NAME`: does it fit, how long does it take, what does it cost, and what would make it fit."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
 from transformers import PreTrainedConfig
 
 from cpt.command_line import refuse_ignored
@@ -18,7 +20,6 @@ from cpt.planner.activations import Counted, count_activations
 from cpt.planner.advice import cheapest_that_fits, fits, host_that_is_needed
 from cpt.planner.dry_run import dry_run
 from cpt.planner.facts import ModelFacts
-from cpt.planner.fitted import write_fitted
 from cpt.planner.memory import MemoryPlan, facts_for, plan_memory
 from cpt.planner.page import format_plan, format_proposal, format_setup, format_speed
 from cpt.planner.setup import Setup, attention_on_gpu, setup_of
@@ -28,8 +29,9 @@ from cpt.planner.target import Target, find_target, named_gpus, refuse_too_many
 from cpt.preflight.automatic import with_chosen_values
 from cpt.preflight.resources import disk_needs
 from cpt.ranks import tell
-from cpt.recipe.load import load_recipe
+from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Recipe
+from cpt.recipe.words import in_yaml
 from cpt.stages.deepspeed_profile import read_profile
 from cpt.stages.fsdp_profile import refuse_for_any_machine
 
@@ -128,8 +130,6 @@ def tell_all(lines: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class Planned:
-    """A recipe on a target."""
-
     recipe: Recipe
     """With values in place of `auto`."""
     config: PreTrainedConfig
@@ -139,7 +139,6 @@ class Planned:
     memory: MemoryPlan
 
     def count(self, setup: Setup) -> tuple[ModelFacts, Counted]:
-        """The same model in another setup."""
         return facts_for(self.config, setup), count_activations(self.config, setup)
 
 
@@ -205,3 +204,49 @@ def compared(planned: Planned) -> str:
     difference = f"{alone / peak - 1:+.1%}".replace("%", " %")
     sizes = f"{peak / GIB:.2f} GiB for the model, the formula says {alone / GIB:.2f} ({difference})"
     return f"  A dry run of a whole step, not compiled, takes {sizes}."
+
+
+def write_fitted(
+    recipe: Path,
+    output: Path,
+    overrides: Sequence[str],
+    changes: Mapping[str, Any],
+    *,
+    lora: bool = False,
+    force: bool = False,
+) -> None:
+    """Write a recipe with a few keys changed: beside the recipe with its comments, elsewhere as the whole recipe.
+
+    Args:
+        overrides: `key.path=value` of the command line, which the written recipe holds too.
+        changes: key with dots -> value.
+
+    Raises:
+        RecipeError: the output exists, or the recipe cannot be rewritten.
+    """
+    if output.exists() and not force:
+        raise RecipeError(f"{output} exists. Choose another name with --write, or write over it with --force.")
+    words = [*overrides, *(f"{key}={in_yaml(value)}" for key, value in changes.items())]
+    whole = load_recipe(recipe, words, lora=lora)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if output.resolve().parent != recipe.resolve().parent or overrides or lora:  # its relative paths would break
+        output.write_text(dump_recipe(whole), encoding="utf-8")
+        return
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 1000
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    tree = yaml.load(recipe.read_text(encoding="utf-8"))
+    for key, value in changes.items():
+        *above, last = key.split(".")
+        section = tree
+        for step in above:
+            if not isinstance(section.get(step), dict):
+                section[step] = CommentedMap()
+            section = section[step]
+        section[last] = value
+    with output.open("w", encoding="utf-8") as file:
+        yaml.dump(tree, file)
+    if load_recipe(output) != whole:
+        output.unlink()
+        raise RecipeError(f"{recipe} cannot be rewritten with its comments. Give --write a file in another folder.")

@@ -19,7 +19,6 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """How many processes the run has."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 

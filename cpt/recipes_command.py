@@ -49,7 +49,6 @@ def list_recipes() -> None:
 
 
 def first_comment(path: Path) -> str:
-    """What the file's first line says of it."""
     with path.open(encoding="utf-8") as file:
         return file.readline().removeprefix("#").strip()
 

@@ -97,7 +97,7 @@ def keys_below(section: dict[str, Any], sections: dict[str, Any], prefix: str) -
         default = f"default `{json.dumps(node.get('default'))}`" if is_list or not nested else ""
         told = ", ".join(filter(None, [kind(node), "required" if key in section.get("required", ()) else default]))
         meaning = in_one_line(node.get("description") or (nested or {}).get("description", ""))
-        yield f"{'###' if prefix or not nested else '##'} `{name}`\n\n{told}. {meaning}"
+        yield f"{'###' if prefix else '##'} `{name}`\n\n{told}. {meaning}"
         yield from described(name)
         if nested and (nested.get("additionalProperties") is not True or not prefix):
             below = nested, sections, f"{name}{'[]' if is_list else ''}."

@@ -49,7 +49,6 @@ def command(
 
 
 def as_content(one: Verified) -> dict[str, object]:
-    """One folder's result as JSON values."""
     return {
         "folder": str(one.folder),
         "sound": not one.found,

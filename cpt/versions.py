@@ -1,14 +1,10 @@
-"""Builds of torch and the GPU packages that are known to go together, and how an installation compares with them.
+"""Builds of torch and the GPU packages that are known to go together.
 
 docs/installing.md and the files in docker/ are written from here: `python docker/write.py`. The sources, with their
 dates, are in SOURCES.
 """
 
-import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-
-from packaging.version import Version
 
 STACK = {  # what the tests ran with, on the CPU
     "transformers": "5.23.0",
@@ -23,9 +19,6 @@ FOR_ANY_LINE = {
     "liger-kernel": "0.8.5",
 }  # bitsandbytes has a library for each CUDA below
 LATEST_SEEN = "2026-11-22"  # the day on which the package indexes were asked
-CXX20_TORCH = Version(
-    "2.14"
-)  # from here on its headers need C++20, and the kernels' newest sources are compiled as C++17
 
 
 @dataclass(frozen=True)
@@ -199,68 +192,3 @@ SOURCES = (  # (what, where, day it was published or read)
         LATEST_SEEN,
     ),
 )
-
-
-@dataclass(frozen=True)
-class Installed:
-    """What the comparison needs of an installation."""
-
-    torch: str
-    cuda: str | None
-    packages: Mapping[str, str]
-    """Name on PyPI -> version; also of packages that no line has."""
-    python: str
-    """Such as 3.12."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A package that is another one than in the line."""
-
-    package: str
-    here: str
-    there: str
-    install_line: str
-
-
-def nearest_line(installed: Installed) -> tuple[Line, list[Difference]]:
-    """The line with the same CUDA, or else the same major version of it, that differs least."""
-
-    def distance(line: Line) -> tuple[bool, bool, bool, int]:
-        other_torch = minor_of(line.torch) != minor_of(installed.torch)
-        other_major = major(line.cuda) != major(installed.cuda)
-        return other_major, line.cuda != installed.cuda, other_torch, len(list(differences(line, installed)))
-
-    line = min(LINES, key=distance)
-    return line, list(differences(line, installed))
-
-
-def major(cuda: str | None) -> str | None:
-    """`13` of `13.0`."""
-    return cuda.partition(".")[0] if cuda else None
-
-
-def differences(line: Line, installed: Installed) -> Iterator[Difference]:
-    """torch first; a package that is not installed is none."""
-    if Version(installed.torch).public != line.torch or line.cuda != installed.cuda:
-        build = f"{line.torch} for {'CUDA ' + line.cuda if line.cuda else 'the CPU'}"
-        yield Difference("torch", installed.torch, build, line.torch_line)
-    for package, version in {**STACK, **FOR_ANY_LINE}.items():
-        here = installed.packages.get(package)
-        if here is not None and Version(here).public != version:
-            yield Difference(package, here, version, f"pip install {package}=={version}")
-    for wheel in line.wheels:
-        here = installed.packages.get(wheel.package)
-        if here is not None and Version(here).public != Version(wheel.version).public:
-            yield Difference(wheel.package, here, wheel.version, wheel.install_line(installed.python))
-
-
-def built_for_another_torch(version: str, torch: str) -> str | None:
-    """The torch that a package of kernels names in its version, where that is another one than `torch`."""
-    named = re.search(r"torch\.?(\d+\.\d+)", Version(version).local or "")
-    return named.group(1) if named and named.group(1) != minor_of(torch) else None
-
-
-def minor_of(torch: str) -> str:
-    """`2.11` of `2.11.0+cu128`."""
-    return ".".join(map(str, Version(torch).release[:2]))

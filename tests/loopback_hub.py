@@ -227,6 +227,10 @@ class Client:
         raise AssertionError(f"the process ended with {self.process.wait()}")
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; on a busy machine it takes a while to leave."""
         self.process.stdin.close()
-        self.process.wait(10)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

@@ -8,7 +8,7 @@ import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 TOKEN, READ_ONLY = "hf_may_write", "hf_may_read"
 LARGE = 10_000  # such files go to large storage, by the LFS protocol
@@ -20,7 +20,6 @@ class ModelHub(ThreadingHTTPServer):
     commits: name -> the files after each commit.
     blobs: what lies in large storage, by sha256.
     breaking: so many uploads to large storage end in the middle.
-    spoils: an uploaded byte is changed before it is kept.
     asked: each request's method and path.
     """
 
@@ -38,7 +37,6 @@ class ModelHub(ThreadingHTTPServer):
         self.commits: dict[str, list[dict[str, bytes]]] = {}
         self.blobs: dict[str, bytes] = {}
         self.breaking = 0
-        self.spoils = False
         self.asked: list[str] = []
 
     def files(self, name: str) -> dict[str, bytes]:
@@ -86,7 +84,6 @@ class Answer(BaseHTTPRequestHandler):
             (r"/api/models/([^/]+/[^/]+)/preupload/main", self.preupload),
             (r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", self.batch),
             (r"/api/models/([^/]+/[^/]+)/commit/main", self.commit),
-            (r"/api/models/([^/]+/[^/]+)/paths-info/(\w+)", self.paths),
             (r"/api/models/([^/]+/[^/]+)(?:/revision/main)?", self.about),
         )
         for pattern, route in routes:
@@ -155,23 +152,10 @@ class Answer(BaseHTTPRequestHandler):
             if line["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
-                content = self.server.blobs[value["oid"]]
-                files[value["path"]] = content[:-1] + b"?" if self.server.spoils else content
+                files[value["path"]] = self.server.blobs[value["oid"]]
         self.server.commits[name].append(files)
         oid = self.commit_of(name)
         self.send({"commitUrl": f"{self.server.url}/{name}/commit/{oid}", "commitOid": oid})
-
-    def paths(self, body: bytes, name: str, revision: str) -> None:
-        """Size and hash of files."""
-        assert revision == self.commit_of(name)
-        found = []
-        for path in parse_qs(body.decode())["paths"]:
-            content = self.server.files(name).get(path)
-            if content is not None:
-                about = {"type": "file", "path": path, "size": len(content), "oid": git_hash(content)}
-                large = {"lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}}
-                found.append(about | (large if len(content) > LARGE else {}))
-        self.send(found)
 
     def commit_of(self, name: str) -> str:
         """A hash for each commit."""
@@ -186,8 +170,3 @@ class Answer(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(raw)
-
-
-def git_hash(content: bytes) -> str:
-    """As git names it."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()

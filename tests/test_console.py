@@ -1,10 +1,6 @@
-import json
-
 import pytest
 from on_terminal import in_pipe, on_terminal
 from run_folders import write_run
-
-from cpt.console import WIDTH_OF_A_FILE, settle
 
 PRINTS = """
 import cpt.command_line
@@ -53,20 +49,6 @@ def test_colours_can_be_forced_into_a_pipe_and_bars_cannot():
     assert "\x1b[1;32mIt worked." in said and "\r" not in said and "\x1b[?25l" not in said and "Working" not in said
 
 
-def test_what_is_being_done_is_shown_on_a_terminal_only():
-    program = (
-        "from cpt.console import *; import time\nwith while_working(open_console(stderr=True).status('busy')):"
-        " time.sleep(0.2)"
-    )
-    assert "busy" in on_terminal(["-c", program]) and in_pipe(["-c", program]) == ""
-
-
-def test_a_table_fits_a_narrow_terminal():
-    said = on_terminal(["-c", PRINTS], width=40, NO_COLOR="1")
-    table = [line for line in said.splitlines() if line and line[0] in "┏┃┡│└"]
-    assert len(table) == 5 and {len(line) for line in table} == {40}
-
-
 def test_a_file_beside_a_bar_on_the_terminal_misses_nothing(tmp_path):
     """rich's bars take over stdout, whose lines would then stand on the terminal and not in the file."""
     program = (
@@ -76,24 +58,6 @@ def test_a_file_beside_a_bar_on_the_terminal_misses_nothing(tmp_path):
     )
     said = on_terminal(["-c", program, str(tmp_path / "log")])
     assert (tmp_path / "log").read_text() == "a line of the log\n" and "a line" not in said
-
-
-def test_what_the_user_set_for_a_package_stays():
-    environment = {"NO_COLOR": "1", "TQDM_DISABLE": "0"}
-    settle(environment, on_terminal=True)
-    assert environment["TQDM_DISABLE"] == "0" and environment["TTY_COMPATIBLE"] == "0"
-
-
-@pytest.mark.parametrize("value", ["", "0", "false"])
-def test_ci_that_is_switched_off_is_no_ci(value):
-    environment = {"CI": value, "TERM": "xterm"}
-    settle(environment, on_terminal=True)
-    assert environment == {"CI": value, "TERM": "xterm"}
-
-
-def test_the_width_of_a_file_is_not_forced_on_those_who_name_one():
-    program = "from cpt.console import open_console; import json; print(json.dumps(open_console().width))"
-    assert [json.loads(in_pipe(["-c", program], **more)) for more in ({}, {"COLUMNS": "90"})] == [WIDTH_OF_A_FILE, 90]
 
 
 COMMANDS = [
@@ -117,8 +81,3 @@ def test_what_a_command_prints_into_a_pipe_or_without_colours_has_no_control_cha
     typed = ["-m", "cpt.cli", *(word.replace("RUNS", runs) for word in words)]
     piped, plain = in_pipe(typed, GITHUB_ACTIONS="true"), on_terminal(typed, NO_COLOR="1")
     assert piped and plain and not is_decorated(piped) and not is_decorated(plain)
-
-
-@pytest.mark.parametrize("words", [["--help"], ["runs", "RUNS"]], ids=" ".join)
-def test_what_a_command_prints_on_a_terminal_has_colours(words, runs):
-    assert "\x1b[" in on_terminal(["-m", "cpt.cli", *(word.replace("RUNS", runs) for word in words)])

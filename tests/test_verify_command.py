@@ -12,11 +12,6 @@ def run(*words):
     return ended.value.code
 
 
-def test_a_sound_run_is_called_sound(tmp_path, capsys):
-    save_checkpoint(tmp_path, 4)
-    assert run(tmp_path) == 0 and "checkpoint-4: sound (step 4" in capsys.readouterr().out
-
-
 def test_damage_is_named_and_ends_with_2(tmp_path, capsys):
     save_checkpoint(tmp_path, 4)
     damage(save_checkpoint(tmp_path, 8) / "model.safetensors", "bit flip")

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.data`: every system in turn, several times; writes benchmarks/results/data.json, the pictures
-and the table."""
+"""`python -m benchmarks.data`: every system in turn, several times; writes benchmarks/results/data.json and the tables
+of docs/data.md."""
 
 import argparse
 import json
@@ -13,11 +13,11 @@ from typing import Any
 
 from tokenizers.processors import ByteLevel
 
-from benchmarks.data import page, plots
+from benchmarks.data import page
 from benchmarks.data.corpus import Facts, path_of, texts_of, write_corpora, write_parts
 from benchmarks.data.peers.clock import LENGTH, Job, Measured
 from benchmarks.data.results import RESULTS, write_results
-from benchmarks.data.systems import PEERS, SYSTEMS, measure, system_ended
+from benchmarks.data.systems import SYSTEMS, measure, system_ended
 from cpt.data.store.parallel import num_workers
 from cpt.tokenizer.train_bpe import train_bpe
 
@@ -68,7 +68,7 @@ def main() -> None:
     folder = options.folder or Path(tempfile.mkdtemp(prefix="bench-data-"))
     folder.mkdir(parents=True, exist_ok=True)
     print(f"Corpora and stores: {folder}", flush=True)
-    sizes = [options.mb, options.slow_mb, *options.growth, *options.growth_of_run_clm]
+    sizes = [options.mb, options.slow_mb, *options.growth]
     bench = Bench(options, folder, write_corpora(folder, sizes))
     slow = path_of(folder, options.slow_mb)
     write_parts(slow, folder / f"{options.slow_mb}-parts", num_workers())
@@ -80,7 +80,6 @@ def main() -> None:
         if not options.folder:
             shutil.rmtree(folder, ignore_errors=True)
     if not options.results:
-        plots.main()
         page.main()
 
 
@@ -112,9 +111,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument(
         "--growth", type=sizes_of, default=[20, 80, 320, 1280], help="MB of the growth curves; `0` for none"
-    )
-    parser.add_argument(
-        "--growth-of-run-clm", type=sizes_of, default=[20, 80, 320], help="the same for run_clm, which is slower"
     )
     parser.add_argument(
         "--systems", type=lambda names: names.split(","), default=list(SYSTEMS), help="those to measure, by name"
@@ -194,7 +190,6 @@ def single_measurements(bench: Bench) -> None:
         rows = replace(ours, variant=str(cold[-1]["positions"] // LENGTH))
         bench.keep("resume", program("benchmarks.data.resume", "real", rows))
     bench.keep("resume_synthetic", program("benchmarks.data.resume", "synthetic", small))
-    bench.keep("resume_replay", program(str(PEERS / "streaming_replay.py"), "replay", small))
     bench.keep("mixture", program("benchmarks.data.mixture", "shares", small))
     bench.keep(
         "shuffle", program("benchmarks.data.shuffle", "distances", replace(ours, folder=bench.folder / "shuffle"))
@@ -204,26 +199,22 @@ def single_measurements(bench: Bench) -> None:
 def program(name: str, action: str, job: Job) -> Measured:
     """What a program says that is no system."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    how = [name] if name.endswith(".py") else ["-m", name]
-    return system_ended([sys.executable, *how, action, job.as_json()], job.folder)
+    return system_ended([sys.executable, "-m", name, action, job.as_json()], job.folder)
 
 
 def growth(bench: Bench) -> None:
     """Cold starts on corpora of many sizes, twice where they are quick."""
-    wanted = [("ours", size) for size in bench.options.growth] + [
-        ("run_clm_torch", size) for size in bench.options.growth_of_run_clm
-    ]
     slow = set()
     for _ in range(2):
-        for name, size in wanted:
-            if (name, size) in slow or bench.minutes > 0.95 * bench.options.minutes:
+        for size in bench.options.growth:
+            if size in slow or bench.minutes > 0.95 * bench.options.minutes:
                 continue
-            measured = measure(name, "cold", bench.job(f"growth-{name}", size))
-            shutil.rmtree(bench.folder / f"growth-{name}", ignore_errors=True)
-            bench.samples["growth"].append({"system": name, "megabytes": size, **measured})
-            bench.say(f"growth {name} {size} MB: {measured}")
+            measured = measure("ours", "cold", bench.job("growth", size))
+            shutil.rmtree(bench.folder / "growth", ignore_errors=True)
+            bench.samples["growth"].append({"system": "ours", "megabytes": size, **measured})
+            bench.say(f"growth {size} MB: {measured}")
             if "failed" in measured or measured["total_seconds"] > SLOW_SECONDS:
-                slow.add((name, size))
+                slow.add(size)
 
 
 def write(bench: Bench) -> None:

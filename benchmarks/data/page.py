@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.data.results import ORDERS, RESULTS, Results
 from benchmarks.data.systems import SYSTEMS
-from benchmarks.marked import with_part
+from benchmarks.marked import table, with_part
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 BEGIN, END = "<!-- python -m benchmarks.data.page: begin -->\n", "<!-- python -m benchmarks.data.page: end -->\n"
@@ -125,12 +125,6 @@ def order_table(results: Results) -> str:
         ]
         lines.append(table(heads, rows))
     return "\n".join(lines)
-
-
-def table(heads: list[str], rows: list[list[str]]) -> str:
-    """In Markdown; the first column to the left, the others to the right."""
-    rule = ["---", *["---:"] * (len(heads) - 1)]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rule, *rows))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def write_results(folder: Path, samples: Results, corpora: dict[int, Facts], min
 
 
 def results_of(samples: Results, corpora: dict[int, Facts], minutes: float) -> Results:
-    """Everything that the table, the pictures and a reader need."""
+    """Everything that the tables and a reader need."""
     systems = {name: medians(name, sample, corpora) for name, sample in samples["systems"].items()}
     results = {
         "device": device(),

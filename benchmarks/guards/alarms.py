@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from cpt.demo.corpus import build_corpus
+from benchmarks.library_corpus import build_corpus
 from cpt.tokenizer.train_bpe import train_bpe
 
 ROOT = Path(__file__).parents[2]

@@ -3,7 +3,7 @@
 Each cell is a shipped model with a length of rows and a way to train. The sum (activations counted on rows of one and
 two, the rest from numbers of parameters) stands beside a dry run: two whole steps on fake tensors, with every storage
 that is alive added up. Both are of one process, without what engines, kernels and libraries set aside. Writes
-benchmarks/results/plan.json and docs/pictures/plan.png.
+benchmarks/results/plan.json.
 """
 
 import argparse
@@ -26,7 +26,6 @@ from cpt.recipe.yaml_lines import read_yaml
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "plan.json"
-PICTURE = ROOT / "docs" / "pictures" / "plan.png"
 MODELS = {"gpt2/124m": (1024,), "llama/1b": (2048, 8192), "qwen/7b": (4096,), "nemotron/8b": (4096,)}
 PLAIN = Setup(
     gpus=1,
@@ -67,14 +66,13 @@ LEAST, MOST = 0.97, 1.05
 
 
 def main() -> None:
-    """Every cell, then results and picture."""
+    """Measure every cell, then write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     cells = [
         cell(model, length, way) for model in parser.parse_args().models for length in MODELS[model] for way in WAYS
     ]
     RESULTS.write_text(json.dumps(results_of(cells), indent=1) + "\n")
-    draw(cells, PICTURE)
 
 
 def cell(model: str, length: int, way: str) -> dict[str, Any]:
@@ -104,30 +102,6 @@ def results_of(cells: list[dict[str, Any]]) -> dict[str, Any]:
         "measurements": [dict(zip(("name", "target", "measured", "unit", "met"), row, strict=True)) for row in rows],
         "cells": cells,
     }
-
-
-def draw(cells: list[dict[str, Any]], path: Path) -> None:
-    """One point a cell: the sum against the dry run."""
-    import matplotlib  # an extra
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4.5))
-    for model in dict.fromkeys(found["model"] for found in cells):
-        mine = [found for found in cells if found["model"] == model]
-        axes.scatter(
-            [f["dry_run"] / 2**30 for f in mine],
-            [100 * (f["formula"] / f["dry_run"] - 1) for f in mine],
-            label=model,
-            s=22,
-        )
-    for bound in (100 * (LEAST - 1), 100 * (MOST - 1)):
-        axes.axhline(bound, color="grey", linewidth=0.8, linestyle="--")
-    axes.set(xscale="log", xlabel="a dry run of the whole step, GiB", ylabel="the planner's sum beside it, %")
-    axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cpt.demo.corpus import first_occurrences, is_held_out, join_passages, read_library
+from benchmarks.library_corpus import join_passages
+from cpt.demo.corpus import first_occurrences, is_held_out, read_library
 from cpt.errors import DataError
 
 GENERAL = "general"
 HELD_OUT_REFERENCE_PERCENT = 20  # of its few long texts more than the tenth that is held out of the others
-HELD_OUT_PERCENT = 10
 TOKENIZER_BYTES = 50_000_000  # of each kind: more would change little
 
 
@@ -62,25 +62,12 @@ def write_library(library: Path, folder: Path) -> dict[str, Text]:
         documents[own, held_out] += join_passages(first_occurrences(passages, seen))
     if not documents["weak", True]:
         raise DataError(
-            f"{library} has no pydoc_data/topics.py with the language reference. Use a Python that has it, or text of"
-            " your own."
+            f"{library} has no pydoc_data/topics.py with the language reference. Use a Python that has it."
         )
     return {
         kind: write_text(kind, documents[kind, False], documents[kind, True], folder)
         for kind in (GENERAL, "weak", "strong")
     }
-
-
-def write_own(files: Mapping[str, Path], folder: Path) -> dict[str, Text]:
-    """jsonl files of one's own, a tenth of the documents held out of each; a text that occurs twice is kept once."""
-    written = {}
-    for kind, path in files.items():
-        texts = list(dict.fromkeys(read_texts(path)))
-        parts = {part: [text for text in texts if (bucket(text) < HELD_OUT_PERCENT) == part] for part in (False, True)}
-        if not (parts[False] and parts[True]):
-            raise DataError(f"{path} has {len(texts)} different documents, too few to hold some out. Give more.")
-        written[kind] = write_text(kind, parts[False], parts[True], folder)
-    return written
 
 
 def write_text(kind: str, train: Iterable[str], held_out: Iterable[str], folder: Path) -> Text:

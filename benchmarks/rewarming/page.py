@@ -1,4 +1,4 @@
-"""`python -m benchmarks.rewarming.page`: the tables and the picture of docs/rewarming.md, made from
+"""`python -m benchmarks.rewarming.page`: the tables of docs/rewarming.md, made from
 benchmarks/results/rewarming.json."""
 
 import json
@@ -7,7 +7,6 @@ from typing import Any
 
 from benchmarks.marked import with_part
 from benchmarks.rewarming.corpus import GENERAL
-from benchmarks.rewarming.plot import PICTURE, draw
 from benchmarks.rewarming.results import DOMAIN, RESULTS, side
 from benchmarks.rewarming.training import BASE
 
@@ -19,10 +18,9 @@ BEGIN, END = (
 
 
 def write_page() -> None:
-    """Write the tables between their markers, and the picture."""
+    """Write the tables between their markers."""
     results = json.loads(RESULTS.read_text())
     PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
-    draw(results, PICTURE)
 
 
 def with_tables(text: str, results: dict[str, Any]) -> str:

@@ -13,11 +13,21 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import torch
 from transformers import AutoConfig
 
-from benchmarks.rewarming.corpus import GENERAL, Shift, read_texts
-from benchmarks.rewarming.training import ARMS, BASE, FLOOR, JOINT, NO_REWARMING, REPLAY, REWARMING, Experiment, Result
+from benchmarks.rewarming.corpus import GENERAL, SHIFTS, Shift, read_texts
+from benchmarks.rewarming.training import (
+    ARMS,
+    BASE,
+    FLOOR,
+    JOINT,
+    NO_REWARMING,
+    REPLAY,
+    REWARMING,
+    SCALE,
+    Experiment,
+    Result,
+)
 from cpt.evaluation.paired import LEVEL, t_quantile
 from cpt.models.inventory import count_parameters
 
@@ -69,38 +79,27 @@ CLAIMS = (
 )
 
 
-def write_results(
-    path: Path, experiment: Experiment, shifts: Sequence[Shift], results: Sequence[Result]
-) -> dict[str, Any]:
+def write_results(experiment: Experiment, results: Sequence[Result]) -> None:
     """What was measured, run by run and summed up."""
-    scale = experiment.scale
     content = {
-        "device": torch.cuda.get_device_name()
-        if torch.cuda.is_available()
-        else f"{platform.machine()}, {os.cpu_count()} cores",
+        "device": f"{platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "libraries": {name: metadata.version(name) for name in LIBRARIES},
         "scale": {
-            "model": "/".join(scale.model.parts[-2:]) if scale.model else "the demo's",
+            "model": "the demo's",
             "parameters": parameters(experiment.folder / f"base-seed{results[0].seed}" / "final"),
-            "base_tokens": scale.base_tokens,
-            "tokens": scale.tokens,
-            "batch_tokens": scale.batch_tokens,
-            "learning_rate": scale.learning_rate,
-            "last_learning_rate": scale.learning_rate * FLOOR,
-            "overrides": list(scale.overrides),
+            **asdict(SCALE),
+            "last_learning_rate": SCALE.learning_rate * FLOOR,
         },
         "sets": {
-            kind: {"train_bytes": text.train.stat().st_size, **held_out(text.held_out, scale.evaluated_documents)}
+            kind: {"train_bytes": text.train.stat().st_size, **held_out(text.held_out, SCALE.evaluated_documents)}
             for kind, text in experiment.texts.items()
         },
-        "shifts": [asdict(shift) for shift in shifts],
-        **summarize(shifts, results),
+        "shifts": [asdict(shift) for shift in SHIFTS],
+        **summarize(results),
         "runs": [asdict(result) for result in results],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    return content
+    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def parameters(model: Path) -> int:
@@ -114,11 +113,11 @@ def held_out(path: Path, most: int) -> dict[str, int]:
     return {"held_out_documents": len(texts), "held_out_bytes": sum(len(text.encode()) for text in texts)}
 
 
-def summarize(shifts: Sequence[Shift], results: Sequence[Result]) -> dict[str, Any]:
+def summarize(results: Sequence[Result]) -> dict[str, Any]:
     """Of each shift and arm (the base among them) the interval of both figures over seeds; and every claim."""
     arms: dict[str, Any] = {}
     measurements: list[dict[str, Any]] = []
-    for shift in shifts:
+    for shift in SHIFTS:
         of_shift = [result for result in results if result.shift in (None, shift.name)]
         runs = {(result.arm, result.seed): result.bits_per_byte for result in of_shift}
         seeds = sorted({seed for _, seed in runs})

@@ -25,25 +25,16 @@ WARMUP_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is trained; of every arm alike.
+    """How much is trained, the same for every arm."""
 
-    Attributes:
-        model: a model file of recipes/models; None is the demo's.
-        base_tokens: of the base model's training.
-        tokens: of continued training.
-        batch_tokens: of one optimizer step.
-        learning_rate: the peak, of the base, of re-warming and of joint training.
-        evaluated_documents: of each held-out set at most.
-        overrides: for all runs, after ours.
-    """
-
-    model: Path | None = None
     base_tokens: int = 600_000
     tokens: int = 150_000
-    batch_tokens: int = 512
-    learning_rate: float = 4e-3
-    evaluated_documents: int = 40
-    overrides: tuple[str, ...] = ()
+    batch_tokens: int = 512  # of one optimizer step
+    learning_rate: float = 4e-3  # the peak: of the base, of re-warming and of joint training
+    evaluated_documents: int = 40  # of each held-out set at most
+
+
+SCALE = Scale()
 
 
 @dataclass(frozen=True)
@@ -64,16 +55,15 @@ class Experiment:
 
     texts: Mapping[str, Text]
     tokenizer: Path
-    scale: Scale
     folder: Path
 
     def run_base(self, seed: int) -> Result:
         """On general text; the seed decides the first weights and the order of the data."""
-        return self.run(BASE, None, seed, self.scale.base_tokens, {GENERAL: 1.0})
+        return self.run(BASE, None, seed, SCALE.base_tokens, {GENERAL: 1.0})
 
     def run_arm(self, arm: str, shift: Shift, seed: int) -> Result:
         """One arm, from the base of the same seed unless it is joint training."""
-        base_tokens, tokens = self.scale.base_tokens, self.scale.tokens
+        base_tokens, tokens = SCALE.base_tokens, SCALE.tokens
         if arm == JOINT:
             together = base_tokens + tokens
             return self.run(
@@ -84,17 +74,16 @@ class Experiment:
 
     def run(self, arm: str, shift: Shift | None, seed: int, tokens: int, shares: Mapping[str, float]) -> Result:
         """Train it, unless it is finished already, and read what came of it."""
-        scale = self.scale
         name = f"{f'{shift.name}-' if shift else ''}{arm.replace(' + ', '-').replace(' ', '_')}-seed{seed}"
         sources = [
             {"path": str(self.texts[kind].train), "name": kind, "weight": share} for kind, share in shares.items()
         ]
         sets = [
-            {"path": str(text.held_out), "name": kind, "max_documents": scale.evaluated_documents}
+            {"path": str(text.held_out), "name": kind, "max_documents": SCALE.evaluated_documents}
             for kind, text in self.texts.items()
         ]
         if arm in (BASE, JOINT):
-            recipe, start = RECIPES / "demo" / "pretrain.yaml", self.from_scratch()
+            recipe, start = RECIPES / "demo" / "pretrain.yaml", [f"tokenizer.path={self.tokenizer}"]
         else:
             recipe = RECIPES / "demo.yaml"
             start = [f"model.path={self.folder / f'{BASE}-seed{seed}' / 'final'}", "evaluation.prompts=[]"]
@@ -103,23 +92,14 @@ class Experiment:
             f"seed={seed}",
             f"output_dir={self.folder}",
             f"budget.tokens={tokens}",
-            f"budget.global_batch_tokens={scale.batch_tokens}",
+            f"budget.global_batch_tokens={SCALE.batch_tokens}",
             "training.per_device_train_batch_size=2",
             f"data.sources={json.dumps(sources)}",
             f"evaluation.perplexity={json.dumps(sets)}",
         ]
-        loaded = load_recipe(
-            recipe, [*overrides, *schedule(arm, tokens, scale.learning_rate), *start, *scale.overrides]
-        )
+        loaded = load_recipe(recipe, [*overrides, *schedule(arm, tokens, SCALE.learning_rate), *start])
         bits = read_course(train(loaded).parent / "metrics.jsonl")[-1].bits_per_byte
         return Result(arm, shift.name if shift else None, seed, tokens, bits)
-
-    def from_scratch(self) -> list[str]:
-        """Overrides of a run that starts with new weights."""
-        return [
-            f"tokenizer.path={self.tokenizer}",
-            *([f"model={self.scale.model.resolve()}"] if self.scale.model else []),
-        ]
 
 
 def schedule(arm: str, tokens: int, peak: float) -> list[str]:

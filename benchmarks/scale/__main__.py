@@ -3,7 +3,7 @@ core, 5 GB of disk.
 
 For each size a store is laid out (`tables.py`), then processes start on it as those of a run do, and look rows up
 (`start.py`). Every figure is of cpt's own code on files as they would be; only the tokens say nothing. Writes
-benchmarks/results/scale.json; then `python -m benchmarks.scale.page` writes docs/scaling.md's table and plot.
+benchmarks/results/scale.json; then `python -m benchmarks.scale.page` writes docs/scaling.md's tables.
 """
 
 import argparse
@@ -28,7 +28,7 @@ OFF_POINTS, RESUME_GROWTH, LOOKUP_GROWTH, MEMORY = 0.1, 3.0, 3.0, 400 * 2**20
 
 
 def main() -> None:
-    """Every size, then the results."""
+    """Measure every size, then write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES), help="tokens")
     parser.add_argument("--folder", type=Path, help="a disk with room; by default that of temporary files")
@@ -39,12 +39,11 @@ def main() -> None:
 
 
 def measure(folder: Path, tokens: int) -> dict[str, Any]:
-    """One size: the figures of some processes, and of some without the tables of windows."""
+    """One size: the medians of some processes."""
     folder.mkdir()
     make_store(folder, tokens)
     with_tables = [started(folder, tokens) for _ in range(REPETITIONS)]
     index = index_bytes(folder)
-    by_files = [started(folder, tokens, "--by-files") for _ in range(REPETITIONS)]
     rmtree(folder)
     cell = {
         "tokens": tokens,
@@ -61,15 +60,14 @@ def measure(folder: Path, tokens: int) -> dict[str, Any]:
         "resume": [
             median(one["resumes"][place] for one in with_tables) for place in range(len(with_tables[0]["resumes"]))
         ],
-        "by_files": {name: median(one[name] for one in by_files) for name in ("copy", "start", "memory_start")},
     }
     print(f"{tokens:,} tokens: start {cell['start']:.2f} s, {cell['memory_start'] / 2**20:.0f} MiB", flush=True)
     return cell
 
 
-def started(folder: Path, tokens: int, *words: str) -> dict[str, Any]:
+def started(folder: Path, tokens: int) -> dict[str, Any]:
     """What a new process measured."""
-    command = [sys.executable, "-m", "benchmarks.scale.start", str(folder), str(tokens), *words]
+    command = [sys.executable, "-m", "benchmarks.scale.start", str(folder), str(tokens)]
     found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return found
 

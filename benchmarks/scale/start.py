@@ -1,9 +1,6 @@
-"""A process of a run as far as its data go: `python -m benchmarks.scale.start FOLDER TOKENS [--by-files]` starts, and
-looks rows up.
+"""Start a process of a run as far as its data go, and look rows up: `python -m benchmarks.scale.start FOLDER TOKENS`.
 
 Prints JSON: seconds of processor time, those of a numpy copy in the same process among them, and bytes of memory.
---by-files takes the tables of windows away for good, so that each window's own file is read, as it was done before
-there were tables.
 """
 
 import argparse
@@ -19,7 +16,6 @@ from benchmarks.scale.tables import SEED, SEQUENCE_LENGTH, budget_of, data_of, e
 from cpt.data.build import build_data
 from cpt.data.mixture import MixtureRows
 from cpt.data.prepared import PreparedData
-from cpt.data.rows.window_index import TABLE, TOTAL
 from cpt.data.rows.windows import reopen
 
 LOOKUPS, RESUMES = 300, 20
@@ -32,13 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale.start", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("tokens", type=int)
-    parser.add_argument("--by-files", action="store_true")
     arguments = parser.parse_args()
-    if arguments.by_files:
-        for file in (arguments.folder / "cache" / "rows").glob("*/windows.npy"):
-            file.unlink()
-            total = json.loads((file.parent / TOTAL).read_text())
-            (file.parent / TOTAL).write_text(json.dumps({"rows": total["rows"], "windows": total["windows"]}))
     print(json.dumps(measured(arguments.folder, arguments.tokens)))
 
 
@@ -75,16 +65,15 @@ def measured(folder: Path, tokens: int) -> dict[str, object]:
         "documents": sum(report.documents for report in prepared.sources),
         "state": len(json.dumps(prepared.state(number // 2))),
     }
-    if all((one.folder / TABLE).exists() for one in prepared.windowed):
-        asked = [report.share for report in prepared.sources]
-        found["off_points"] = {
-            str(part): 100
-            * max(
-                abs(a - b)
-                for a, b in zip(asked, realised_shares(rows, prepared.windowed, int(part * number)), strict=True)
-            )
-            for part in (0.001, 0.01, 0.1, 1.0)
-        }
+    asked = [report.share for report in prepared.sources]
+    found["off_points"] = {
+        str(part): 100
+        * max(
+            abs(a - b)
+            for a, b in zip(asked, realised_shares(rows, prepared.windowed, int(part * number)), strict=True)
+        )
+        for part in (0.001, 0.01, 0.1, 1.0)
+    }
     return found
 
 

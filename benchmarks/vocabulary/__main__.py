@@ -10,12 +10,12 @@ from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.library_corpus import build_corpus
 from benchmarks.vocabulary.lengths import measure_lengths, texts_of
 from benchmarks.vocabulary.results import write_results
 from benchmarks.vocabulary.table import write_tables
 from benchmarks.vocabulary.training import budgets, extend_base, measure_starts, run_arm, train_base
 from cpt.command_line import show_log
-from cpt.demo.corpus import build_corpus
 from cpt.tokenizer.train_bpe import train_bpe
 
 VOCABULARY_SIZE = 4096

@@ -119,7 +119,6 @@ class Comparison:
 
     @property
     def names(self) -> list[str]:
-        """The names of the runs."""
         return [run.name for run in self.runs]
 
     @property
@@ -417,7 +416,6 @@ def model_topic(runs: Sequence[ComparedRun]) -> Topic:
 
 
 def progress_topic(runs: Sequence[ComparedRun]) -> Topic:
-    """State, steps, tokens, time and cost."""
     seconds = [get(run.record.status, "seconds") or run.record.metrics.last("train_runtime") for run in runs]
     starts = [len(run.starts) for run in runs]
     rows = [
@@ -561,7 +559,6 @@ def as_interval(difference: Difference) -> str:
 
 
 def task_topic(runs: Sequence[ComparedRun]) -> Topic:
-    """Scores of the runs' verdicts."""
     scores = [dict(scores_of(run.record.verdict)) for run in runs]
     rows = []
     for name in dict.fromkeys(name for one in scores for name in one):
@@ -601,7 +598,6 @@ def speed_topic(runs: Sequence[ComparedRun]) -> Topic:
 
 
 def event_topic(runs: Sequence[ComparedRun]) -> Topic:
-    """The number of events of each kind."""
     counts = [Counter(str(event.get("kind")) for event in run.record.events) for run in runs]
     kinds = sorted({kind for count in counts for kind in count})
     return Topic("Events", [number_row(kind, [count[kind] for count in counts], format_count) for kind in kinds])

@@ -78,7 +78,6 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def markdown(comparison: Comparison) -> str:
-    """The comparison as a page of Markdown."""
     parts = [f"# {plain(comparison.title)}", plain(comparison.headline())]
     for table, remarks in tables_of([*comparison.differences, *comparison.figures], comparison.names):
         rows = [table.columns, ["---"] * len(table.columns), *table.rows] if table.rows else []

@@ -1,4 +1,4 @@
-"""Plots of a page, drawn by plotly: curves, bars, and values with their intervals."""
+"""Plots of a page, drawn by plotly: curves, and values with their intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -146,15 +146,6 @@ def smoothed(values: NDArray[np.float64], share: float = SMOOTHED_OVER) -> NDArr
     return means
 
 
-def bars(title: str, y_title: str, groups: Sequence[str], series: dict[str, Sequence[float | None]]) -> Plot:
-    """Groups of stacked bars."""
-    traces = [
-        {"type": "bar", "name": as_text(name), "x": [as_text(group) for group in groups], "y": list(values)}
-        for name, values in series.items()
-    ]
-    return Plot(title, traces, {"barmode": "stack", "yaxis": {"title": y_title}})
-
-
 def intervals(title: str, x_title: str, rows: Sequence[tuple[str, float, float, float]], note: str = "") -> list[Plot]:
     """Values with their intervals, one per line, and a line at 0.
 
@@ -205,5 +196,4 @@ def plotly_script() -> str:
 
 
 def no_plotly() -> ResourceError:
-    """The error with the install line."""
     return ResourceError("the plots of a page need plotly. Install it: pip install 'cpt[report]'")

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from cpt.analysis.page import Code, Facts, Part, Section, Table, html_page, write_page
-from cpt.analysis.plots import Curve, Plot, bars, curves, intervals, smoothed
+from cpt.analysis.plots import Curve, Plot, curves, intervals, smoothed
 from cpt.data.mixture import asked_shares, shares_over
 from cpt.errors import CptError
 from cpt.formatting import format_count, format_duration, format_number, format_share
@@ -40,7 +40,6 @@ SHOWN_VERSIONS = ("cpt", "torch", "transformers", "trl", "deepspeed")
 STAGES_OF_TEXT = ("cpt", "pretrain", "sft")  # their loss is in nats per token
 FEWEST_TO_SMOOTH = 30
 MOST_EVENTS = 200
-MOST_HITS = 20
 LONGEST_SAMPLE = 1200  # characters
 LONGEST_TEXT = 200_000
 PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, figure -> its name, factor
@@ -137,7 +136,6 @@ def state(record: RunRecord) -> str:
 
 
 def last_step(record: RunRecord) -> float | None:
-    """The newest step that the run reported."""
     return get(record.status, "step") or record.metrics.last("step")
 
 
@@ -411,23 +409,18 @@ def against_plan(record: RunRecord) -> list[Part]:
     }
     if not plan:
         return []
-    found: list[Part] = []
-    if parts and len(peak):
-        series: dict[str, Sequence[float | None]] = {name: [size, None] for name, size in parts.items()}
-        series["measured peak"] = [None, float(peak.max())]
-        found.append(bars("Memory of one GPU", "GiB", ["planned", "measured"], series))
     rows = [
         [name, format_number(planned), format_number(measured), ratio(planned, measured)]
         for name, (planned, measured) in figures.items()
     ]
-    found.append(Table(("", "planned", "measured", "measured / planned"), rows))
+    rows += [[f"planned for {name} (GiB)", format_number(size), "", ""] for name, size in parts.items()]
+    found: list[Part] = [Table(("", "planned", "measured", "measured / planned"), rows)]
     if mfu := plan.get("assumed_mfu"):
         found.append(f"The planned speed assumes {format_share(mfu)} of the GPU's peak.")
     return found
 
 
 def ratio(planned: float | None, measured: float | None) -> str:
-    """Measured over planned."""
     return f"{measured / planned:.2f}" if planned and measured is not None else ""
 
 
@@ -435,7 +428,6 @@ def ratio(planned: float | None, measured: float | None) -> str:
 
 
 def events(record: RunRecord) -> list[Part]:
-    """The last events, and the number of each kind."""
     if not record.events:
         return []
     counts = Counter(str(event.get("kind")) for event in record.events)
@@ -493,7 +485,7 @@ def sources(record: RunRecord) -> list[Part]:
 
 
 def contamination(verdict: Content) -> list[Part]:
-    """How many training documents contain evaluation documents, and the first of them."""
+    """How many training documents contain evaluation documents."""
     found = get_dict(verdict, "contamination")
     if not found:
         return []
@@ -504,13 +496,8 @@ def contamination(verdict: Content) -> list[Part]:
         if count
     ]
     read, total = sum(get_dict(found, "documents").values()), sum(int(row[2].replace(",", "")) for row in rows)
-    hits = [
-        f"{hit['where']} ({hit['source']}): {format_share(hit['share'])} of {hit['set_name']}, "
-        f"{hit['evaluation_document']}."
-        for hit in (found.get("hits") or [])[:MOST_HITS]
-    ]
     table = [Table(("source", "evaluation set", "documents"), rows)] if rows else []
-    return [f"Contamination: {total:,} of {format_count(read)} training documents.", *table, *hits]
+    return [f"Contamination: {total:,} of {format_count(read)} training documents.", *table]
 
 
 def missing(record: RunRecord) -> list[Part]:

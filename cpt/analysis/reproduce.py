@@ -103,7 +103,14 @@ def command(
     file = (folder / RECIPE).resolve()
     with contextlib.chdir(place):
         recipe = load_recipe(file)
-    refuse_too_few_devices(record, number, recipe, given=processes is not None, launcher=launcher)
+    on_gpus = not recipe.training.get("use_cpu")
+    if launcher is None:
+        refuse_more_than_the_machine_holds(number, on_gpus=on_gpus)
+        if on_gpus and processes is None and get(environment, "hardware", "gpus") and len(find_gpus()) < number:
+            raise LaunchError(
+                f"{folder} ran on {number} GPUs, and this machine has {len(find_gpus())}. Give --processes N (then its"
+                " losses are equal up to rounding only), or --launcher for several machines."
+            )
     last = None if steps is None else first_log_from(record, steps)
     with contextlib.chdir(place):
         refuse_changed_inputs(folder, recipe, record.inputs)
@@ -159,25 +166,6 @@ def first_log_from(record: RunRecord, step: int) -> int | None:
     """The first step from this one on with a logged loss: a log is the mean since the log before."""
     steps = record.metrics.curve("loss", "step")[0]
     return next((int(one) for one in steps if one >= step), None)
-
-
-def refuse_too_few_devices(
-    record: RunRecord, processes: int, recipe: Recipe, *, given: bool, launcher: str | None
-) -> None:
-    """Check the number of processes before anything is built.
-
-    Raises:
-        LaunchError: this machine has fewer GPUs or cores.
-    """
-    if launcher is not None:
-        return
-    on_cpu = bool(recipe.training.get("use_cpu"))
-    refuse_more_than_the_machine_holds(processes, on_gpus=not on_cpu)
-    if get(record.environment, "hardware", "gpus") and not on_cpu and not given and len(find_gpus()) < processes:
-        raise LaunchError(
-            f"{record.folder.name} ran on {processes} GPUs, and this machine has {len(find_gpus())}. With --processes"
-            " its losses are equal up to rounding only; --launcher starts it on several machines."
-        )
 
 
 # --- unchanged inputs ------------------------------------------------------------------------------------------------
@@ -423,7 +411,6 @@ def late_changes(record: RunRecord, again: Path) -> Iterator[str]:
 
 
 def report(result: Reproduction, differences: Sequence[str], run: Path, kept: Path | None) -> list[str]:
-    """The result in a few lines."""
     where = f"Compare them: cpt compare {run} {kept}" if kept else ""
     if result.is_bit_equal:
         weights = "" if result.weights_differ is None else ", and the final weights"

@@ -32,7 +32,6 @@ class EndAtLog(TrainerCallback):
         self.step = step
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """All processes end."""
         if "loss" in kwargs["logs"] and state.global_step >= self.step:
             raise EnoughSteps(f"ended after {state.global_step} steps, as requested")
 
@@ -44,7 +43,6 @@ def command(
         int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")
     ] = None,
 ) -> None:
-    """Run the recipe."""
     show_log()
     disable_progress_bar()
 

@@ -29,8 +29,8 @@ from cpt.errors import DataError, RecipeError, ResourceError
 from cpt.ranks import is_main_process, main_process_first
 from cpt.recipe.load import load_mixture
 from cpt.recipe.schema import Budget, Data, Evaluation
+from cpt.recipe.sense import with_public_set
 from cpt.recipe.sense_data import reported_name
-from cpt.recipe.sense_evaluation import with_public_set
 
 log = logging.getLogger("cpt")
 NO_EVALUATION = Evaluation()

@@ -1,6 +1,9 @@
 """Hand each process its micro-batches: the same rows make a step, however many processes there are and wherever the
 run was resumed."""
 
+import logging
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +18,8 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from cpt.data.mixture import MixtureRows, Stretch, moved_on
 from cpt.data.rows.rows import Row, stack_rows
 
+log = logging.getLogger("cpt")
+MOST_REPLACEMENTS = 20  # of worker processes that died
 MOST_AHEAD, MOST_BYTES_AHEAD = 16, 256 * 2**20  # micro-batches made before the model asks for them
 
 
@@ -34,9 +39,11 @@ class RankSampler(Sampler[int]):
         self.micro_batch, self.num_micro_batches = micro_batch, num_micro_batches
         self.rank, self.world_size, self.first_row = rank, world_size, first_row
         self.left_out = tuple(left_out)
+        self.begin_at = 0
+        """Micro-batches that were taken before worker processes died."""
 
     def __iter__(self) -> Iterator[int]:
-        for number in range(self.num_micro_batches):
+        for number in range(self.begin_at, self.num_micro_batches):
             first = self.first_row + (number * self.world_size + self.rank) * self.micro_batch
             yield from (moved_on(row, self.left_out) for row in range(first, first + self.micro_batch))
 
@@ -92,6 +99,7 @@ class CPTDataLoader(DataLoader[Row]):
             options["collate_fn"] = Completed(options["collate_fn"], complete)
         self.complete = complete or as_it_is
         super().__init__(rows, batch_size=micro_batch, sampler=sampler, **options)
+        self.rank_sampler = sampler
         self.waited_seconds = 0.0
         self.micro_batches_in_all = rows_in_all // (micro_batch * world_size)
 
@@ -102,7 +110,7 @@ class CPTDataLoader(DataLoader[Row]):
 
     def __iter__(self) -> Iterator[Row]:  # type: ignore[override]
         """The micro-batches; `waited_seconds` adds up the time that the model waited for them."""
-        batches: Iterator[Row] = super().__iter__() if self.num_workers else self.made_ahead()
+        batches: Iterator[Row] = self.by_workers() if self.num_workers else self.made_ahead()
         while True:
             asked = time.perf_counter()
             batch = next(batches, None)
@@ -110,6 +118,46 @@ class CPTDataLoader(DataLoader[Row]):
             if batch is None:
                 return
             yield batch
+
+    def by_workers(self) -> Iterator[Row]:
+        """torch's own iterator. Where its worker processes died (most often killed for memory), new ones go on with
+        the next micro-batch.
+
+        Raises:
+            RuntimeError: they died more than MOST_REPLACEMENTS times.
+        """
+        taken = replaced = 0
+        batches: Iterator[Row] | None = None
+        while True:
+            try:
+                batches = batches or self.torch_batches()
+                batch = next(batches, None)
+            except (RuntimeError, OSError, EOFError) as problem:
+                if not is_lost_worker(problem) or replaced == MOST_REPLACEMENTS:
+                    raise
+                replaced += 1
+                log.warning(
+                    f"Worker processes of the data loader died and were replaced ({replaced} of {MOST_REPLACEMENTS}"
+                    f" times): {problem}"
+                )
+                self.rank_sampler.begin_at = taken
+                batches = self._iterator = None  # torch keeps persistent workers there
+                continue
+            if batch is None:
+                self.rank_sampler.begin_at = 0
+                return
+            taken += 1
+            yield batch
+
+    def torch_batches(self) -> Iterator[Row]:
+        """torch's own iterator without its handler of SIGCHLD, which raises wherever the main thread is, in the middle
+        of a backward pass too. Dead workers are reported where a batch is asked for."""
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        before = signal.getsignal(signal.SIGCHLD) if in_main_thread else None
+        batches: Iterator[Row] = super().__iter__()
+        if in_main_thread:
+            signal.signal(signal.SIGCHLD, before)
+        return batches
 
     def made_ahead(self) -> Iterator[Row]:
         pins = self.pin_memory and torch.accelerator.is_available()
@@ -166,6 +214,14 @@ class Completed:
 
     def __call__(self, rows: Any) -> Row:
         return self.complete(self.collate(rows))
+
+
+def is_lost_worker(problem: Exception) -> bool:
+    """False for an error of the rows, whose text begins with `Caught`. The connection to a dead worker is reset,
+    refused or at its end."""
+    if isinstance(problem, RuntimeError):
+        return str(problem).startswith("DataLoader worker (pid")
+    return not str(problem).startswith("Caught ")
 
 
 def num_bytes(batch: Row) -> int:

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from cpt.console import open_console
 from cpt.data.readers.opening import format_of
 from cpt.documents.convert import require_libraries
-from cpt.recipe.sense_data import DOCUMENT_FILES
+from cpt.recipe.paths import DOCUMENT_FILES
 
 if TYPE_CHECKING:  # needs the libraries of the extra `documents`
     from cpt.documents.ingest import Ingested

@@ -1,11 +1,12 @@
-"""Commands of cpt as a user would type them: each is shown, so that it can be copied, and has a process of its own."""
+"""Commands of cpt as a user would type them: each is printed, and runs in its own process."""
 
+import importlib.util
 import os
 import shlex
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,74 +14,118 @@ from rich.console import Console
 
 from cpt.errors import LaunchError, TrainingError
 from cpt.hardware import find_gpus
+from cpt.process import Child
 
 SECONDS_TO_END = 30
+USUAL_PORT = 8000
+ANSWER_TOKENS = 48
 Word = str | int | Path
 
 
 @dataclass(frozen=True)
+class Answer:
+    """A prompt for the served model, and its continuation."""
+
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Commands:
-    """Shows and starts them, all with the same variables of the environment."""
+    """Prints and starts commands, all with the same environment."""
 
     console: Console
     variables: Mapping[str, str]
 
     def run(self, *words: Word) -> None:
-        """Wait for a command; when this process is told to stop, until the command has saved where it is.
+        """Wait for a command. A signal is forwarded to it, so that a run can save a checkpoint.
 
         Raises:
             TrainingError: it failed.
+            KeyboardInterrupt: it was stopped by a signal.
         """
-        with subprocess.Popen(self.shown(*words), env=self.environment()) as process:
-            try:
-                code = process.wait()
-            finally:
-                end(process)
+        code, forwarded = Child(self.printed(*words), environment=self.environment()).wait_for_end()
+        if forwarded:
+            raise KeyboardInterrupt
         if code:
             raise TrainingError(
-                f"`cpt {words[0]}` ended with exit code {code}; its own message stands above. Started again, the demo"
-                " goes on."
+                f"`cpt {words[0]}` ended with exit code {code}; its message is above. Start the demo again to resume."
             )
 
-    @contextmanager
-    def server(self, *words: Word, ready: str) -> Iterator[str]:
-        """A command that stays: gives what it printed once a line begins with `ready`, and ends it in order.
+    def ask_server(self, model: Path, prompt: str) -> Answer | None:
+        """Serve a model, ask it once with OpenAI's client, stop it; None if a package for it is not installed.
 
         Raises:
-            LaunchError: it ended before that.
+            LaunchError: the server did not start.
         """
-        words_to_start = self.shown(*words)
-        with subprocess.Popen(words_to_start, env=self.environment(), stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            try:
-                for line in process.stdout:
-                    self.console.print(line.rstrip(), highlight=False, markup=False, soft_wrap=True)
-                    if line.startswith(ready):
-                        break
-                else:
-                    raise LaunchError(f"`cpt {words[0]}` ended before it was ready; its own message stands above.")
-                yield line.rstrip()
-            finally:
-                end(process)
+        if any(importlib.util.find_spec(package) is None for package in ("fastapi", "uvicorn", "openai")):
+            missing = "fastapi, uvicorn or openai is not installed (pip install 'cpt[serving]')"
+            self.console.print(f"Not served: {missing}.", highlight=False)
+            return None
+        from openai import DefaultHttpxClient, OpenAI
 
-    def shown(self, *words: Word) -> list[str]:
-        """Print the command; gives the words that start it with this very Python."""
+        port = free_port()
+        words = self.printed("serve", model, "--port", port)
+        environment = {**os.environ, **self.environment()}
+        with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                self.wait_until_ready(server)
+                url = f"http://localhost:{port}/v1"
+                # Without the environment's proxies: the server is on this machine.
+                client = OpenAI(base_url=url, api_key="none", http_client=DefaultHttpxClient(trust_env=False))
+                self.print(f">>> client = OpenAI(base_url={url!r}, api_key='none')")
+                call = f"model={str(model)!r}, prompt={prompt!r}, max_tokens={ANSWER_TOKENS}, temperature=0"
+                self.print(f">>> client.completions.create({call})")
+                with client:
+                    completion = client.completions.create(
+                        model=str(model), prompt=prompt, max_tokens=ANSWER_TOKENS, temperature=0
+                    )
+            finally:
+                end(server)
+        answer = Answer(prompt, completion.choices[0].text)
+        self.print(f"{answer.prompt}{answer.text}")
+        return answer
+
+    def wait_until_ready(self, server: subprocess.Popen[str]) -> None:
+        """Print the server's output up to the line with an example for curl."""
+        for line in server.stdout or ():
+            self.print(line.rstrip())
+            if line.startswith("curl "):
+                return
+        raise LaunchError("`cpt serve` ended before it was ready; its message is above.")
+
+    def print(self, text: str) -> None:
+        """Print a text as it is."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def printed(self, *words: Word) -> list[str]:
+        """Print the command; the words that start it with this Python."""
         texts = [str(word) for word in words]
         self.console.print(f"[bold]$[/bold] cpt {shlex.join(texts)}", highlight=False, soft_wrap=True)
         return [sys.executable, "-m", "cpt", *texts]
 
     def environment(self) -> dict[str, str]:
-        """This process's, with ours: nothing may ask the Hub, and DeepSpeed need not warn that it finds no GPU."""
-        quiet = (
-            {"TOKENIZERS_PARALLELISM": "false"}
-            if find_gpus()
-            else {"TOKENIZERS_PARALLELISM": "false", "DS_ACCELERATOR": "cpu"}
-        )
-        return {"HF_HUB_OFFLINE": "1", **quiet, **os.environ, **self.variables}
+        """Variables to add: the Hub is not asked, and DeepSpeed does not warn about the missing GPU."""
+        quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        if not find_gpus():
+            quiet["DS_ACCELERATOR"] = "cpu"
+        return {**{key: os.environ.get(key, value) for key, value in quiet.items()}, **self.variables}
 
 
-def end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
-    """In order, where it has not ended by itself."""
+def free_port() -> int:
+    """The default port of `cpt serve`, or another if that is taken."""
+    for port in (USUAL_PORT, 0):
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(listener.getsockname()[1])
+    raise AssertionError("port 0 is always free")
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Terminate a process, and kill it if it does not end."""
     if process.poll() is None:
         process.terminate()
         try:

@@ -7,14 +7,12 @@ only once, so that nothing held out is seen in training.
 
 import ast
 import hashlib
-import json
 import os
 import re
 import shutil
 import sysconfig
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -24,21 +22,12 @@ Part = Literal["train", "held_out"]
 HELD_OUT_PERCENT = 10
 MIN_CHARACTERS = 200
 MAX_CHARACTERS = 2000  # documents close at the first passage beyond this; a longer class or paragraph stays whole
-LONGEST_FILE = (
-    3000  # of code: the first statements of a module that fit, so that judging by a hundred files takes seconds
-)
+LONGEST_FILE = 3000  # of code: the first statements of a module, so that evaluating a hundred files takes seconds
 SHORT_PASSAGE = 60  # characters; shorter ones ("Example:", "import sys") may occur in many documents
-# Tables and generated text, tests (many distributions leave them out), and what is not the standard library at all.
 SKIPPED_FOLDERS = {
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "idle_test",
-    "encodings",
-    "pydoc_data",
-    "__pycache__",
-    "lib2to3",
+    *("encodings", "lib2to3", "pydoc_data", "__pycache__"),  # tables, generated text
+    *("test", "tests", "idle_test"),  # which many distributions leave out
+    *("site-packages", "dist-packages"),
 }
 
 
@@ -85,44 +74,6 @@ def beginning(statements: Iterable[str]) -> list[str]:
         if length + len(statement) <= LONGEST_FILE:
             kept.append(statement)
     return kept
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Where the four jsonl files lie, and how many documents and UTF-8 bytes each holds."""
-
-    files: dict[tuple[Kind, Part], Path]
-    documents: dict[tuple[Kind, Part], int]
-    num_bytes: dict[tuple[Kind, Part], int]
-
-
-def build_corpus(folder: Path, library: Path | None = None) -> Corpus:
-    """Write `<domain|general>/<train|held_out>.jsonl` under `folder`; a file of the library is on one side as a whole,
-    its docstrings too.
-
-    Args:
-        library: the folder to read; by default this Python's standard library.
-    """
-    library = library or Path(sysconfig.get_path("stdlib"))
-    documents: dict[tuple[Kind, Part], list[str]] = {
-        (k, p): [] for k in ("domain", "general") for p in ("train", "held_out")
-    }
-    seen: set[str] = set()
-    for name, kind, passages in read_library(library):
-        part: Part = "held_out" if is_held_out(name) else "train"
-        documents[kind, part] += join_passages(first_occurrences(passages, seen))
-    files = {}
-    for (kind, part), texts in documents.items():
-        path = files[kind, part] = folder / kind / f"{part}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Ordered by hash, so that the first n documents are a fair sample (`max_documents`) and no order is learned.
-        ordered = sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ordered), encoding="utf-8")
-    return Corpus(
-        files=files,
-        documents={key: len(texts) for key, texts in documents.items()},
-        num_bytes={key: sum(len(text.encode()) for text in texts) for key, texts in documents.items()},
-    )
 
 
 def read_library(library: Path) -> Iterator[tuple[str, Kind, list[str]]]:
@@ -223,17 +174,6 @@ def first_occurrences(passages: Iterable[str], seen: set[str]) -> Iterator[str]:
         elif key not in seen:
             seen.add(key)
             yield passage
-
-
-def join_passages(passages: Iterable[str]) -> list[str]:
-    """Documents of neighbouring passages, about MAX_CHARACTERS long; what stays under MIN_CHARACTERS is dropped."""
-    documents: list[list[str]] = [[]]
-    for passage in passages:
-        documents[-1].append(passage)
-        if sum(map(len, documents[-1])) > MAX_CHARACTERS:
-            documents.append([])
-    texts = ("\n\n".join(document) for document in documents)
-    return [text for text in texts if len(text) >= MIN_CHARACTERS]
 
 
 def is_held_out(name: str) -> bool:

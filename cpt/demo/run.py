@@ -1,5 +1,4 @@
-"""The demo, start to end: text, a base model, then what a user does: init, check, train with three seeds, verdict,
-export, serve."""
+"""The demo: text, a base model, then what a user does: init, check, train with three seeds, verdict, export, serve."""
 
 import os
 import signal
@@ -12,7 +11,6 @@ from rich.console import Console
 from rich.rule import Rule
 
 from cpt.console import open_console
-from cpt.demo.answer import Answer, ask_server
 from cpt.demo.commands import Commands, Word
 from cpt.demo.corpus import write_files
 from cpt.demo.verdict import is_judged, show, summarize, write_summary
@@ -23,9 +21,7 @@ from cpt.shipped import SHIPPED_FILES
 RECIPES = SHIPPED_FILES / "recipes"
 FOLDER = Path("demo_runs")  # the one that the recipes name
 VOCABULARY_SIZE = 4096
-TOKENS = (
-    220_000  # of each continued pre-training: less than once through the documents, so that it takes half a minute
-)
+TOKENS = 220_000  # of each continued pre-training: less than one epoch, so that it takes half a minute
 LOG = "training.logging_steps=50"  # few lines
 SEEDS = (1, 2, 3)
 WIDTH_OF_A_TITLE = 80
@@ -41,9 +37,9 @@ def command(
         list[str] | None, typer.Argument(help="key.path=value, any key of the recipes, for all runs.")
     ] = None,
 ) -> None:
-    """Run the demo; what is finished already in the folder is not done again.
+    """Run the demo.
 
-    What is finished already in the folder is not done again.
+    Parts that are finished in the folder are skipped.
 
     Example: cpt demo --seeds 4,5
     """
@@ -63,10 +59,10 @@ def command(
 
 
 def run_demo(folder: Path = FOLDER, seeds: Sequence[int] = SEEDS, overrides: Sequence[str] = ()) -> int:
-    """Run all of it and print the table; 0 when continued pre-training did what it should for every seed, else 1.
+    """Run all of it and print the table; 0 if every seed passed, else 1.
 
     Raises:
-        ResourceError: the recipes are not there, or the folder cannot be written.
+        ResourceError: the recipes are missing, or the folder cannot be written.
         TrainingError: one of the commands failed.
     """
     console = open_console()
@@ -88,12 +84,15 @@ def run_demo(folder: Path = FOLDER, seeds: Sequence[int] = SEEDS, overrides: Seq
     model = folder / "model"
     if not model.exists():
         cpt.run("export", runs[0].folder, "--output", model)
-    answer = ask_server(cpt, model, PROMPT)
-    return report(base, runs, answer, folder, console)
+    answer = cpt.ask_server(model, PROMPT)
+    title(console, "Result")
+    summary = summarize(base, runs, answer)
+    write_summary(summary, folder)
+    show(summary, console, folder)
+    return 0 if summary.passed else 1
 
 
 def title(console: Console, text: str) -> None:
-    """Where a part begins."""
     console.print()
     console.print(Rule(f"[bold]{text}", align="left"), width=min(console.width, WIDTH_OF_A_TITLE))
 
@@ -169,12 +168,3 @@ def train_seeds(
                 "train", recipe, f"output_dir={folder}", f"name={run.folder.name}", f"seed={seed}", LOG, *overrides
             )
     return runs
-
-
-def report(base: Run, runs: Sequence[Run], answer: Answer | None, folder: Path, console: Console) -> int:
-    """The table, to the terminal and to files; 0 when every seed did what it should."""
-    title(console, "Result")
-    summary = summarize(base, runs, answer)
-    write_summary(summary, folder)
-    show(summary, console, folder)
-    return 0 if summary.passed else 1

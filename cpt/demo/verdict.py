@@ -1,5 +1,4 @@
-"""What the demo is judged by: the verdict of each seed's run, and bits per byte of domain and general text before and
-after."""
+"""The demo's result: the verdict of each seed's run, and bits per byte of domain and general text before and after."""
 
 import json
 import statistics
@@ -11,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cpt.demo.answer import Answer
+from cpt.demo.commands import Answer
 from cpt.runs.folder import METRICS, VERDICT, VERDICT_PAGE
 from cpt.runs.record import Run
 
@@ -68,30 +67,25 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """The base model, one row a seed, and what the first seed's model answered when it was served."""
-
     base: Base
     rows: list[Row]
     headline: str
     """Of the first seed's verdict."""
     page: str
-    """Its place."""
     answer: Answer | None
+    """Of the first seed's model, when it was served."""
 
     @property
     def passed(self) -> bool:
-        """Every seed passed."""
         return all(row.passed for row in self.rows)
 
 
 def summarize(base: Run, runs: Sequence[Run], answer: Answer | None) -> Summary:
-    """Read the figures of finished runs from their folders."""
     headline, page = read_verdict(runs[0])["headline"], str(runs[0].folder / VERDICT_PAGE)
     return Summary(read_base(base), [read_row(run) for run in runs], headline, page, answer)
 
 
 def read_base(run: Run) -> Base:
-    """First and last evaluation of the run that made the base."""
     lines = [json.loads(line) for line in (run.folder / METRICS).read_text().splitlines()]
     evaluations = [line for line in lines if GENERAL_KEY in line]
     first, last = evaluations[0], evaluations[-1]
@@ -99,7 +93,6 @@ def read_base(run: Run) -> Base:
 
 
 def read_row(run: Run) -> Row:
-    """What the verdict of a run says, and its median speed."""
     lines = [json.loads(line) for line in (run.folder / METRICS).read_text().splitlines()]
     verdict = read_verdict(run)
     domain, general = (
@@ -119,76 +112,53 @@ def read_row(run: Run) -> Row:
 
 
 def is_judged(run: Run) -> bool:
-    """Whether a run came to its end, and everything that its verdict rests on was measured."""
+    """Whether a run is finished and its verdict complete."""
     return run.is_finished and (run.folder / VERDICT).exists() and bool(read_verdict(run).get("is_complete", True))
 
 
 def read_verdict(run: Run) -> dict[str, Any]:
-    """verdict.json."""
     content: dict[str, Any] = json.loads((run.folder / VERDICT).read_text(encoding="utf-8"))
     return content
 
 
 def median_speed(lines: Sequence[dict[str, Any]]) -> float:
-    """Tokens a second, of what a run logged."""
     return statistics.median(line["tokens_per_second"] for line in lines if "tokens_per_second" in line)
 
 
 def write_summary(summary: Summary, folder: Path) -> None:
-    """Save summary.json for programs and summary.md for people."""
+    """Save summary.json."""
     changes = [
         {"domain_change_percent": row.domain_change, "general_change_percent": row.general_change}
         for row in summary.rows
     ]
-    content: dict[str, Any] = {**asdict(summary), "changes": changes, "passed": summary.passed}
+    content = {**asdict(summary), "changes": changes, "passed": summary.passed}
     (folder / "summary.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    header = "| | domain before | after | change | general before | after | change | tokens/s |"
-    rows = "\n".join("| " + " | ".join(cells(row)) + " |" for row in [*summary.rows, worst(summary.rows)])
-    answer = (
-        f"## What the served model answered\n\n```\n{summary.answer.prompt}{summary.answer.text}\n```\n"
-        if summary.answer
-        else ""
-    )
-    (folder / "summary.md").write_text(
-        f"# Continued pre-training of the demo's base model\n\n{describe_runs(summary)}\n\nBits per byte on held-out"
-        f" documents:\n\n{header}\n|{' --- |' * 8}\n{rows}\n\n{verdict(summary)}\n\n{summary.headline} The page:"
-        f" `{summary.page}`\n\n{answer}",
-        encoding="utf-8",
-    )
 
 
 def show(summary: Summary, console: Console, folder: Path) -> None:
-    """Print the table, the verdict, and where everything lies."""
+    """Print the table, the verdict, and where everything is."""
     console.print(describe_runs(summary), highlight=False)
     table = Table("", title="Bits per byte on held-out documents")
     for title in ("domain before", "after", "change", "general before", "after", "change", "tokens/s"):
         table.add_column(title, justify="right")
     for row in summary.rows:
         table.add_row(*cells(row))
-    if len(summary.rows) > 1:
-        table.add_section()
-        table.add_row(*cells(worst(summary.rows)), style="bold")
     console.print(table)
     console.print(f"[bold {'green' if summary.passed else 'red'}]{verdict(summary)}")
     console.print(summary.headline, highlight=False)
-    for what, place in {
-        "The verdict": summary.page,
-        "The summary": folder / "summary.md",
-        "The model": folder / "model",
-    }.items():
-        console.print(f"{what + ':':13}{place}", highlight=False, soft_wrap=True)
     first, last = (folder / summary.rows[number].run for number in (0, -1))
-    console.print("Look further:", highlight=False)
-    for words in (
-        f"report {first}",
-        *([f"compare {first} {last}"] if first != last else []),
-        f"reproduce {first} --steps 100",
+    commands = [f"report {first}", f"compare {first} {last}", f"reproduce {first} --steps 100"]
+    for line in (
+        f"The verdict: {summary.page}",
+        f"The figures: {folder / 'summary.json'}",
+        f"The model:   {folder / 'model'}",
+        "Next:",
+        *(f"  cpt {words}" for words in commands if first != last or not words.startswith("compare")),
     ):
-        console.print(f"  cpt {words}", highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def describe_runs(summary: Summary) -> str:
-    """What was trained, for how long."""
     base, first = summary.base, summary.rows[0]
     return (
         f"Base model: {base.tokens:,} tokens of prose at {base.tokens_per_second:,.0f} tokens/s; its bits per byte on"
@@ -198,35 +168,15 @@ def describe_runs(summary: Summary) -> str:
     )
 
 
-def worst(rows: Sequence[Row]) -> Row:
-    """The least domain learned, the most general forgotten, the slowest; each of its own run."""
-    domain = max(rows, key=lambda row: row.domain_change)
-    general = max(rows, key=lambda row: row.general_change)
-    return Row(
-        "worst",
-        domain.domain_before,
-        domain.domain_after,
-        general.general_before,
-        general.general_after,
-        min(row.tokens for row in rows),
-        min(row.tokens_per_second for row in rows),
-        max(row.seconds for row in rows),
-        all(row.worked for row in rows),
-    )
-
-
 def cells(row: Row) -> tuple[str, ...]:
-    """A row as text."""
     domain = (f"{row.domain_before:.3f}", f"{row.domain_after:.3f}", f"{row.domain_change:+.1f} %")
     general = (f"{row.general_before:.3f}", f"{row.general_after:.3f}", f"{row.general_change:+.1f} %")
     return (row.run.removeprefix("code-"), *domain, *general, f"{row.tokens_per_second:,.0f}")
 
 
 def verdict(summary: Summary) -> str:
-    """One sentence: what was asked, and whether every seed did it."""
-    asked = (
-        f"domain text falls by {DOMAIN_FALL_PERCENT:.0f} % or more, general text rises by {GENERAL_RISE_PERCENT:.0f} %"
-        " or less"
-    )
+    """One sentence: the bounds, and how many seeds kept them."""
+    bounds = f"domain text falls by {DOMAIN_FALL_PERCENT:.0f} % or more, general text rises by"
+    bounds = f"{bounds} {GENERAL_RISE_PERCENT:.0f} % or less"
     count = sum(row.passed for row in summary.rows)
-    return f"{'Passed' if summary.passed else 'NOT passed'}: {asked}, in {count} of {len(summary.rows)} seeds."
+    return f"{'Passed' if summary.passed else 'NOT passed'}: {bounds}, in {count} of {len(summary.rows)} seeds."

@@ -1,4 +1,4 @@
-"""What a model loses on each held-out document by itself, so that two models can be compared document by document."""
+"""Loss on each held-out document, so that two models can be compared document by document."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,33 +12,24 @@ from cpt.data.held_out import HeldOutSet
 from cpt.data.rows.rows import PackedRows
 from cpt.errors import DataError
 from cpt.evaluation.kept_losses import DocumentLosses, keep_losses
-from cpt.evaluation.perplexity import (
-    AfterBatch,
-    ScoredBatch,
-    evaluate_held_out,
-    go_on,
-    scored_batches,
-    sum_over_processes,
-)
+from cpt.evaluation.perplexity import AfterBatch, ScoredBatch, go_on, scored_batches, sum_over_processes
 from cpt.ranks import is_main_process
 
 
 def document_losses(
     model: nn.Module, held_out: Mapping[str, HeldOutSet], *, batch_size: int, after_batch: AfterBatch = go_on
 ) -> dict[str, DocumentLosses]:
-    """Measure the model on each document of each set, over all processes; every one gets the same figures.
+    """Measure the model on each document of each set, over all processes; every process gets the same figures.
+
+    A document's first token is not predicted; it is the begin token where the tokenizer adds one.
 
     Args:
-        model: as `evaluate_held_out` takes it.
-        held_out: of `build_data`.
-        after_batch: as `evaluate_held_out` takes it.
+        model, batch_size, after_batch: as `scored_batches` takes them.
 
     Raises:
         DataError: a set has nothing to predict.
     """
-    losses = {
-        name: losses_of_set(model, held_out_set, batch_size, after_batch) for name, held_out_set in held_out.items()
-    }
+    losses = {name: losses_of_set(model, its, batch_size, after_batch) for name, its in held_out.items()}
     for name, found in losses.items():
         if not found.num_tokens.any():
             raise DataError(
@@ -57,29 +48,22 @@ def measure_and_keep(
     step: int,
     after_batch: AfterBatch = go_on,
 ) -> dict[str, float]:
-    """What `evaluate_held_out` gives; each document's losses stay in the run's folder, so that its verdict has
-    intervals.
+    """As `document_losses`. The losses of step 0 and of the last evaluation stay in the run's folder, for the verdict.
 
-    Kept are those of before the first step and those of now. Sets made by hand have no documents to be told apart.
-
-    Raises:
-        DataError: a set has nothing to predict.
+    Returns:
+        `{name}_loss` (nats per token), `{name}_perplexity`, `{name}_bits_per_byte`, `{name}_accuracy` (share of the
+        tokens that were the most likely one) and `{name}_tokens` (predicted ones), by set.
     """
-    by_hand = {name: of_set for name, of_set in held_out.items() if of_set.chosen is None}
-    told_apart = {name: of_set for name, of_set in held_out.items() if name not in by_hand}
-    losses = document_losses(model, told_apart, batch_size=batch_size, after_batch=after_batch)
-    figures = evaluate_held_out(model, by_hand, batch_size=batch_size, after_batch=after_batch)
+    losses = document_losses(model, held_out, batch_size=batch_size, after_batch=after_batch)
     if losses and is_main_process():
         keep_losses(run_folder, step, losses)
-    return {
-        f"{name}_{figure}": value for name, of_set in losses.items() for figure, value in of_set.figures().items()
-    } | figures
+    return {f"{name}_{figure}": value for name, its in losses.items() for figure, value in its.figures().items()}
 
 
 def losses_of_set(
     model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch
 ) -> DocumentLosses:
-    """Of one set."""
+    """The losses on one set."""
     rows, chosen = cast(PackedRows, held_out_set.rows), held_out_set.chosen
     assert chosen is not None, "the set comes from `build_data`"
     device = next(model.parameters()).device
@@ -92,14 +76,8 @@ def losses_of_set(
             line.index_add_(0, document.flatten(), (values * batch.is_predicted).flatten().double())
     sum_over_processes(sums)
     nats, num_tokens, num_correct = sums.cpu().numpy()
-    documents = rows.documents
-    return DocumentLosses(
-        documents.hashes[chosen],
-        documents.num_bytes[chosen],
-        nats,
-        num_tokens.astype(np.int64),
-        num_correct.astype(np.int64),
-    )
+    hashes, num_bytes = rows.documents.hashes[chosen], rows.documents.num_bytes[chosen]
+    return DocumentLosses(hashes, num_bytes, nats, num_tokens.astype(np.int64), num_correct.astype(np.int64))
 
 
 def document_of_tokens(batch: ScoredBatch, rows: PackedRows, begins: torch.Tensor) -> torch.Tensor:

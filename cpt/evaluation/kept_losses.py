@@ -54,7 +54,7 @@ class DocumentLosses:
         return float(self.num_correct.sum() / self.num_tokens.sum())
 
     def figures(self) -> dict[str, float]:
-        """As `evaluate_held_out` names them."""
+        """By name, for the metrics."""
         return {
             "loss": self.loss,
             "perplexity": self.perplexity,

@@ -1,5 +1,4 @@
-"""Loss, perplexity, bits per byte and accuracy on held-out documents: the first figures that continued pre-training is
-judged by."""
+"""Score held-out rows: of each token its negative log-likelihood, and whether it was the most likely one."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,18 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cpt.data.held_out import HeldOutSet
 from cpt.data.rows.rows import stack_rows
-from cpt.errors import DataError
-from cpt.evaluation.kept_losses import perplexity_of
 from cpt.models.fused_loss import FusedLoss, fused_scores
 
-POSITIONS_AT_ONCE = (
-    1024  # of logits in fp32: 1 GiB for a vocabulary of 256k, which a whole row of 8,192 would take eight of
-)
+POSITIONS_AT_ONCE = 1024  # of logits in fp32: 1 GiB for a vocabulary of 256k; a row of 8,192 would need 8 GiB
 
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """What the model made of some rows; B sequences of T tokens, of which T - 1 can be predicted."""
+    """Scores of some rows: B sequences of T tokens, of which T - 1 can be predicted."""
 
     rows: Sequence[int]
     """Their numbers."""
@@ -43,76 +38,11 @@ AfterBatch = Callable[[], None]
 
 
 def go_on() -> None:
-    """After each batch, where nobody wants to know of it."""
-
-
-def evaluate_held_out(
-    model: nn.Module, held_out: Mapping[str, HeldOutSet], *, batch_size: int, after_batch: AfterBatch = go_on
-) -> dict[str, float]:
-    """Measure the model on each held-out set, over all processes of the run; every one gets the same figures.
-
-    Bits per byte are the bits that the model needs for the documents, over their UTF-8 bytes: comparable between
-    tokenizers, as loss and perplexity (per token) are not. A document's first token is not predicted and costs
-    nothing; it is the begin token where the tokenizer adds one.
-
-    Args:
-        model: plain, a PeftModel, or wrapped by DDP or DeepSpeed. Its mode and the random state are left as they were.
-        batch_size: rows in one forward pass; the figures do not depend on it.
-        after_batch: called after each batch, as often on every process; what it raises ends the evaluation.
-
-    Returns:
-        `{name}_loss` (nats per token), `{name}_perplexity`, `{name}_bits_per_byte`, `{name}_accuracy` (share of the
-        tokens that were the most likely one) and `{name}_tokens` (predicted ones), by set.
-
-    Raises:
-        DataError: a set has nothing to predict.
-    """
-    figures: dict[str, float] = {}
-    for name, held_out_set in held_out.items():
-        nats, num_tokens, num_correct = totals(model, held_out_set, batch_size, after_batch)
-        figures |= {
-            f"{name}_{figure}": value
-            for figure, value in figures_of(name, nats, num_tokens, num_correct, held_out_set).items()
-        }
-    return figures
-
-
-def figures_of(
-    name: str, nats: float, num_tokens: int, num_correct: int, held_out_set: HeldOutSet
-) -> dict[str, float]:
-    """The figures of one set from its sums.
-
-    Raises:
-        DataError: nothing was predicted.
-    """
-    if not num_tokens:
-        raise DataError(
-            f"the held-out set `{name}` has no document of two tokens or more, so there is nothing to predict. Give it"
-            " text."
-        )
-    return {
-        "loss": nats / num_tokens,
-        "perplexity": perplexity_of(nats / num_tokens),
-        "bits_per_byte": nats / math.log(2) / held_out_set.num_bytes,
-        "accuracy": num_correct / num_tokens,
-        "tokens": num_tokens,
-    }
-
-
-def totals(
-    model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch = go_on
-) -> tuple[float, int, int]:
-    """Negative log-likelihood (nats) of all predicted tokens of the set, their number, and how many were foretold;
-    over all processes."""
-    sums = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)
-    for batch in scored_batches(model, held_out_set, batch_size, after_batch):
-        sums += torch.stack([batch.nats.sum(), batch.is_predicted.sum().double(), batch.is_correct.sum().double()])
-    sum_over_processes(sums)
-    return sums[0].item(), int(sums[1].item()), int(sums[2].item())
+    """The default of `after_batch`."""
 
 
 def sum_over_processes(sums: torch.Tensor) -> None:
-    """In place; nothing happens where there is one process."""
+    """In place, if there are several processes."""
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(sums)
 
@@ -120,7 +50,13 @@ def sum_over_processes(sums: torch.Tensor) -> None:
 def scored_batches(
     model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch = go_on
 ) -> Iterator[ScoredBatch]:
-    """What the model makes of this process' rows, batch by batch."""
+    """Scores of this process's rows, batch by batch; every process gets the same number of batches.
+
+    Args:
+        model: plain, a PeftModel, or wrapped by DDP or DeepSpeed. Its mode and the random state stay as they are.
+        batch_size: rows in one forward pass; the scores do not depend on it.
+        after_batch: called after each batch; an exception that it raises ends the evaluation.
+    """
     # DDP's own forward would synchronise buffers; DeepSpeed's gathers the parameters and must stay.
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     device = next(model.parameters()).device

@@ -12,7 +12,7 @@ from cpt.checkpoints.trained import find_trained
 from cpt.command_line import refuse_ignored
 from cpt.errors import RecipeError
 from cpt.exporting.hub import check_push, push
-from cpt.exporting.quantised import Method, check_quantising, export_quantised
+from cpt.exporting.quantised import MAX_RISE, Method, check_quantising, export_quantised
 from cpt.exporting.sealed import refuse_unsealed, seal_export
 
 DTYPE: DtypeName = "bfloat16"
@@ -32,10 +32,7 @@ def command(
     quantize: Annotated[
         Method | None, typer.Option(help="Linear layers in 8 or 4 bits: torchao; nf4: bitsandbytes.")
     ] = None,
-    max_rise: Annotated[
-        float | None,
-        typer.Option(help="Of --quantize: bits per byte may rise by this share.", show_default="by size and gain"),
-    ] = None,
+    max_rise: Annotated[float, typer.Option(help="Of --quantize: bits per byte may rise by this share.")] = MAX_RISE,
     pth: Annotated[Path | None, typer.Option(help="Write all weights to this .pth file too.")] = None,
     adapter_only: Annotated[
         bool, typer.Option("--adapter-only", help="Of a LoRA run: the adapter, not merged.")
@@ -62,7 +59,7 @@ def command(
     disable_progress_bar()
     if (private or yes) and push_to_hub is None:
         raise RecipeError("--private and --yes belong to --push-to-hub OWNER/NAME.")
-    if max_rise is not None and quantize is None:
+    if max_rise != MAX_RISE and quantize is None:
         raise RecipeError("--max-rise belongs to --quantize.")
     if output is None and push_to_hub is None:
         raise RecipeError("--output is missing: cpt export RUN --output FOLDER")
@@ -98,7 +95,7 @@ def write(
     wish: Wish,
     *,
     quantize: Method | None = None,
-    max_rise: float | None = None,
+    max_rise: float = MAX_RISE,
     adapter_only: bool = False,
     module: str | None = None,
 ) -> None:

@@ -1,11 +1,4 @@
-"""What does quantising cost? Bits per byte and divergence on the run's held-out text, and how much is allowed.
-
-The allowed rise is the smaller of two bounds. **A smaller model**: quantising saves memory, and so would fewer
-parameters. By the fit of Besiroglu et al. 2024 (arxiv.org/abs/2404.10102, to the runs of Hoffmann et al. 2022) the
-part of the loss that depends on the number of parameters N is 482.01 N^-0.3478 nats a token. A quantised model that
-loses more than an unquantised model of its size is not worth its memory. **The run**: quantising may lose at most half
-of what the run gained on its own held-out text.
-"""
+"""What does quantising cost? Bits per byte and divergence on the run's held-out text."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,18 +11,13 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from cpt.checkpoints.model_card import read_judgements
 from cpt.checkpoints.proof import TEXT
 from cpt.checkpoints.trained import Trained
 from cpt.errors import CptError, DataError
 from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
 from cpt.models.config import value_of
 from cpt.recipe.schema import Recipe
-from cpt.runs.folder import METRICS
 
-SIZE_FACTOR, SIZE_POWER = 482.01, 0.3478
-SHARE_OF_GAIN = 0.5
-BYTES_UNQUANTISED = 2  # a parameter, as models are published
 WINDOW = 256  # tokens that are read together
 MOST_TOKENS = 8192
 MOST_LOGITS = 2**28  # 1 GiB of them in fp32
@@ -116,34 +104,6 @@ def in_windows(
 
 
 @dataclass(frozen=True)
-class Bound:
-    """How much may be lost.
-
-    Attributes:
-        parameters: of the model.
-        num_bytes: of the quantised weights.
-        gain: bits per byte that the run gained on its held-out text; None if unknown.
-        stated: the user's own limit, a share of the unquantised model's bits per byte; it replaces the others.
-    """
-
-    parameters: int
-    num_bytes: int
-    gain: float | None = None
-    stated: float | None = None
-
-    def in_bits_per_byte(self, before: float, tokens_per_byte: float) -> tuple[float, str]:
-        """The bound and its reason."""
-        if self.stated is not None:
-            return self.stated * before, "--max-rise"
-        share = self.num_bytes / (self.parameters * BYTES_UNQUANTISED)
-        nats = SIZE_FACTOR * self.parameters**-SIZE_POWER * (share**-SIZE_POWER - 1)
-        smaller = max(0.0, nats) / math.log(2) * tokens_per_byte
-        if self.gain is not None and self.gain * SHARE_OF_GAIN < smaller:
-            return self.gain * SHARE_OF_GAIN, f"half of what the run gained, {self.gain:.4f}"
-        return smaller, f"what a model of {share:.0%} of the parameters would lose"
-
-
-@dataclass(frozen=True)
 class Cost:
     """A quantised model compared with the unquantised one, on the same text.
 
@@ -151,37 +111,26 @@ class Cost:
         before, after: bits per byte.
         divergence: mean Kullback-Leibler divergence of the quantised model's probabilities, in nats a token.
         agreement: share of the tokens with the same most probable successor.
-        allowed: rise in bits per byte.
-        reason: where that bound comes from.
     """
 
     before: float
     after: float
     divergence: float
     agreement: float
-    allowed: float
-    reason: str
 
     @property
     def rise(self) -> float:
-        """In bits per byte."""
-        return self.after - self.before
-
-    @property
-    def is_allowed(self) -> bool:
-        """NaN is not."""
-        return self.rise <= self.allowed
+        """As a share of the unquantised model's bits per byte."""
+        return self.after / self.before - 1
 
     def __str__(self) -> str:
-        rise, allowed = self.rise / self.before, self.allowed / self.before
         return (
-            f"{self.before:.4f} -> {self.after:.4f} bits per byte ({rise:+.2%}, allowed {allowed:+.2%}:"
-            f" {self.reason}); mean KL divergence {self.divergence:.2g} nats a token, same first choice for"
-            f" {self.agreement:.1%} of the tokens"
+            f"{self.before:.4f} -> {self.after:.4f} bits per byte ({self.rise:+.2%}); mean KL divergence"
+            f" {self.divergence:.2g} nats a token, same first choice for {self.agreement:.1%} of the tokens"
         )
 
 
-def cost(before: Sequence[torch.Tensor], after: nn.Module, text: JudgedText, bound: Bound) -> Cost:
+def cost(before: Sequence[torch.Tensor], after: nn.Module, text: JudgedText) -> Cost:
     """Compare two models window by window.
 
     Args:
@@ -200,8 +149,7 @@ def cost(before: Sequence[torch.Tensor], after: nn.Module, text: JudgedText, bou
         same += int((old.argmax(-1) == new.argmax(-1)).sum())
     tokens = text.num_predicted
     old_bits, new_bits = (nats / math.log(2) / text.num_bytes).tolist()
-    allowed, reason = bound.in_bits_per_byte(old_bits, tokens / text.num_bytes)
-    return Cost(old_bits, new_bits, divergence / tokens, same / tokens, allowed, reason)
+    return Cost(old_bits, new_bits, divergence / tokens, same / tokens)
 
 
 def logits_of_ids(model: nn.Module, ids: list[int]) -> torch.Tensor:
@@ -210,13 +158,3 @@ def logits_of_ids(model: nn.Module, ids: list[int]) -> torch.Tensor:
     with torch.no_grad():
         logits: torch.Tensor = model.eval()(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0]
     return logits.float().cpu()
-
-
-def gain_of_run(trained: Trained) -> float | None:
-    """The run's largest gain on one of its held-out sets in bits per byte, by its own record; None if there is
-    none."""
-    if trained.run is None:
-        return None
-    judgements = read_judgements(trained.run / METRICS, trained.step)
-    gains = [one.before - one.after for one in judgements if one.before is not None]
-    return max(gains) if gains and max(gains) > 0 else None

@@ -22,20 +22,19 @@ from cpt.checkpoints.proof import ProofText, difference, logits_in_another_proce
 from cpt.checkpoints.proven_export import Wish, export_whole, name_of, written_whole_or_not
 from cpt.checkpoints.trained import Trained
 from cpt.errors import CheckpointError, ResourceError
-from cpt.exporting.cost import Bound, Cost, JudgedText, cost, gain_of_run, judged_text, logits_of_ids
+from cpt.exporting.cost import Cost, JudgedText, cost, judged_text, logits_of_ids
 from cpt.exporting.sealed import CARD
 from cpt.files import write_atomic
 
 Method = Literal["int8", "int4", "nf4"]
+MAX_RISE = 0.05  # of bits per byte, as a share
 NF4_BLOCK = 64  # weights that share a scale in bitsandbytes
 GROUPS = (128, 64, 32)  # weights that share a scale: the fewer, the closer
 NEEDS = {"int8": "torchao", "int4": "torchao", "nf4": "bitsandbytes"}
 OF_THE_WHOLE = ("Wrote", "Serve")  # lines about the scratch folder of the unquantised export
 
 
-def export_quantised(
-    trained: Trained, output: Path, wish: Wish, method: Method, max_rise: float | None
-) -> Iterator[str]:
+def export_quantised(trained: Trained, output: Path, wish: Wish, method: Method, max_rise: float) -> Iterator[str]:
     """Export the whole model into a scratch folder, quantise it from there; yields lines of the report.
 
     Raises:
@@ -54,9 +53,7 @@ def export_quantised(
             copy_beside(whole, unfinished)
             report = []
             proof = proof_text(tokenizer, config, wish.text)
-            for line in write_quantised(
-                whole, unfinished, method, wish, text, proof, gain=gain_of_run(trained), max_rise=max_rise
-            ):
+            for line in write_quantised(whole, unfinished, method, wish, text, proof, max_rise):
                 yield line
                 report.append(line)
             sizes = (
@@ -118,9 +115,7 @@ def write_quantised(
     wish: Wish,
     text: JudgedText,
     proof: ProofText,
-    *,
-    gain: float | None = None,
-    max_rise: float | None = None,
+    max_rise: float,
 ) -> Iterator[str]:
     """Quantise a whole export into another folder, prove what was stored, and measure what it costs.
 
@@ -131,7 +126,6 @@ def write_quantised(
     plain = AutoModelForCausalLM.from_pretrained(whole, dtype=wish.dtype, device_map=device)
     before = [logits_of_ids(plain, window) for window in text.windows]
     config = quantisation(method, plain, wish.dtype)
-    parameters = sum(parameter.numel() for parameter in plain.parameters())
     del plain
     model = AutoModelForCausalLM.from_pretrained(
         whole, dtype=wish.dtype, quantization_config=config, device_map=device
@@ -148,7 +142,7 @@ def write_quantised(
         "The quantised model loaded back by plain transformers, in a process without cpt: largest difference of"
         f" logits {found}."
     )
-    yield refuse_costly(cost(before, model, text, Bound(parameters, bytes_of(folder), gain, max_rise)), method)
+    yield refuse_costly(cost(before, model, text), method, max_rise)
     yield f"Measured on {text.num_predicted:,} tokens of {text.where}."
 
 
@@ -234,15 +228,15 @@ def bytes_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in weight_files(folder))
 
 
-def refuse_costly(found: Cost, method: str) -> str:
+def refuse_costly(found: Cost, method: str, max_rise: float) -> str:
     """The report's line.
 
     Raises:
         CheckpointError: it costs more than is allowed.
     """
-    if not found.is_allowed:
+    if not found.rise <= max_rise:  # NaN is not
         raise CheckpointError(
-            f"{method} costs too much: {found}. Use --quantize int8, measure on text of your domain (--text FILE), or"
-            " set your own limit: --max-rise 0.1 allows 10 % more bits per byte."
+            f"{method} costs more than --max-rise {max_rise:g}: {found}. Use --quantize int8, measure on text of your"
+            " domain (--text FILE), or set a higher limit."
         )
     return f"What {method} costs: {found}."

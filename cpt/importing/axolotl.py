@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from cpt.errors import RecipeError
-from cpt.importing.conflicts import resolve_conflicts
 from cpt.importing.sources import is_on_the_hub, put_held_out_share, put_sources
 from cpt.importing.trainer_keys import put_attention, translate_trainer_keys
 from cpt.importing.translation import Translation, target_modules
@@ -73,7 +72,6 @@ def translate(config: Translation) -> None:
     translate_model(config)
     translate_data(config, stage)
     translate_trainer_keys(config)
-    resolve_conflicts(config)
     config.pass_to_training()
 
 

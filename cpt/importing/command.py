@@ -12,7 +12,6 @@ from cpt.extend import did_you_mean
 from cpt.importing import axolotl, llamafactory
 from cpt.importing.translation import Translation
 from cpt.ranks import tell
-from cpt.recipe.load import load_recipe
 from cpt.recipe.tree import Mistakes, plain
 from cpt.recipe.yaml_lines import UnreadableError, read_yaml
 
@@ -57,7 +56,6 @@ def command(
     missing = found.not_translated()
     if missing:
         tell("\n  ".join([f"Not translated ({len(missing)}):", *missing]))
-    load_recipe(output)
     tell(f"Wrote {output}. Next: cpt check {output}")
 
 

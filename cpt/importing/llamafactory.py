@@ -6,7 +6,6 @@ from typing import Any
 
 from cpt.errors import RecipeError
 from cpt.extend import did_you_mean
-from cpt.importing.conflicts import resolve_conflicts
 from cpt.importing.sources import put_held_out_share, put_sources
 from cpt.importing.trainer_keys import put_attention, translate_trainer_keys
 from cpt.importing.translation import Translation, is_on, target_modules
@@ -60,7 +59,6 @@ def translate(config: Translation) -> None:
     translate_model(config)
     translate_data(config, stage)
     translate_trainer_keys(config)
-    resolve_conflicts(config)
     config.pass_to_training()
 
 
@@ -103,10 +101,7 @@ def translate_model(config: Translation) -> None:
     lora["target_modules"] = target_modules(lora.get("target_modules", "all"))
     if "modules_to_save" in lora:
         lora["modules_to_save"] = target_modules(lora["modules_to_save"])
-    if config.values.get("quantization_bit") == 4 and config.take("quantization_method", "bnb") in (
-        "bnb",
-        "bitsandbytes",
-    ):
+    if config.values.get("quantization_bit") == 4 and config.take("quantization_method", "bnb") in BITSANDBYTES:
         config.take("quantization_bit")
         lora["quantize"] = config.take("quantization_type", "nf4")
         lora["double_quantize"] = is_on(config.take("double_quantization", True))

@@ -10,8 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.errors import DataError, RecipeError, ResourceError
 from cpt.init.documents import DocumentFacts
-from cpt.models.adapter_targets import adaptable
-from cpt.models.adapters import count_lora_parameters
+from cpt.models.adapters import adaptable, count_lora_parameters
 from cpt.models.config import load_config
 from cpt.models.inventory import (
     build_on_meta,
@@ -75,8 +74,6 @@ class BaseModel:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train that fits."""
-
     name: str
     """`full`, `lora` (with embeddings and head) or `adapters`."""
     profile: str | None
@@ -141,7 +138,7 @@ def own_run(path: str) -> KnownBase | None:
     rates = [row["learning_rate"] for row in read_objects(metrics, []) if "learning_rate" in row]
     made, last = load_recipe(recipe), float(rates[-1]) if rates else None
     peak, batch = made.optimizer.learning_rate, made.budget.global_batch_tokens
-    return KnownBase(path, "", f"the run that made it, {run}", peak, last, batch, made.data.sequence_length)
+    return KnownBase(path, f"the run that made it, {run}", peak, last, batch, made.data.sequence_length)
 
 
 def choose(

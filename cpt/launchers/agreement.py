@@ -1,6 +1,7 @@
 """Refuse a launch that contradicts the recipe, or that lost processes on its way: the recipe decides."""
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,17 +13,11 @@ from accelerate.commands.launch import launch_command_parser
 from accelerate.utils import DeepSpeedPlugin, DistributedType
 
 from cpt.errors import LaunchError
-from cpt.parallelism import KEY, read_parallelism
+from cpt.parallelism import KEY
 from cpt.ranks import world_size
 from cpt.shipped import training_program
 
-ON = ("1", "true", "yes", "y", "on", "t")
-FSDP_OF_ACCELERATE = {  # variable of accelerate's launcher -> (key of `training.fsdp_config`, its default)
-    "FSDP_VERSION": ("version", "2"),
-    "FSDP_RESHARD_AFTER_FORWARD": ("reshard_after_forward", "true"),
-    "FSDP_OFFLOAD_PARAMS": ("cpu_offload", "false"),
-    "FSDP_ACTIVATION_CHECKPOINTING": ("activation_checkpointing", "false"),
-}
+log = logging.getLogger(__name__)
 OTHER_STARTERS = {  # variable that a starter without torch's RANK sets -> what it is called
     "OMPI_COMM_WORLD_SIZE": "mpirun",
     "PMI_SIZE": "mpirun",
@@ -47,8 +42,7 @@ def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | N
         )
     refuse_lost_processes()
     check_precision(training)
-    check_fsdp(training)
-    check_parallelism(training)
+    check_sharding(training)
     return agreed_deepspeed(training)
 
 
@@ -70,52 +64,29 @@ def check_precision(training: Mapping[str, Any]) -> None:
         )
 
 
-def check_fsdp(training: Mapping[str, Any]) -> None:
-    """Refuse another FSDP than the recipe's, or DeepSpeed together with FSDP."""
+def check_sharding(training: Mapping[str, Any]) -> None:
+    """Refuse another engine than the recipe's; of FSDP's options the recipe's alone count, as under torchrun."""
     in_recipe = bool(training.get("fsdp"))
     if in_recipe and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         raise LaunchError(
             "the recipe has `training.fsdp`, and accelerate was started with DeepSpeed. Remove `fsdp` from the recipe,"
             " or start with `distributed_type: MULTI_GPU` or torchrun."
         )
-    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() not in ON:
-        return
-    if not in_recipe:
+    by_accelerate = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    if by_accelerate and not in_recipe:
         raise LaunchError(
             "accelerate was started with FSDP, which is not in the recipe. Write `training: {fsdp: true}` into the"
             " recipe, or `distributed_type: MULTI_GPU` into accelerate's config."
         )
-    config = training.get("fsdp_config") or {}
-    options = {key.removeprefix("fsdp_"): value for key, value in config.items()} if isinstance(config, dict) else {}
-    for variable, (key, default) in FSDP_OF_ACCELERATE.items():
-        of_launch, of_recipe = os.environ.get(variable), options.get(key, default)
-        if of_launch is not None and as_word(of_launch) != as_word(of_recipe):
-            raise LaunchError(
-                f"accelerate was started with {variable} {of_launch}, and the recipe's `training.fsdp_config.{key}` is"
-                f" {of_recipe}. Write the same into both, or `distributed_type: MULTI_GPU` into accelerate's config."
-            )
-
-
-def as_word(value: Any) -> str:
-    """All spellings of yes and no as `true` and `false`, with FSDP 1's names for them."""
-    word = str(value).lower()
-    if word in (*ON, "full_shard") and word != "1":
-        return "true"
-    return "false" if word in ("no", "n", "off", "f", "shard_grad_op") else word
-
-
-def check_parallelism(training: Mapping[str, Any]) -> None:
-    """Refuse other groups of processes that share rows than the recipe's, which are all that the data loader knows."""
-    of_recipe = vars(read_parallelism(training))
-    if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() != "true":
-        return
-    for size in ("sp_size", "tp_size", "cp_size"):
-        of_launch = int(os.environ.get(f"PARALLELISM_CONFIG_{size.upper()}", "1"))
-        if of_launch != of_recipe[size]:
-            raise LaunchError(
-                f"accelerate was started with {size} {of_launch}, and the recipe's `training.{KEY}.{size}` is"
-                f" {of_recipe[size]}. Remove `parallelism_config` from accelerate's config: the recipe decides."
-            )
+    if by_accelerate and (ignored := [name for name in os.environ if name.startswith("FSDP_")]):
+        log.warning("%s of accelerate's config are ignored: `training.fsdp_config` decides.", ", ".join(ignored))
+        for name in ignored:
+            del os.environ[name]
+    if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true":
+        raise LaunchError(
+            f"accelerate was started with `{KEY}` in its own config. Remove it there: the recipe's `training.{KEY}`"
+            " decides."
+        )
 
 
 def agreed_deepspeed(training: Mapping[str, Any]) -> str | dict[str, Any] | None:

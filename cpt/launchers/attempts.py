@@ -1,20 +1,14 @@
 """The command that starts a run in processes of its own; needs no torch."""
 
-import os
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
-
 from cpt.errors import LaunchError
 from cpt.hardware import count_cpu_cores, find_gpus
-from cpt.process import FORWARDED, MOST_LOOKS, SUPERVISED, marked_processes, send
 
-__all__ = ["FORWARDED", "SUPERVISED", "send"]  # for rooms that do not take them from cpt.process yet
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 MOST_RESTARTS = 10  # of a supervised run, in an hour
 BY_THE_LAUNCHER = 'with --launcher, which sets it itself: --launcher "torchrun --nproc-per-node 2"'
@@ -58,15 +52,3 @@ def refuse_more_than_the_machine_holds(processes: int, *, on_gpus: bool) -> None
     if processes > most:
         held = f"{gpus} GPUs" if gpus else f"{count_cpu_cores()} cores"
         raise LaunchError(f"--processes {processes}: this machine has {held}. Use at most {most}.")
-
-
-def kill_family(pid: int, mark: str | None = None) -> None:
-    """Kill a process and everything with CPT_SUPERVISED=mark; `cpt.process.Child` does this for what it started."""
-    send(pid, signal.SIGKILL)
-    for _ in range(MOST_LOOKS):
-        family = marked_processes(mark or str(os.getpid()))
-        for process in family:
-            send(process.pid, signal.SIGKILL)
-        psutil.wait_procs(family, timeout=30)
-        if not family:
-            return

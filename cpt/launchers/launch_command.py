@@ -25,7 +25,6 @@ TEMPLATES = Path(__file__).parent / "templates"
 NAME = re.compile(r"@([A-Z_]+)@")
 PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:-]*[A-Za-z0-9_])?")
-SLOTS = re.compile(rf"({HOST.pattern})\s+slots=(\d+)")
 
 # Ranks follow the order of the hosts, so that a node has the same part of the work in every start.
 TOGETHER = "--nnodes $NODES --node-rank $NODE_RANK --nproc-per-node $GPUS_PER_NODE --master-addr $MASTER_ADDR"
@@ -66,8 +65,7 @@ def command(
         int, typer.Option(min=1, help="Processes on each of them, one per GPU; without GPUs, processes.")
     ] = 1,
     launcher: Annotated[str, typer.Option(help=f"What starts the processes: {', '.join(LAUNCHERS)}.")] = "torchrun",
-    hostfile: Annotated[Path | None, typer.Option(help="A line for each node: NAME slots=GPUS.")] = None,
-    hosts: Annotated[str | None, typer.Option(help="Or their names: node-a,node-b.")] = None,
+    hosts: Annotated[str | None, typer.Option(help="The nodes in the order of their ranks: node-a,node-b.")] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder for the files; by default launch/NAME-LAUNCHER-NODESxGPUS.")
     ] = None,
@@ -101,7 +99,7 @@ def command(
     in_slurm = launcher == "slurm"
     of_slurm = {"--partition": partition, "--account": account, "--time": time}
     options = [*(f"{name}={value}" for name, value in of_slurm.items() if value), *(sbatch or ())]
-    check_options(options, in_slurm, hostfile, hosts)
+    check_options(options, in_slurm, hosts)
     takes_any_port = in_slurm or (nodes == 1 and launcher == "torchrun")
     refuse_ignored({"--port": port != PORT and takes_any_port}, "on one node with torchrun, nor with SLURM")
     loaded = load_recipe(recipe, overrides or (), lora=lora)
@@ -132,10 +130,10 @@ def command(
     if in_slurm:
         files["job.sbatch"] = template("job.sbatch", values)
     elif not alone:
-        files["hostfile"] = text_of_hostfile(hostfile, hosts, nodes, gpus_per_node)
+        files["hostfile"] = text_of_hostfile(hosts, nodes, gpus_per_node)
         files["start.sh"] = template("start.sh", values)
-    elif hosts or hostfile:
-        raise LaunchError("--hosts and --hostfile are for several nodes: add --nodes N.")
+    elif hosts:
+        raise LaunchError("--hosts is for several nodes: add --nodes N.")
     write_files(folder, files, force=force)
     start = f"sbatch {folder}/job.sbatch" if in_slurm else f"bash {folder}/{'node' if alone else 'start'}.sh"
     tell(f"{nodes * gpus_per_node} process(es) on {nodes} node(s), with {launcher}. Written to {folder}:")
@@ -145,20 +143,17 @@ def command(
 # --- checks -------------------------------------------------------------------------------------------------------
 
 
-def check_options(sbatch: Sequence[str], in_slurm: bool, hostfile: Path | None, hosts: str | None) -> None:
+def check_options(sbatch: Sequence[str], in_slurm: bool, hosts: str | None) -> None:
     """Refuse options that the launcher would not read."""
     if sbatch and not in_slurm:
         raise LaunchError(f"{sbatch[0]} is an option of SLURM: add --launcher slurm, or leave it out.")
     for option in sbatch:
         if not option.startswith("-") or "\n" in option:
             raise LaunchError(f"--sbatch {option}: expected an option of sbatch, such as --sbatch=--qos=high")
-    if in_slurm and (hostfile or hosts):
+    if in_slurm and hosts:
         raise LaunchError(
-            "SLURM chooses the nodes: leave --hosts and --hostfile out. For particular ones:"
-            " --sbatch=--nodelist=node-a,node-b"
+            "SLURM chooses the nodes: leave --hosts out. For particular ones: --sbatch=--nodelist=node-a,node-b"
         )
-    if hostfile and hosts:
-        raise LaunchError("--hostfile and --hosts both name the nodes. Use one of them.")
 
 
 def check_processes(recipe: Recipe, launcher: str, nodes: int, gpus_per_node: int) -> None:
@@ -202,42 +197,21 @@ def folder_below(work: Path, folder: Path) -> Path:
     return whole.relative_to(work)
 
 
-def text_of_hostfile(hostfile: Path | None, hosts: str | None, nodes: int, slots: int) -> str:
-    """The content of `hostfile`: the user's own, or one line for each of `--hosts`.
+def text_of_hostfile(hosts: str | None, nodes: int, slots: int) -> str:
+    """A line for each host.
 
     Raises:
-        LaunchError: hosts are missing, named twice or not names, or have other slots than asked for.
+        LaunchError: hosts are missing, named twice or not names.
     """
-    if hostfile is not None:
-        try:
-            text = hostfile.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as problem:
-            raise LaunchError(f"--hostfile {hostfile} cannot be read: {problem}.") from problem
-        where = str(hostfile)
-    elif hosts is not None:
-        text = "".join(f"{host.strip()} slots={slots}\n" for host in hosts.split(","))
-        where = "--hosts"
-    else:
+    names = [name.strip() for name in hosts.split(",")] if hosts else []
+    if wrong := [name for name in names if not HOST.fullmatch(name) or names.count(name) > 1]:
+        raise LaunchError(f"--hosts {hosts}: expected different names of hosts, got `{wrong[0]}`.")
+    if len(names) != nodes:
         raise LaunchError(
-            f"--nodes {nodes}: name them, --hosts node-a,node-b or --hostfile FILE. Where SLURM chooses them:"
-            " --launcher slurm"
+            f"--nodes {nodes}, but --hosts names {len(names)}. Write --hosts node-a,node-b; where SLURM chooses the"
+            " nodes: --launcher slurm"
         )
-    found: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split("#", 1)[0].strip()
-        if not words:
-            continue
-        match = SLOTS.fullmatch(words)
-        if match is None or match[1] in found:
-            wrong = "is named twice" if match else f"expected `NAME slots={slots}`"
-            raise LaunchError(f"{where}:{number}: {words.split()[0] if match or hosts else words}: {wrong}.")
-        found[match[1]] = int(match[2])
-    if len(found) < nodes or (hosts is not None and len(found) > nodes):
-        raise LaunchError(f"{where} has {len(found)} host(s), but --nodes is {nodes}.")
-    for host, count in list(found.items())[:nodes]:
-        if count != slots:
-            raise LaunchError(f"{where}: {host} has {count} slots, but --gpus-per-node is {slots}.")
-    return text
+    return "".join(f"{name} slots={slots}\n" for name in names)
 
 
 # --- files --------------------------------------------------------------------------------------------------------

@@ -25,20 +25,10 @@ from cpt.ranks import is_main_process, leave, name_of_launcher, rank, world_size
 log = logging.getLogger(__name__)
 
 WITHOUT_PEER_TO_PEER = "RTX 40"  # NCCL hangs or fails between such cards unless it is told not to try
-OF_LAUNCHERS = (  # variables that tell a process of others, or of the launcher that started it
-    *(
-        "RANK",
-        "LOCAL_RANK",
-        "GROUP_",
-        "ROLE_",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_",
-        "CROSS_",
-        "TORCHELASTIC_",
-        "TORCH_NCCL_",
-    ),
-    *("ACCELERATE_", "FSDP_", "PMI_", "OMPI_COMM_WORLD_", "SLURM_STEP_NUM_TASKS", "MV2_COMM_WORLD_"),
+OF_LAUNCHERS = (  # prefixes of the variables of a launcher and of a process among others
+    *("RANK", "LOCAL_RANK", "GROUP_", "ROLE_", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_", "CROSS_"),
+    *("TORCHELASTIC_", "TORCH_NCCL_", "ACCELERATE_", "FSDP_", "PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
+    "SLURM_STEP_NUM_TASKS",
 )
 DEFAULT_TIMEOUT_SECONDS = 1800  # of TrainingArguments.ddp_timeout
 
@@ -195,10 +185,7 @@ def leave_processes(then: Sequence[str] = ()) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     for number in map(int, os.listdir("/dev/fd")):
-        if (
-            number > 2
-            # sockets and devices, which the new program would hold; closed here they would fail threads that wait for them  # noqa: E501
-        ):
+        if number > 2:  # the new program would hold sockets and devices; closed here, threads that wait would fail
             with suppress(OSError):
                 os.set_inheritable(number, False)
     os.execve(sys.executable, [sys.executable, "-m", *then], environment_alone())

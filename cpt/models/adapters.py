@@ -2,12 +2,11 @@
 weights."""
 
 import copy
-import dataclasses
 import logging
-import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,16 +14,20 @@ from peft import PeftConfig, PeftModel, PeftType, get_peft_model
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from peft.tuners.ln_tuning.layer import LNTuningLayer
 from peft.utils import ModulesToSaveWrapper
+from peft.utils.constants import (
+    EMBEDDING_LAYER_NAMES,
+    TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING,
+    TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING,
+)
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.pytorch_utils import Conv1D
 
 from cpt.errors import CheckpointError, RecipeError
 from cpt.extend import did_you_mean
-from cpt.models.adapter_targets import adaptable, default_targets, embedding_names, is_tied
 from cpt.models.quantized import quantization_of, without_quantization
-from cpt.recipe.peft_methods import LORA, UNFIT, UNFIT_STARTS, config_of_method, method_of, takes_4_bit
-from cpt.recipe.schema import LORA_QUANTIZATION
+from cpt.recipe.peft_methods import LORA, UNFIT, UNFIT_STARTS, method_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,43 +38,23 @@ PRESETS: dict[str, dict[str, Any]] = {
     # (arXiv 2312.03732).
     "cpt": {"r": 128, "lora_alpha": 32, "use_rslora": True},
 }
-MAMBA_EXCLUDED = (
-    "out_proj",
-    "conv1d",
-)  # peft refuses them: Mamba's kernels read these weights past the layer that holds the adapter
+# peft refuses them: Mamba's kernels read these weights past the layer that holds the adapter.
+MAMBA_EXCLUDED = ("out_proj", "conv1d")
 OURS = ("preset", "method")
-"""Keys of `model.lora` that say which options are meant."""
-WHOLE = ("modules_to_save", "ensure_weight_tying")
-PLAIN = {*OURS, *LORA_QUANTIZATION, *DEFAULTS, "use_rslora", "init_lora_weights", *WHOLE}
-"""Options that leave the number of trained parameters to the rank and to what is trained whole."""
+"""Keys of `model.lora` that are not peft's."""
 START_IN_THE_BASE = ("pissa", "olora", "mica")
 """Values of `init_lora_weights` that take the adapter out of the weights under it."""
 CHOSEN_BY_WEIGHTS = ("adamss", "frod", "shira")
-"""Methods that read the weights to choose what is trained; where there are none yet, LoRA of their rank stands for
-them."""
+"""Methods that read the weights to choose what is trained."""
+ALL_LINEAR = "all-linear"
 
 
 def check_lora_options(options: Mapping[str, Any]) -> None:
-    """Refuse methods that cannot be trained here, keys that are not the method's, and starts that a run cannot give.
+    """Refuse starts that a run cannot give. The recipe has checked the method and its keys.
 
     Raises:
-        RecipeError: with the key that was probably meant.
+        RecipeError: with what to write instead.
     """
-    quantized = quantization_of(options) is not None
-    config_of_method(options)
-    method = method_of(options)
-    config = config_class(method)
-    known = {field.name for field in dataclasses.fields(config) if field.init} | {*LORA_QUANTIZATION, "method"}
-    for key in options:
-        if key not in known and key != "preset":
-            raise RecipeError(
-                f"`model.lora.{key}` is not an option of peft's {config.__name__}.{did_you_mean(key, known)}"
-            )
-    if quantized and not takes_4_bit(method):
-        raise RecipeError(
-            f"`model.lora.quantize`: peft's {method} has no layer for weights in 4 bit. Remove it, or take `method:"
-            " lora`."
-        )
     if options.get("alora_invocation_tokens"):
         raise RecipeError(
             "`model.lora.alora_invocation_tokens` adapts a part of a text only, which cannot be merged. Remove it."
@@ -81,7 +64,7 @@ def check_lora_options(options: Mapping[str, Any]) -> None:
         raise RecipeError(
             f"`model.lora.init_lora_weights: {start}` cannot be used here: {UNFIT_STARTS[start]}. Remove it."
         )
-    if quantized and start in START_IN_THE_BASE:
+    if quantization_of(options) is not None and start in START_IN_THE_BASE:
         raise RecipeError(
             f"`model.lora.init_lora_weights: {start}` takes the adapter out of the base's weights, and those in 4 bit"
             " are not the ones that it is merged into. Remove it, or `quantize`."
@@ -109,7 +92,6 @@ def check_adapter_under_zero3(options: Mapping[str, Any] | None, *, zero3: bool)
 
 
 def config_class(method: str) -> type[PeftConfig]:
-    """Of the method's options."""
     found: type[PeftConfig] = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(method.upper())]
     return found
 
@@ -121,88 +103,56 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
         RecipeError: nothing is called as `target_modules` or `modules_to_save` say, with what there is.
     """
     check_lora_options(options)
-    layers = sorted({name.rpartition(".")[2] for name, module in adaptable(model)})
+    layers = last_names(name for name, _ in adaptable(model))
     if not layers:
         raise RecipeError(
             f"`model.lora`: {model.config.model_type} has no linear layer that peft can adapt. Write `lora: null`."
         )
     chosen = lora_options(model, options)
     config_for(chosen, options)
-    without_bias = [name for name, layer in adaptable(model) if dict(layer.named_parameters()).get("bias") is None]
+    without_bias = [name for name, layer in adaptable(model) if not has_bias(layer)]
     if options.get("lora_bias") and without_bias:
         raise RecipeError(
             f"`model.lora.lora_bias`: {without_bias[0]} of {model.config.model_type} has no bias that it could be"
             " merged into. Remove it."
         )
-    names = {name for name, _ in model.named_modules() if name}
-    head = model.get_output_embeddings()
-    ends = sorted(
-        {
-            name.rpartition(".")[2]
-            for name, part in model.named_modules()
-            if part is head or isinstance(part, nn.Embedding)
-        }
-    )
-    there_is = {
+    modules, head = {name: part for name, part in model.named_modules() if name}, model.get_output_embeddings()
+    ends = last_names(name for name, part in modules.items() if part is head or isinstance(part, nn.Embedding))
+    known = {
         "target_modules": (layers, f"Its linear layers: {', '.join(layers)}. `all-linear` takes all of them."),
         "modules_to_save": ([*ends, *layers], f"Its embeddings and head: {', '.join(ends)}. `lora: cpt` takes them."),
     }
-    for key, (known, told) in there_is.items():
+    for key, (names, hint) in known.items():
         wanted = chosen.get(key) or []
-        patterns = (
-            []
-            if wanted == "all-linear"
-            else [wanted]
-            if isinstance(wanted, str)
-            else [rf"(.*\.)?{re.escape(w)}" for w in wanted]
-        )
-        for pattern, word in zip(patterns, [wanted] if isinstance(wanted, str) else wanted, strict=False):
-            if not any(re.fullmatch(pattern, name) for name in names):
-                guess = did_you_mean(word, known)
+        if isinstance(wanted, str):  # a regular expression of whole names
+            patterns = {} if wanted == ALL_LINEAR else {wanted: wanted}
+        else:
+            patterns = {word: rf"(.*\.)?{re.escape(word)}" for word in wanted}
+        for word, pattern in patterns.items():
+            if not any(re.fullmatch(pattern, name) for name in modules):
                 raise RecipeError(
-                    f"`model.lora.{key}`: {model.config.model_type} has nothing called `{word}`.{guess} {told}"
+                    f"`model.lora.{key}`: {model.config.model_type} has nothing called `{word}`."
+                    f"{did_you_mean(word, names)} {hint}"
                 )
 
 
 def count_lora_parameters(model: PreTrainedModel, options: Mapping[str, Any]) -> int:
-    """How many numbers are trained.
-
-    Of plain LoRA on all linear layers: r x (inputs + outputs) each, and what is trained whole. Other adapters are put
-    on a copy.
-    """
-    options = without_weights(options)
-    chosen = lora_options(model, options)
-    is_plain = method_of(options) == LORA and chosen["target_modules"] == "all-linear" and not options.keys() - PLAIN
-    if not is_plain:
-        adapted = put_adapters(copied_to_meta(model), options)
-        return sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
-    adapters = sum(int(chosen["r"]) * sum(shape_of(module)) for _, module in adaptable(model))
-    whole = set(chosen.get("modules_to_save") or ())
-    return adapters + sum(
-        math.prod(shape_of(module)) for name, module in model.named_modules() if name.rpartition(".")[2] in whole
-    )
-
-
-def copied_to_meta(model: PreTrainedModel) -> PreTrainedModel:
-    """The same layers, without their numbers."""
+    """How many numbers are trained, counted on a copy without weights."""
     copied: nn.Module = copy.deepcopy(model)
     copied.to_empty(device="meta")
     assert isinstance(copied, PreTrainedModel)
-    return copied
+    # The adapters of a large model would take seconds to draw; some other methods compute with theirs.
+    with torch.device("meta") if method_of(options) == LORA else nullcontext():
+        adapted = put_adapters(copied, without_weights(options))
+    return sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
 
 
 def without_weights(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Options for a model without weights: those themselves, or LoRA's in the place of a method that needs weights to
-    choose by."""
+    """The options; for a method that chooses by the weights, those of LoRA with the same rank."""
     if method_of(options) not in CHOSEN_BY_WEIGHTS:
         return options
     rank = config_class(method_of(options))(**{"r": options["r"]} if "r" in options else {})
     return {"r": int(vars(rank).get("r", DEFAULTS["r"]))}
-
-
-def shape_of(layer: nn.Module) -> torch.Size:
-    """Of the layer's weight."""
-    return layer.get_parameter("weight").shape
 
 
 def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
@@ -219,11 +169,8 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
     if not is_deepspeed_zero3_enabled():  # there DeepSpeed keeps fp32 copies of all that is trained
         for module in trained_whole(adapted):
             train_in_fp32(module, around=model.dtype)
-        half = [
-            name
-            for name, parameter in adapted.named_parameters()
-            if parameter.requires_grad and parameter.dtype != torch.float32
-        ]
+        trained = ((name, one) for name, one in adapted.named_parameters() if one.requires_grad)
+        half = [name for name, one in trained if one.dtype != torch.float32]
         if half:
             raise RecipeError(
                 f"`model.lora` trains {half[0]} of the base in {str(model.dtype).removeprefix('torch.')}, where small"
@@ -247,9 +194,8 @@ def put_adapters(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftMode
     """
     config = config_for(lora_options(model, options), options)
     try:
-        with warnings.catch_warnings(
-            action="ignore", category=FutureWarning
-        ):  # peft asks transformers in words that it will drop
+        # peft calls transformers by names that transformers will drop
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
             return get_peft_model(model, config, autocast_adapter_dtype=True)
     except (ValueError, TypeError, NotImplementedError) as problem:
         raise RecipeError(f"model.lora: {problem}") from problem
@@ -274,12 +220,9 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
     chosen = defaults | {key: value for key, value in without_quantization(options).items() if key not in OURS}
     if "target_modules" not in chosen:
         chosen |= default_targets(model, method)
-    has_convolutions = any(isinstance(module, nn.Conv1d) for module in model.modules())
-    if (
-        chosen["target_modules"] == "all-linear"
-        and has_convolutions
-        and "exclude_modules" in config_class(method).__dataclass_fields__
-    ):
+    is_mamba = any(isinstance(module, nn.Conv1d) for module in model.modules())
+    can_exclude = "exclude_modules" in config_class(method).__dataclass_fields__
+    if chosen["target_modules"] == ALL_LINEAR and is_mamba and can_exclude:
         chosen.setdefault("exclude_modules", list(MAMBA_EXCLUDED))
     if preset is not None and "modules_to_save" not in options:
         chosen["modules_to_save"] = embedding_names(model)
@@ -332,3 +275,74 @@ def check_mergeable(peft_type: str) -> None:
             f"an adapter of {peft_type} cannot be merged into its base: {reason}. Serve base and adapter together,"
             " with peft."
         )
+
+
+# --- targets ---------------------------------------------------------------------------------------------------------
+
+
+def adaptable(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+    """The linear layers with their names, without the head."""
+    head = model.get_output_embeddings()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | Conv1D) and module is not head:
+            yield name, module
+
+
+def default_targets(model: PreTrainedModel, method: str) -> dict[str, Any]:
+    """All linear layers, except for methods that are made for other layers.
+
+    Raises:
+        RecipeError: the model has none of the layers that the method is made for.
+    """
+    modules = dict(model.named_modules())
+    if method == "ln_tuning":
+        return {"target_modules": last_names(name for name, part in modules.items() if "Norm" in type(part).__name__)}
+    if method == "trainable_tokens":
+        embedding = model.get_input_embeddings()
+        return {"target_modules": last_names(name for name, part in modules.items() if part is embedding)}
+    if method == "beft":
+        biased = last_names(name for name, layer in adaptable(model) if has_bias(layer))
+        if not biased:
+            raise RecipeError(
+                f"`model.lora.method: beft` trains biases, and the linear layers of {model.config.model_type} have"
+                " none. Take another."
+            )
+        return {"target_modules": biased}
+    if method == "ia3":
+        kind = model.config.model_type
+        return {
+            "target_modules": TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING.get(kind, ALL_LINEAR),
+            "feedforward_modules": TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING.get(kind, []),
+        }
+    return {"target_modules": ALL_LINEAR}
+
+
+def has_bias(layer: nn.Module) -> bool:
+    return dict(layer.named_parameters()).get("bias") is not None
+
+
+def last_names(names: Iterable[str]) -> list[str]:
+    return sorted({name.rpartition(".")[2] for name in names})
+
+
+def embedding_names(model: PreTrainedModel) -> list[str]:
+    """What the model calls its embedding and its head, where that has weights of its own.
+
+    Raises:
+        RecipeError: they are one matrix under names that peft cannot keep together.
+    """
+    ends = [model.get_input_embeddings(), *([] if is_tied(model) else [model.get_output_embeddings()])]
+    paths = {id(module): name for name, module in model.named_modules()}
+    names = [paths[id(module)].rpartition(".")[2] for module in ends]
+    if is_tied(model) and names[0] not in EMBEDDING_LAYER_NAMES:
+        raise RecipeError(
+            f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`, of which peft would"
+            " train only one side. Write `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, which trains neither,"
+            " or train all parameters (`lora: null`)."
+        )
+    return names
+
+
+def is_tied(model: PreTrainedModel) -> bool:
+    """True where embedding and head are one matrix."""
+    return bool(model.config.get_text_config().tie_word_embeddings)

@@ -49,8 +49,6 @@ CHECKPOINTS_AROUND_CALLS = "__call__" in vars(GradientCheckpointingLayer)
 
 @dataclass(frozen=True)
 class Compiling:
-    """How layers are compiled."""
-
     backend: str = INDUCTOR
     mode: str | None = None
 
@@ -179,7 +177,6 @@ class CompiledCall:
         self.module, self.compiled = module, compiled
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """With the module's hooks."""
         if self.module.training and torch.is_grad_enabled():
             return self.compiled(self.module, *inputs, **options)
         return self.module._call_impl(*inputs, **options)

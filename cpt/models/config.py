@@ -23,7 +23,6 @@ from cpt.models.families.gpt2 import CptGPT2Config
 from cpt.models.families.native import ACCEPTS
 from cpt.models.families.register import FAMILIES, register_families
 from cpt.models.rope import with_rope
-from cpt.models.rules import check_model_section, nemo_remedy
 from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Model
@@ -33,21 +32,22 @@ ROPE_KEYS = {"rope_theta", "rope_scaling", "partial_rotary_factor"}
 LEGACY_KEYS = ROPE_KEYS | {"hybrid_override_pattern", "torch_dtype"}
 UNDECLARED_KEYS = {"head_dim", "num_hidden_layers"}  # models read them, though not every config class declares them
 STATE_DICTS = (".pth", ".pt")
+NEMO = (
+    "holds a .nemo file only, which from_pretrained cannot load. Use a model in Hugging Face's format, such as"
+    " nvidia/Minitron-8B-Base, or convert it with NeMo."
+)
 
 
 def load_config(model: Model) -> PreTrainedConfig:
     """The config of the model that `build_model` will build.
 
     Raises:
-        RecipeError: the section contradicts itself, names nothing that exists, or the weights have another shape than
-        `config` says.
+        RecipeError: the section names nothing that exists, or the weights have another shape than `config` says.
         ResourceError: the Hub cannot be reached, or wants a login.
     """
     register_families()
     if model.import_ is not None:
         import_user_module(model.import_)
-    if problems := check_model_section(model):
-        raise RecipeError("\n".join(problems))
     config = _resolve(model)
     if model.rope is not None:
         config = with_rope(config, model.rope.model_dump(exclude_none=True))
@@ -62,7 +62,7 @@ def _resolve(model: Model) -> PreTrainedConfig:
     written = None if model.config is None else config_from(model.config)
     if model.from_scratch and written is not None:
         return written
-    assert model.path is not None  # check_model_section has seen to it
+    assert model.path is not None, "the recipe's rules ask for it"
     if Path(model.path).suffix in STATE_DICTS:
         return _config_beside_state_dict(model.path, written)
     found = read_config(model)
@@ -138,7 +138,7 @@ def _check_folder(path: str) -> None:
         raise RecipeError(f"model.path: {complaint}")
     if folder.is_dir() and not (folder / "config.json").is_file():
         if list(folder.glob("*.nemo")):
-            raise RecipeError(nemo_remedy(path, known_to_be_nemo=True))
+            raise RecipeError(f"model.path: {path} {NEMO}")
         if (folder / "adapter_config.json").is_file():
             raise RecipeError(
                 f"model.path: {path} is an adapter without its base. Make one model of both, then go on from it: "
@@ -160,8 +160,8 @@ def _hub_error(path: str, revision: str | None, problem: OSError) -> RecipeError
             f"model.path: there is no {path} on the Hub (or it is private: hf auth login), and no such folder here."
         )
     the_hub_answered = isinstance(cause, EntryNotFoundError) and not isinstance(cause, LocalEntryNotFoundError)
-    if the_hub_answered and (nemo := nemo_remedy(path, known_to_be_nemo=_has_nemo_file(path, revision))):
-        return RecipeError(nemo)
+    if the_hub_answered and _has_nemo_file(path, revision):
+        return RecipeError(f"model.path: {path} {NEMO}")
     return ResourceError(
         f"model.path: the Hub gives no config.json for {path}: {' '.join(str(problem).split())[:300]} "
         f"Try: hf download {path}, or give the path of a local folder."

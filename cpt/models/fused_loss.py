@@ -236,7 +236,6 @@ class FusedLoss:
         whole.loss_function = self
 
     def remove(self) -> None:
-        """The model is as it was before."""
         self.head.forward, self.model.loss_function = self.own_forward, self.plain
 
     def forward_of_head(

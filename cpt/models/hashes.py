@@ -1,4 +1,4 @@
-"""The sha256 of weight files: kept in the run's record, and checked when the recipe gives them."""
+"""The sha256 of weight files: written to the run's record, and checked if the recipe gives them."""
 
 import hashlib
 from collections.abc import Mapping
@@ -14,23 +14,20 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.pt")
 
 
 def hash_weights(path: str, revision: str | None = None) -> dict[str, str]:
-    """File name -> sha256 of every weight file that lies in the local folder (or is the local file), or was downloaded
-    from the Hub."""
+    """File name -> sha256 of each weight file of a local folder or file, or of the Hub's snapshot in the cache."""
     place = weights_folder(path, revision)
     files = [place] if place.is_file() else sorted({file for pattern in WEIGHTS for file in place.glob(pattern)})
-    with ThreadPoolExecutor(max_workers=4) as pool:  # hashlib lets other threads run
-        return dict(zip((file.name for file in files), pool.map(_sha256, files), strict=True))
+    return sha256_of({file.name: file for file in files})
 
 
 def check_hashes(expected: Mapping[str, str], path: str, revision: str | None = None) -> None:
-    """Compare the files with the hashes that the recipe gives (those of the Hub are fetched first).
+    """Compare the files with the hashes of the recipe; files of the Hub are fetched first.
 
     Raises:
-        CheckpointError: a file is missing, or is not the one whose hash was written down.
+        CheckpointError: a file is missing, or has another hash.
     """
     files = {name: _fetch(name, path, revision) for name in expected}
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        actual = dict(zip(files, pool.map(_sha256, files.values()), strict=True))
+    actual = sha256_of(files)
     for name, digest in expected.items():
         if actual[name] != digest:
             raise CheckpointError(
@@ -41,7 +38,7 @@ def check_hashes(expected: Mapping[str, str], path: str, revision: str | None = 
 
 
 def weights_folder(path: str, revision: str | None = None) -> Path:
-    """Where the weights lie: the local folder or file itself, or the Hub's snapshot in the cache."""
+    """The local folder or file itself, or the Hub's snapshot in the cache."""
     if is_local(path):
         return Path(path).expanduser()
     config = try_to_load_from_cache(path, "config.json", revision=revision)
@@ -50,23 +47,22 @@ def weights_folder(path: str, revision: str | None = None) -> Path:
     return Path(config).parent
 
 
+def sha256_of(files: Mapping[str, Path]) -> dict[str, str]:
+    def digest(file: Path) -> str:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
+    with ThreadPoolExecutor(max_workers=4) as pool:  # hashlib lets other threads run
+        return dict(zip(files, pool.map(digest, files.values()), strict=True))
+
+
 def _fetch(name: str, path: str, revision: str | None) -> Path:
-    if not is_local(path):
-        try:
+    try:
+        if not is_local(path):
             return Path(hf_hub_download(path, name, revision=revision))
-        except OSError as problem:
-            raise CheckpointError(
-                f"{path} has no file {name} that can be fetched (model.hashes names it): {problem}"
-            ) from problem
-    place = Path(path).expanduser()
-    file = place if place.is_file() and place.name == name else place / name
-    if not file.is_file():
+        place = Path(path).expanduser()
+        return (place if place.is_file() and place.name == name else place / name).resolve(strict=True)
+    except OSError as problem:
         raise CheckpointError(
-            f"{file} does not exist, and model.hashes names it. Restore the file, or remove the line."
-        )
-    return file
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+            f"model.hashes names {name}, which {path} does not have: {problem}. Restore the file, or remove the line."
+        ) from problem

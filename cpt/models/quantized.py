@@ -10,10 +10,8 @@ from transformers import BitsAndBytesConfig
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.extend import did_you_mean
 from cpt.recipe.schema import LORA_QUANTIZATION
 
-KINDS = LORA_QUANTIZATION["quantize"]
 BLOCK, BLOCK_OF_SCALES = 64, 256
 BYTES_OF_4_BIT = {
     False: 0.5 + 4 / BLOCK,  # a scale in fp32 for each block
@@ -46,22 +44,13 @@ def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
     """What `model.lora` asks for; None where the base stays whole.
 
     Raises:
-        RecipeError: no such kind.
+        RecipeError: `double_quantize` alone.
     """
-    kind = None if lora is None else lora.get("quantize")
-    if lora is None or kind is None:
+    if lora is None or lora.get("quantize") is None:
         if lora is not None and "double_quantize" in lora:
             raise RecipeError("`model.lora.double_quantize` has no effect without `model.lora.quantize: nf4`.")
         return None
-    if kind not in KINDS:
-        known = [str(one) for one in KINDS]
-        raise RecipeError(
-            f"`model.lora.quantize`: {kind!r} is none of {', '.join(known)}.{did_you_mean(str(kind), known)}"
-        )
-    double = lora.get("double_quantize", True)
-    if not isinstance(double, bool):
-        raise RecipeError(f"`model.lora.double_quantize`: expected true or false, got {double!r}.")
-    return Quantization(str(kind), double)
+    return Quantization(str(lora["quantize"]), bool(lora.get("double_quantize", True)))
 
 
 def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quantization | None:
@@ -71,7 +60,7 @@ def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quanti
         zero3: the weights are divided over processes.
 
     Raises:
-        RecipeError: no such kind, or DeepSpeed's ZeRO-3.
+        RecipeError: DeepSpeed's ZeRO-3, or `double_quantize` alone.
         ResourceError: bitsandbytes is not installed.
     """
     found = quantization_of(lora)
@@ -104,7 +93,6 @@ def keep_layout_on_cpu(model: nn.Module) -> None:
 
 
 def without_quantization(lora: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are peft's."""
     return {key: value for key, value in lora.items() if key not in LORA_QUANTIZATION}
 
 

@@ -44,8 +44,6 @@ FLASH_ATTENTION = "flash_attn"  # its packages, and its kernels of the Hub, whos
 
 @dataclass(frozen=True)
 class Recomputing:
-    """What the sub-keys ask for."""
-
     checkpoints: bool = False
     """Layers are computed again."""
     selective: bool = False
@@ -96,7 +94,6 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
 
 
 def refuse_together(found: Recomputing, *, compiles: bool, zero3: bool, experts: bool) -> None:
-    """What does not go together."""
     if found.selective and found.of_torch.get("use_reentrant"):
         raise RecipeError(
             f"{KEY}: `selective` needs torch's checkpoints of the newer kind. Remove `use_reentrant: true`."
@@ -179,7 +176,6 @@ class OffloadedActivations(AbstractContextManager["OffloadedActivations"]):
         self.context: AbstractContextManager[Any] | None = None
 
     def __enter__(self) -> "OffloadedActivations":
-        """Before a forward pass."""
         if self.context is None:
             from trl.models.activation_offloading import get_act_offloading_ctx_manager  # seconds to import
 
@@ -188,6 +184,5 @@ class OffloadedActivations(AbstractContextManager["OffloadedActivations"]):
         return self
 
     def __exit__(self, *problem: Any) -> None:
-        """After its backward pass."""
         assert self.context is not None, "it was entered"
         self.context.__exit__(*problem)

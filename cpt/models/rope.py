@@ -5,12 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cpt.errors import RecipeError
 
 DEFAULT = "default"
-NEEDS_NO_LENGTH = ("linear", "dynamic", "yarn")
 OF_ALL_LAYERS = "rope_type"
 
 
@@ -38,7 +36,12 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
         raise RecipeError(
             f"`model.rope`: {config.model_type} {reason}, so they cannot be changed by this key. Remove it."
         )
-    check_rope(wanted)
+    if not wanted:
+        raise RecipeError("`model.rope` is empty: write `theta: 1e6`, or `{type: yarn, factor: 8}`, or remove it.")
+    if ("type" in wanted) != ("factor" in wanted):
+        raise RecipeError(
+            "`model.rope`: `type` and `factor` go together: `{type: yarn, factor: 8}` reaches eight times as far."
+        )
     original = int(found.get("original_max_position_embeddings") or text.max_position_embeddings)
     rope = {
         name: value for name, value in found.items() if name in ("rope_theta", "rope_type", "partial_rotary_factor")
@@ -60,27 +63,3 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
     text.rope_parameters = rope
     text.max_position_embeddings = length
     return config
-
-
-def check_rope(wanted: Mapping[Any, Any]) -> None:
-    """What can be said without a model.
-
-    Raises:
-        RecipeError: the values do not go together.
-    """
-    if not wanted:
-        raise RecipeError("`model.rope` is empty: write `theta: 1e6`, or `{type: yarn, factor: 8}`, or remove it.")
-    for name in ("theta", "factor", "length"):
-        value = wanted.get(name)
-        if value is not None and (isinstance(value, bool | str) or value <= (1 if name == "factor" else 0)):
-            raise RecipeError(
-                f"`model.rope.{name}` must be a number above {1 if name == 'factor' else 0}, got {value!r}."
-            )
-    kind = wanted.get("type")
-    known = [name for name in NEEDS_NO_LENGTH if name in ROPE_INIT_FUNCTIONS]
-    if kind is not None and kind not in known:
-        raise RecipeError(f"`model.rope.type`: expected one of {', '.join(known)}; got {kind!r}.")
-    if (kind is None) != ("factor" not in wanted):
-        raise RecipeError(
-            "`model.rope`: `type` and `factor` go together: `{type: yarn, factor: 8}` reaches eight times as far."
-        )

@@ -150,7 +150,6 @@ def why_not_varlen(model_class: type[PreTrainedModel], config: PreTrainedConfig 
 
 
 def has_kernel(query: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether flash kernels are for these tensors."""
     return query.is_cuda and dtype in HALF
 
 

@@ -42,7 +42,6 @@ class Alert(TrainerCallback):
         self.known: set[str] = set()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Compare the figure with its bounds."""
         self.known |= kwargs["logs"].keys()
         value = kwargs["logs"].get(self.figure)
         if not state.is_world_process_zero or not isinstance(value, int | float):
@@ -54,10 +53,7 @@ class Alert(TrainerCallback):
             message = f"Step {state.global_step}: {self.figure} is {value:.6g}, {bound}{how_long}."
             record_event(self.run, "alert", message, step=state.global_step, figure=self.figure, value=str(value))
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Report a misspelled figure."""
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.is_world_process_zero and self.known and self.figure not in self.known:
             message = f"The alert's figure {self.figure} was never logged. Logged: {', '.join(sorted(self.known))}."
             record_event(self.run, "alert_without_figure", message, step=state.global_step, figure=self.figure)
@@ -163,7 +159,6 @@ class Watch(TrainerCallback):
         self.watch, self.options, self.run, self.tokens_per_step = watch, options, run, tokens_per_step
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Call the function."""
         if not state.is_world_process_zero:
             return
         figures = {name: float(value) for name, value in kwargs["logs"].items() if isinstance(value, int | float)}
@@ -218,7 +213,6 @@ class GuardedCallback(TrainerCallback):
         return call
 
     def pause(self, event: str, problem: Exception, step: int) -> None:
-        """Record the first failure, and pause."""
         self.paused_until = time.monotonic() + self.pause_seconds
         if not self.has_failed:
             text = f"`{self.name}` failed in {event} and pauses: {type(problem).__name__}: {problem}."

@@ -35,35 +35,25 @@ class ConsoleProgress(TrainerCallback):
         self.console = console or open_console()
         self.progress: Progress | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Open the bar."""
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.is_world_process_zero and self.console.is_interactive:
             columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
             self.progress = Progress(TextColumn("{task.description}"), *columns, console=self.console)
             self.task = self.progress.add_task(self.name, total=state.max_steps, completed=state.global_step)
             self.progress.start()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Move the bar."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.progress:
             self.progress.update(self.task, completed=state.global_step)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Print a line of figures."""
         line = describe_logs(kwargs["logs"])
         if state.is_world_process_zero and line:
             step = f"step {state.global_step}/{state.max_steps}{time_to_go(kwargs['logs'])}"
             with suppress(OSError):  # a full disk behind the output, or a closed terminal
                 self.console.print(f"{self.name}  {step}  {line}", highlight=False, soft_wrap=True)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Close the bar."""
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.progress:
             self.progress.stop()
 

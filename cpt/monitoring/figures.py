@@ -37,16 +37,12 @@ class TrainingClock(TrainerCallback):
         """Seconds of each step, and seconds waited by then since the run began."""
         self.has_warned = False
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Start the clock."""
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.since, self.steps_in_all = time.perf_counter(), 0
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Count the step and its time."""
         now = time.perf_counter()
         self.seconds += now - self.since
         self.last_steps.append((now - self.since, waited_by(kwargs.get("train_dataloader"))))
@@ -61,7 +57,6 @@ class TrainingClock(TrainerCallback):
         state.epoch = state.global_step / state.max_steps
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Turn the counts since the last log into figures."""
         logs, now = kwargs["logs"], time.perf_counter()
         if "loss" in logs and self.steps:
             seconds = self.seconds + now - self.since
@@ -76,18 +71,13 @@ class TrainingClock(TrainerCallback):
                 logs["seconds_to_go"] = round(of_one * (state.max_steps - state.global_step), 1)
         self.since = time.perf_counter()
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Skip the time of the evaluation."""
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Skip the time of an evaluation, and of a save."""
         self.since = time.perf_counter()
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Skip the time of the save."""
-        self.since = time.perf_counter()
+    on_save = on_evaluate
 
     def warn_of_waiting(self) -> None:
-        """Warn once if the data arrive too late."""
         if len(self.last_steps) < LAST_STEPS:
             return
         seconds = sum(seconds for seconds, _ in self.last_steps) - self.last_steps[0][0]
@@ -102,7 +92,6 @@ class TrainingClock(TrainerCallback):
 
 
 def percentiles(seconds: list[float]) -> tuple[float, float]:
-    """The median and the 95th percentile."""
     twentieths = statistics.quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else seconds * 19
     return round(twentieths[9], 6), round(twentieths[18], 6)
 
@@ -121,15 +110,11 @@ class SmoothedLoss(TrainerCallback):
     def __init__(self) -> None:
         self.total, self.weight = 0.0, 0.0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Add the logs of the history."""
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.total, self.weight = 0.0, 0.0
         self.add(float(line["loss"]) for line in state.log_history if "loss" in line)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Add the mean so far."""
         logs = kwargs["logs"]
         if "loss" in logs:
             self.add([logs["loss"]])
@@ -156,7 +141,6 @@ class RealisedShares(TrainerCallback):
         self.data, self.rows = data, rows
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Add them if there are several sources."""
         logs = kwargs["logs"]
         if "loss" in logs and state.global_step and len(self.data.sources) > 1:
             tokens = self.data.tokens(self.rows.first(state.global_step))
@@ -181,16 +165,12 @@ class Cost(TrainerCallback):
         self.run, self.price = run, dollars_per_gpu_hour
         self.before, self.began = 0.0, 0.0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Read the cost of earlier starts."""
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.began = time.perf_counter()
         if state.global_step and state.is_world_process_zero:
             self.before = read_metrics(self.run, [COST]).last(COST) or 0.0
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Add this start's cost."""
         logs = kwargs["logs"]
         if "loss" in logs:
             per_second = self.price * max(1, args.world_size * args.n_gpu) / 3600

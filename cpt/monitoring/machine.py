@@ -35,15 +35,11 @@ class MachineUse(TrainerCallback):
         self.largest_peak = 0.0
         self.has_nvml = importlib.util.find_spec("pynvml") is not None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Start the rates."""
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         psutil.cpu_percent()
         self.before = counters()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Only the main process looks."""
         logs = kwargs["logs"]
         if "loss" not in logs or not state.is_world_process_zero:
             return

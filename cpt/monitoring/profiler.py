@@ -32,16 +32,12 @@ class StepProfile(TrainerCallback):
         self.file = run / PROFILE / f"steps-{self.first}-{self.last}.txt"
         self.profiler: profile | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """A run that resumes after these steps does not profile them."""
         if state.is_world_process_zero and state.global_step >= self.first and not self.file.exists():
             self.report("profile_left_out", f"not profiled: the run resumes at step {state.global_step}")
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Begin with the step before the first one, or with the run's first."""
         if state.is_world_process_zero and self.profiler is None and state.global_step + 1 == max(1, self.first - 1):
             self.profiler = profile(
@@ -53,10 +49,7 @@ class StepProfile(TrainerCallback):
             )
             self.profiler.start()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Write both files after the last step."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.profiler is None:
             return
         if state.global_step < self.last:
@@ -76,9 +69,7 @@ class StepProfile(TrainerCallback):
             return
         self.report("profile", f"profiled: {trace} (open it in ui.perfetto.dev) and {self.file.name}")
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The run may end before the last of these steps."""
         if self.profiler is not None:
             self.profiler.stop()
@@ -86,7 +77,6 @@ class StepProfile(TrainerCallback):
             self.report("profile_left_out", "not profiled to their end, because the run ended")
 
     def report(self, kind: str, what: str) -> None:
-        """Record an event of the first of these steps."""
         record_event(self.run, kind, f"Steps {self.first} to {self.last}: {what}.", step=self.first)
 
 

@@ -32,9 +32,7 @@ class MetricsFile(TrainerCallback):
         self.cut_at: int | None = None
         """The step after which lines must be removed before others are written, until the disk allows it."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Remove lines that the checkpoint does not know; a fresh start keeps none."""
         if state.is_world_process_zero:
             self.cut_at = state.global_step or NO_LINE
@@ -42,7 +40,6 @@ class MetricsFile(TrainerCallback):
             self.cut()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Append a line."""
         if state.is_world_process_zero:
             tokens = state.global_step * self.tokens_per_step
             line = json.dumps({"step": state.global_step, "tokens": tokens, **kwargs["logs"]})
@@ -51,17 +48,11 @@ class MetricsFile(TrainerCallback):
             else:
                 self.lines.waiting.append(f"{line}\n")
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Try again to write waiting lines."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.cut():
             self.lines.write_waiting()
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """The last try."""
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.on_step_end(args, state, control)
 
     def cut(self) -> bool:
@@ -83,18 +74,14 @@ class StatusFile(TrainerCallback):
         self.run = run
         self.written = -math.inf
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """At most once a second."""
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if time.monotonic() - self.written >= SECONDS_BETWEEN_WRITES:
             self.on_save(args, state, control)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Usually no event waits."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         write_waiting_events(self.run.folder)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The save may have failed, or still run in the background."""
         self.written = time.monotonic()
         steps = [path.name.removeprefix("checkpoint-") for path in self.run.folder.glob("checkpoint-*")]

@@ -58,9 +58,7 @@ class SourceLosses(TrainerCallback):
             self.args, self.state = args, state
             self.hook = kwargs["model"].register_forward_hook(self.look, with_kwargs=True)
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Decide whether this step is the measured one of its log."""
         step, every, micro_batches = state.global_step + 1, int(state.logging_steps), args.gradient_accumulation_steps
         self.state, self.micro_batch = state, 0
@@ -82,10 +80,7 @@ class SourceLosses(TrainerCallback):
             if count and abs(loss) < float("inf"):  # also where it is not a number
                 kwargs["logs"][f"loss_{source.name}"] = loss / count
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Remove the hook."""
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.hook is not None:
             self.hook.remove()
             self.hook = None
@@ -134,7 +129,6 @@ class SourceLosses(TrainerCallback):
                 self.take(source, row_loss(row), (targets[row] != IGNORED).sum())
 
     def take(self, source: int, loss: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Add a summed loss and its number of tokens."""
         self.totals[0, source] += loss
         self.totals[1, source] += tokens
 

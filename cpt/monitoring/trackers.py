@@ -33,7 +33,6 @@ class EventCounts(TrainerCallback):
         self.run = run
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Only the main process has trackers."""
         if state.is_world_process_zero:
             counts = Counter(str(event.get("kind")) for event in read_events(self.run))
             kwargs["logs"].update({f"events/{kind}": number for kind, number in counts.items()})

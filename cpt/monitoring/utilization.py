@@ -40,7 +40,6 @@ class ModelFlopsUtilization(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Count the operations of a token once."""
         model: nn.Module = kwargs["model"]
         self.since = state.global_step
         of_one = peak_flops(self.gpu, precision_of(args, model)) if state.is_world_process_zero else None

@@ -1,7 +1,10 @@
 """From the recipe's `optimizer:` section to a torch optimizer over the model's parameter groups."""
 
+import inspect
 import logging
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -10,7 +13,6 @@ from torch import nn
 from cpt.errors import RecipeError
 from cpt.extend import check_options, find
 from cpt.optim.adamw import adamw, adamw_8bit, fused_by_torch, paged_adamw_8bit
-from cpt.optim.classes import as_function, class_called
 from cpt.optim.groups import ParameterGroups, parameter_groups
 from cpt.optim.muon import muon
 from cpt.optim.offloaded_adamw import offloaded_adamw
@@ -73,7 +75,6 @@ def build_optimizer(
 
 
 def trains_half(parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether some are bfloat16 or float16."""
     return any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in parameters)
 
 
@@ -86,6 +87,50 @@ def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
     if name not in OPTIMIZERS and ":" not in name and (other := class_called(name)):
         raise RecipeError(f"`{name}` is not built in. Write `{other}`, which takes the options of its constructor.")
     return as_function(find("optimizer", name, OPTIMIZERS))
+
+
+LIBRARIES = ("torch.optim", "bitsandbytes.optim")
+GIVEN = ("self", "params", "lr")
+
+
+def class_called(name: str) -> str | None:
+    """`bitsandbytes.optim:Lion` for `lion`: the class of that name in an installed library."""
+    for library in LIBRARIES:
+        if find_spec(library.partition(".")[0]) is not None:
+            for found, value in vars(import_module(library)).items():
+                if (
+                    isinstance(value, type)
+                    and issubclass(value, torch.optim.Optimizer)
+                    and found.lower() == name.replace("_", "").lower()
+                ):
+                    return f"{library}:{found}"
+    return None
+
+
+def as_function(found: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of groups and learning rate, whose keyword arguments are the class's; anything but an optimizer class
+    stays as it is."""
+    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
+        return found
+
+    def build(groups: list[dict[str, Any]], learning_rate: float, **options: Any) -> torch.optim.Optimizer:
+        tuples: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
+        }
+        kind: Callable[..., torch.optim.Optimizer] = found
+        return kind(groups, lr=learning_rate, **tuples)
+
+    taken = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=inspect.Parameter.empty)
+        for name, parameter in inspect.signature(found.__init__).parameters.items()
+        if name not in ("self", "params", "lr")
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("groups", "learning_rate")]
+    build.__signature__ = inspect.Signature([*first, *taken])  # type: ignore[attr-defined]  # what `check_options` reads
+    build.__name__ = found.__name__
+    build.__annotations__ = {}
+    return build
 
 
 def refuse_options_of_other_engines(section: Optimizer, *, partitioned: bool) -> None:

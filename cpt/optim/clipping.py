@@ -35,5 +35,4 @@ def clip_gradients(gradients: Sequence[torch.Tensor], max_norm: float) -> torch.
 
 
 def parts_here(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What this process has of them."""
     return [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]

@@ -33,7 +33,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of all parameters."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -43,7 +42,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, then the parts follow."""
         super().load_state_dict(state_dict)
         self.share()
 

@@ -119,7 +119,6 @@ class OneKernelAdamW(torch.optim.Optimizer):
 
     @property
     def has_master(self) -> bool:
-        """Whether some weights have an fp32 copy."""
         return any("master" in layout for layout in self.layouts.values())
 
     # --- states ------------------------------------------------------------------------------------------------------
@@ -179,11 +178,9 @@ class OneKernelAdamW(torch.optim.Optimizer):
         return torch.Size([-(-parameter.numel() // BLOCK)]) if name.endswith("_scale") else parameter.shape
 
     def is_on_host(self, parameter: torch.Tensor) -> bool:
-        """Whether the states of a parameter are."""
         return self.paged and parameter.numel() >= FEWEST_ON_HOST
 
     def bytes_on_host(self) -> int:
-        """Size of all paged states."""
         return sum(
             aligned(self.shape_of(parameter, name).numel() * dtype.itemsize)
             for parameter, layout in self.layouts.items()

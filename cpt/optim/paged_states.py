@@ -28,7 +28,6 @@ Key = tuple[int, int]
 
 
 def aligned(size: int) -> int:
-    """Bytes that something takes in the arena."""
     return -(-size // ALIGNED) * ALIGNED
 
 
@@ -68,7 +67,6 @@ class Streams:
         return torch.cuda.current_stream(self.to_gpu.device)
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Copies inside are of that stream."""
         return torch.cuda.stream(stream)
 
 

@@ -72,7 +72,6 @@ def shampoo(
 
 
 def by_name(name: str) -> Any:
-    """A class of pytorch_optimizer."""
     try:
         import pytorch_optimizer  # type: ignore[import-not-found, unused-ignore]  # an extra
     except ImportError as problem:

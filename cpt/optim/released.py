@@ -58,18 +58,15 @@ class ReleasedGradients:
         parameter.grad = None
 
     def norm(self) -> torch.Tensor:
-        """Of the whole gradient that was."""
         return torch.zeros(()) if self.squares is None else self.squares.sqrt()
 
     def remove(self) -> None:
-        """Gradients stay again."""
         for hook in self.hooks:
             hook.remove()
         self.optimizer.found_inf = None
 
 
 def releases_gradients(recipe: Recipe) -> bool:
-    """Whether the recipe asks for it."""
     return bool(recipe.optimizer.options.get("release_gradients", False))
 
 
@@ -84,42 +81,22 @@ def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = No
     """
     if not releases_gradients(recipe):
         return
-    name, training = recipe.optimizer.name, recipe.training
-    if name not in RELEASING:
-        raise RecipeError(
-            f"`optimizer.release_gradients`: {WHOLE} with `{name}`. Take one of {', '.join(RELEASING)}, or write"
-            " false."
-        )
-    if deepspeed:
-        raise RecipeError(
-            "`optimizer.release_gradients`: DeepSpeed takes the gradients itself. Write false, or leave"
-            " `training.deepspeed` out."
-        )
-    if (number := processes or world_size()) > 1:
-        raise RecipeError(
-            f"`optimizer.release_gradients` works on one GPU: the gradients of {number} have to meet before an update."
-            " Start one process, or write false and take a DeepSpeed profile (ZeRO-2 divides gradients over the"
-            " GPUs)."
-        )
-    if training.get("fp16"):
-        raise RecipeError(
-            f"`optimizer.release_gradients`: {WHOLE} to find the scale of fp16. Write `training.bf16: true` in its"
-            " place."
-        )
-    if training.get("max_grad_norm", 1.0):
-        raise RecipeError(
-            "`optimizer.release_gradients`: the norm of the whole gradient is only known after the updates, too late"
-            " to clip by it. Write `training.max_grad_norm: 0`; safety.loss_guard still leaves out steps whose loss is"
-            " far off."
-        )
-    if (steps := accumulation(recipe)) != 1:
-        key = (
-            "budget.global_batch_tokens"
-            if recipe.budget.global_batch_tokens is not None
-            else "training.gradient_accumulation_steps"
-        )
-        raise RecipeError(
-            f"`optimizer.release_gradients`: gradients that are dropped cannot add up over {steps} micro-batches"
-            f" (`{key}`). Let one micro-batch be the step: `training.gradient_accumulation_steps: 1`, and as many rows"
-            " as fit."
-        )
+    name, training, steps = recipe.optimizer.name, recipe.training, accumulation(recipe)
+    number = processes or world_size()
+    is_budget = recipe.budget.global_batch_tokens is not None
+    key = "budget.global_batch_tokens" if is_budget else "training.gradient_accumulation_steps"
+    reasons = {
+        f"{WHOLE} with `{name}`. Take one of {', '.join(RELEASING)}, or write false.": name not in RELEASING,
+        "DeepSpeed takes the gradients itself. Write false, or leave `training.deepspeed` out.": deepspeed,
+        f"it works on one GPU: the gradients of {number} have to meet before an update. Start one process, or write"
+        " false and take a DeepSpeed profile (ZeRO-2 divides gradients over the GPUs).": number > 1,
+        f"{WHOLE} to find the scale of fp16. Write `training.bf16: true` instead.": training.get("fp16"),
+        "the norm of the whole gradient is only known after the updates, too late to clip by it. Write"
+        " `training.max_grad_norm: 0`; safety.loss_guard still skips steps whose loss is far off.": training.get(
+            "max_grad_norm", 1.0
+        ),
+        f"gradients that are dropped cannot add up over {steps} micro-batches (`{key}`). Let one micro-batch be the"
+        " step: `training.gradient_accumulation_steps: 1`, and as many rows as fit.": steps != 1,
+    }
+    for reason in (reason for reason, applies in reasons.items() if applies):
+        raise RecipeError(f"`optimizer.release_gradients`: {reason}")

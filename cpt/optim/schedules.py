@@ -43,10 +43,6 @@ def check_schedule(name: str, options: Mapping[str, Any], total_tokens: float, k
     factor = find("schedule", name, SCHEDULES)
     check_options(factor, options, key)
     for option, value in options.items() if name in SCHEDULES else ():
-        if option in SHARES and not 0 <= value <= 1:
-            raise RecipeError(f"`{key}.{option}`: expected a share from 0 to 1, got {value!r}.")
-        if option in TOKENS and value is not None and value < 0:
-            raise RecipeError(f"`{key}.{option}`: expected a number of tokens, got {value!r}.")
         if option in NOT_ZERO.get(name, ()) and value == 0:
             raise RecipeError(f"`{key}.{option}` is 0, so the learning rate would jump. Write more than 0.")
     if options.get("warmup_tokens") and options.get("warmup_share"):
@@ -277,7 +273,6 @@ def continued(
 
 
 def without_name(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a schedule's section."""
     return {key: value for key, value in section.items() if key != "name"}
 
 
@@ -301,6 +296,4 @@ SCHEDULES: dict[str, Callable[..., float]] = {
     "continued": continued,
 }
 PARTS = ("warmup_tokens", "cooldown_tokens", "decay_tokens", "anneal_tokens")
-TOKENS = (*PARTS, "trained_tokens", "planned_tokens")
-SHARES = ("warmup_share", "start", "constant", "floor")
 NOT_ZERO = {"wsd": ("decay_tokens",), "infinite": ("cooldown_tokens", "constant", "floor")}

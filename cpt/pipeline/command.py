@@ -1,6 +1,7 @@
-"""`cpt pipeline FILE`: several recipes in a row, each a run of its own; what is finished is skipped, what was
-interrupted goes on."""
+"""`cpt pipeline FILE`: several recipes in a row, each a run of its own. Finished runs are skipped, interrupted ones
+resume."""
 
+import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +14,13 @@ from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
 from cpt.errors import Interrupted, LaunchError
 from cpt.launchers.attempts import BY_THE_LAUNCHER, command_of_attempt
-from cpt.pipeline.processes import KILLED, StepProcess, refuse_a_launcher
 from cpt.pipeline.steps import Pipeline, Step, chosen, load_pipeline
 from cpt.preflight.gate import report
+from cpt.process import Child
 from cpt.ranks import tell
+from cpt.runs.signs import forget_signs
+
+KILLED = 128  # what shells add to the number of a signal
 
 
 def command(
@@ -39,15 +43,16 @@ def command(
         bool, typer.Option("--dry-run", help="Check all recipes and show where each run stands; start nothing.")
     ] = False,
 ) -> None:
-    """Run recipes one after the other; give the same command again to go on.
+    """Run recipes one after the other; type the same command again to resume.
 
-    What is finished is skipped: give the same command again to go on.
+    Finished runs are skipped.
 
     Example: cpt pipeline pipeline.yaml --dry-run
     """
     show_log()
-    if problem := refuse_a_launcher():
-        raise LaunchError(problem)
+    if "RANK" in os.environ:
+        hint = '--launcher "accelerate launch --config_file FILE"'
+        raise LaunchError(f"a pipeline starts the processes of its runs: type `cpt pipeline FILE`, with {hint}.")
     refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
     refuse_ignored({"--from": first is not None and only is not None}, "with --only")
     pipeline = load_pipeline(file, overrides or ())
@@ -67,60 +72,68 @@ def command(
         tell(
             f"step {step.number} of {len(pipeline.steps)}, {step.recipe.name} ({step.recipe.stage}): {step.run.folder}"
         )
-        process = StepProcess(step.run, command_of_attempt(words, 1, None))
-        code = process.wait()
+        code, forwarded = run_step(step, command_of_attempt(words, 1, None))
         if code != 0 or not step.run.is_finished:
-            end(pipeline, step, file, code, process.told)
+            end(pipeline, step, file, code, forwarded)
     if not dry_run:
         show(pipeline)
 
 
 def check_step(pipeline: Pipeline, step: Step, steps: Sequence[Step]) -> bool:
-    """Whether the step has mistakes; of one whose model is still to be made, only what the recipe itself shows is
-    checked.
+    """Whether the step has mistakes. Without its model, which an earlier step makes, only its recipe is checked.
 
     Args:
-        steps: those that are going to run.
+        steps: those that will run.
     """
     if step.run.is_finished:
         return False
     waiting = [other for other in pipeline.made_by_others(step) if not other.run.is_finished]
     if absent := [other for other in waiting if other not in steps]:
-        tell(
-            f"step {step.number} goes on from {absent[0].run.folder}, which is not finished: begin with --from"
-            f" {absent[0].recipe.name}"
-        )
+        name, folder = absent[0].recipe.name, absent[0].run.folder
+        tell(f"step {step.number} continues from {folder}, which is not finished: begin with --from {name}")
         return True
     if waiting:
-        tell(
-            f"{step.file}: goes on from {waiting[0].run.folder}, so files and memory are checked when step"
-            f" {waiting[0].number} has made it."
-        )
+        folder, number = waiting[0].run.folder, waiting[0].number
+        tell(f"{step.file}: continues from {folder}, so files and memory are checked after step {number}.")
         return False
     found = report(step.file, step.recipe, step.root)
     return bool(found.mistakes or found.blockers)
 
 
-def end(pipeline: Pipeline, step: Step, file: Path, code: int, told: int) -> None:
-    """Say how the step ended and how to go on.
+def run_step(step: Step, words: Sequence[str]) -> tuple[int, int]:
+    """Run a step's command to its end.
+
+    Returns:
+        The exit code of the run, which launchers replace by their own, and the signal that was forwarded or 0.
+    """
+    if step.run.folder.is_dir():
+        forget_signs(step.run.folder)
+    before = step.run.status().get("updated")
+    code, forwarded = Child(words).wait_for_end()
+    status = step.run.status()
+    if code != 0 and "exit_code" in status and status.get("updated") != before:
+        return int(status["exit_code"]), forwarded
+    return code if code >= 0 else KILLED - code, forwarded
+
+
+def end(pipeline: Pipeline, step: Step, file: Path, code: int, forwarded: int) -> None:
+    """Report how the step ended and how to resume.
 
     Raises:
-        Interrupted: it was told to stop, or says itself that it goes on.
-        typer.Exit: with the step's own code.
+        Interrupted: it was stopped by a signal.
+        typer.Exit: it failed; with its exit code.
     """
     show(pipeline)
     status = step.run.status()
-    again = f"The same command goes on there: cpt pipeline {file}"
-    if code == Interrupted.exit_code or told and code == KILLED + told:
-        why = f"{signal.Signals(told).name}: " if told else ""
+    again = f"The same command resumes there: cpt pipeline {file}"
+    if code == Interrupted.exit_code or forwarded and code == KILLED + forwarded:
+        why = f"{signal.Signals(forwarded).name}: " if forwarded else ""
         raise Interrupted(
             f"{why}step {step.number}, {step.recipe.name}, stopped at step {status.get('step', 0)} of its run. {again}"
         )
-    said = str(status.get("message") or "see what it wrote above").splitlines()[0]
-    tell(
-        f"step {step.number}, {step.recipe.name}, ended with exit code {code}: {said}\nLater steps were not started."
-        f" Mend it. {again}"
-    )
+    reason = str(status.get("message") or "see its output above").splitlines()[0]
+    tell(f"step {step.number}, {step.recipe.name}, ended with exit code {code}: {reason}")
+    tell(f"Later steps were not started. Fix the cause. {again}")
     raise typer.Exit(code or 1)
 
 

@@ -1,4 +1,4 @@
-"""A pipeline's file: its steps, each a recipe with keys on top, found to fit together before the first one starts."""
+"""Read a pipeline's file: steps, each a recipe with keys on top, that are checked before the first one starts."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +21,6 @@ KEYS = ("name", "description", "steps")
 
 @dataclass(frozen=True)
 class Step:
-    """One run."""
-
     number: int
     """From 1."""
     file: Path
@@ -33,26 +31,24 @@ class Step:
 
     @property
     def run(self) -> Run:
-        """Its folder."""
         return Run(self.recipe.output_dir / self.recipe.name)
 
     @property
     def awaits(self) -> list[str]:
-        """What it reads that does not have to be there before it starts."""
-        judges = [reward.options.get("path") for reward in self.recipe.rewards]
-        named = [self.recipe.model.path, self.recipe.tokenizer.path, teacher_of(self.recipe), *judges]
+        """Models that an earlier step may make."""
+        teacher = self.recipe.training.get("teacher_model_name_or_path")
+        rewards = [reward.options.get("path") for reward in self.recipe.rewards]
+        named = [self.recipe.model.path, self.recipe.tokenizer.path, teacher, *rewards]
         return [path for path in named if isinstance(path, str) and path]
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The steps in their order."""
-
     name: str
     steps: tuple[Step, ...]
 
     def made_by_others(self, step: Step) -> list[Step]:
-        """The steps whose runs this one goes on from."""
+        """The steps whose runs this one continues from."""
         return [other for other in self.steps if any(is_below(other.run.folder, path) for path in step.awaits)]
 
 
@@ -71,27 +67,23 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     except UnreadableError:
         mistakes.raise_if_any()
         raise
-    written = root.value if isinstance(root.value, dict) else {}
+    written = root.value
     for key, node in written.items():
         if key not in KEYS:
-            mistakes.add(
-                node.place, f"`{key}` is not a key of a pipeline.{did_you_mean(key, KEYS)} There is: {', '.join(KEYS)}"
-            )
+            there = f"There is: {', '.join(KEYS)}"
+            mistakes.add(node.place, f"`{key}` is not a key of a pipeline.{did_you_mean(key, KEYS)} {there}")
     if "name" not in written or not isinstance(written["name"].value, str):
-        mistakes.add(root.place, "`name` is missing: what the pipeline is called")
+        mistakes.add(root.place, "`name` is missing: the pipeline's name")
     if "steps" not in written or not isinstance(written["steps"].value, list) or not written["steps"].value:
-        mistakes.add(
-            root.place, "`steps` is missing: a list of recipes, `steps: [{recipe: pretrain.yaml}, {recipe: sft.yaml}]`"
-        )
+        example = "`steps: [{recipe: pretrain.yaml}, {recipe: sft.yaml}]`"
+        mistakes.add(root.place, f"`steps` is missing: a list of recipes, {example}")
         mistakes.raise_if_any()
     steps, complaints = [], []
     for number, node in enumerate(written["steps"].value, start=1):
         keys = plain(node)
         if not isinstance(keys, dict) or not isinstance(keys.get("recipe"), str):
-            mistakes.add(
-                node.place,
-                f"step {number}: `recipe` is missing, the path of a YAML file: `{{recipe: sft.yaml, name: chat}}`",
-            )
+            example = "`{recipe: sft.yaml, name: chat}`"
+            mistakes.add(node.place, f"step {number}: `recipe` is missing, the path of a YAML file: {example}")
             continue
         file = path.parent / Path(keys.pop("recipe")).expanduser()
         on_top = (*as_overrides(keys), *overrides)
@@ -117,33 +109,23 @@ def as_overrides(keys: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def misfits(pipeline: Pipeline) -> Iterator[str]:
-    """Steps that would be one run, that read what only a later one makes, or whose run is of another recipe."""
+    """Steps that would be one run, that read what only a later one makes, or whose run has another recipe."""
     for step in pipeline.steps:
+        folder = step.run.folder
         for other in pipeline.steps[: step.number - 1]:
-            if other.run.folder == step.run.folder:
-                yield (
-                    f"steps {other.number} and {step.number} are one run, {step.run.folder}. Give one of them a"
-                    " `name`."
-                )
+            if other.run.folder == folder:
+                yield f"steps {other.number} and {step.number} are one run, {folder}. Give one of them a `name`."
         for other in pipeline.made_by_others(step):
             if other.number >= step.number:
-                yield (
-                    f"step {step.number} goes on from {other.run.folder}, which step {other.number} makes. Put that"
-                    " one before it."
-                )
-        saved = step.run.folder / RECIPE
+                text = f"step {step.number} continues from {other.run.folder}, which step {other.number} makes."
+                yield f"{text} Put that one before it."
+        saved = folder / RECIPE
         if saved.exists() and (differences := differing_keys(load_recipe(saved), step.recipe)):
             listing = "\n".join(f"  {line}" for line in differences)
             yield (
-                f"step {step.number}: {step.run.folder} belongs to a run of another recipe (there ->"
-                f" here):\n{listing}\nGive the step a `name` of its own, or remove the folder."
+                f"step {step.number}: {folder} belongs to a run of another recipe (there -> here):\n{listing}\n"
+                "Give the step a `name` of its own, or remove the folder."
             )
-
-
-def teacher_of(recipe: Recipe) -> str | None:
-    """The other model that a stage may read."""
-    path = recipe.training.get("teacher_model_name_or_path")
-    return path if isinstance(path, str) else None
 
 
 def is_below(folder: Path, path: str) -> bool:
@@ -160,16 +142,15 @@ def chosen(pipeline: Pipeline, first: str | None, only: str | None) -> list[Step
     """
     if only is not None:
         return [named(pipeline, only)]
-    return [step for step in pipeline.steps if first is None or step.number >= named(pipeline, first).number]
+    start = named(pipeline, first).number if first is not None else 1
+    return [step for step in pipeline.steps if step.number >= start]
 
 
 def named(pipeline: Pipeline, word: str) -> Step:
-    """The step called so."""
+    """The step of that number or name."""
     for step in pipeline.steps:
         if word in (str(step.number), step.recipe.name):
             return step
     names = [step.recipe.name for step in pipeline.steps]
-    raise RecipeError(
-        f"{pipeline.name} has no step `{word}`.{did_you_mean(word, names)} It has: {', '.join(names)}, or 1 to"
-        f" {len(names)}."
-    )
+    there = f"It has: {', '.join(names)}, or 1 to {len(names)}."
+    raise RecipeError(f"{pipeline.name} has no step `{word}`.{did_you_mean(word, names)} {there}")

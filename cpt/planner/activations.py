@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from cpt.models.adapter_targets import adaptable
-from cpt.models.adapters import add_lora
+from cpt.models.adapters import adaptable, add_lora
 from cpt.models.compiled import has_experts
 from cpt.models.families.register import register_families
 from cpt.models.inventory import RECURRENT, attention_heads
@@ -118,8 +117,6 @@ class SavedBytes:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """A layer as the model calls it."""
-
     layer: nn.Module
     given: tuple[Any, ...]
     options: dict[str, Any]
@@ -188,7 +185,6 @@ def move_from_meta(model: nn.Module) -> None:
 
 
 def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
-    """Bytes by layers."""
     saved = SavedBytes(model)
     calls: list[LayerCall] = []
     started: list[tuple[int, int]] = []

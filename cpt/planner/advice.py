@@ -76,7 +76,6 @@ def cheapest_that_fits(
     known: dict[tuple[Any, ...], tuple[ModelFacts, Counted]] = {}
 
     def counted(candidate: Setup) -> tuple[ModelFacts, Counted]:
-        """Counted once for all micro-batches and optimizers."""
         lora = tuple((candidate.lora or {}).items())
         what = (candidate.as_computed.weights_bytes, candidate.compiles, candidate.zero is None, lora)
         if what not in known:

@@ -59,7 +59,6 @@ def has_even_batches(recipe: Recipe) -> bool:
 
 
 def reasons_of(model: PreTrainedModel, *, selective: bool) -> dict[str, bool]:
-    """What in a model prevents compiling."""
     return {
         f"transformers marks no decoder layers in {type(model).__name__}": not decoder_layers(model),
         "the model has recurrent layers": runs_along_the_row(model),

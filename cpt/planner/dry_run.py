@@ -27,8 +27,6 @@ IN_4_BIT = ".base_layer.weight"  # peft's name of an adapted layer
 
 @dataclass(frozen=True)
 class DryRun:
-    """Bytes of a step."""
-
     peak: int
     """Weights, gradients, optimizer, activations and logits at the moment that takes most."""
     weights: int
@@ -96,7 +94,6 @@ def watch_weights(storages: PeakOfStorages, model: nn.Module, setup: Setup) -> N
 
 
 def leave_out_pages(storages: PeakOfStorages, optimizer: torch.optim.Optimizer) -> None:
-    """Paged states are on the host."""
     if isinstance(optimizer, OneKernelAdamW) and optimizer.arena is not None:
         storage = optimizer.arena.memory.untyped_storage()
         storages.now -= storages.alive[id(storage)][1]

@@ -8,8 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from cpt.models.adapter_targets import adaptable
-from cpt.models.adapters import count_lora_parameters
+from cpt.models.adapters import adaptable, count_lora_parameters
 from cpt.models.fused_loss import why_not_fused
 from cpt.models.inventory import attention_heads, build_on_meta, count_model_parameters, flops_per_token
 
@@ -44,7 +43,6 @@ class ModelFacts:
 
 
 def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_length: int) -> ModelFacts:
-    """Count on the meta device."""
     model = build_on_meta(config)
     head = model.get_output_embeddings().get_parameter("weight")
     embedding = model.get_input_embeddings().get_parameter("weight")

@@ -154,7 +154,6 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
 
 
 def states_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """Weights and optimizer on one GPU."""
     zero, others = setup.zero, other_models(facts, setup)
     if zero is None:
         return (Term("weights", weight_bytes(facts, setup), weights_note(setup)), states_on_gpu(facts, setup), *others)

@@ -91,7 +91,6 @@ def format_room(who: str, room: float, memory: float, usable: float, size: float
 def format_speed(
     speed: Speed, tokens: int | None, target: Target, setup: Setup, price: float | None, *, is_measured: bool
 ) -> Iterator[str]:
-    """Time and money."""
     text = f"Speed: {speed.tokens_per_second:,.0f} tokens a second ({speed.source})"
     if tokens is None:
         yield f"{text}. The budget is in epochs: `cpt mixture` counts the tokens."

@@ -44,8 +44,6 @@ class Zero:
 
 @dataclass(frozen=True)
 class Setup:
-    """A way to run a recipe."""
-
     gpus: int
     """Processes on all machines, each with a GPU, or all on the CPU."""
     on_cpu: bool
@@ -111,7 +109,6 @@ class Setup:
 
     @property
     def sampled(self) -> int:
-        """Completions that a process samples at once."""
         return self.beside.sampled(self.micro_batch, self.accumulation, self.gpus)
 
     @property

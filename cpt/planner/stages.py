@@ -94,7 +94,6 @@ class Beside:
     """What the plan leaves out, in words."""
 
     def sampled(self, micro_batch: int, accumulation: int, gpus: int) -> int:
-        """Completions that a process samples at once."""
         if not self.completion:
             return 0
         if self.stage == "gkd":  # samples each micro-batch on its own

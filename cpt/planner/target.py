@@ -39,7 +39,6 @@ class Target:
     """Of each GPU; of the host if there is none."""
     peak_flops: float
     """In bfloat16, dense; of a CPU in float32."""
-    peak_source: str
     host_memory_gib: float
     host_source: str
     host_is_known: bool = True
@@ -120,8 +119,8 @@ def find_target(
     """
     here = host_memory_gib()
     if gpu.strip().lower() == "cpu":
-        memory_here, source = host_memory or here, "measured here with a matrix product"
-        return Target("CPU", 0, memory_here, cpu_peak(), source, memory_here, "this machine")
+        memory_here = host_memory or here
+        return Target("CPU", 0, memory_here, cpu_peak(), memory_here, "this machine")
     is_described = memory is not None and peak_tflops is not None
     kind = GpuType(gpu, memory or 0.0, peak_tflops or 0.0) if is_described else find_gpu_type(gpu)
     if peak_tflops is not None:
@@ -140,7 +139,6 @@ def find_target(
         max(1, gpus),
         memory or kind.memory_gib,
         kind.peak_tflops * 1e12,
-        "data sheet, dense bf16" if peak_tflops is None else "as given",
         in_host,
         source,
         known,

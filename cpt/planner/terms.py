@@ -19,8 +19,6 @@ MOMENTS_IN_8_BIT = 2 + 2 * 4 / BLOCK  # of each number, and of its share of two 
 
 @dataclass(frozen=True)
 class Term:
-    """One part of the memory."""
-
     name: str
     size: float
     """Bytes."""

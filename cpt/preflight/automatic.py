@@ -187,9 +187,9 @@ def this_machine(processes: int, *, on_cpu: bool, gpus: list[Gpu] | None = None)
     memory = host_memory_gib()
     gpus = [] if on_cpu else find_gpus() if gpus is None else gpus
     if not gpus:
-        return Target("CPU", 0, memory / processes, 1.0, "", memory, "this machine")
+        return Target("CPU", 0, memory / processes, 1.0, memory, "this machine")
     smallest = min(gpus, key=lambda gpu: gpu.memory_gib)
-    return Target(smallest.name, processes, smallest.memory_gib, peak_of(smallest.name), "", memory, "this machine")
+    return Target(smallest.name, processes, smallest.memory_gib, peak_of(smallest.name), memory, "this machine")
 
 
 def chosen_values(

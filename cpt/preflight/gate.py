@@ -45,8 +45,8 @@ from cpt.ranks import tell, world_size
 from cpt.recipe.automatic import automatic_keys
 from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Data, Evaluation, Recipe
+from cpt.recipe.sense import with_public_set
 from cpt.recipe.sense_data import reported_name
-from cpt.recipe.sense_evaluation import with_public_set
 from cpt.recipe.tree import Node
 from cpt.safety.loss_guard import check_loss_guard
 from cpt.stages.deepspeed_profile import Profile, check_profile, offloads, profile_warnings, read_profile, zero_section
@@ -80,7 +80,6 @@ def refuse_mistakes(
 
 
 def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightReport:
-    """Print what the gate found."""
     found = found_in(recipe)
     for warning in found.warnings:
         tell(f"warning: {placed(warning, root)}.")
@@ -253,7 +252,6 @@ def try_schedule(recipe: Recipe) -> None:
 
 
 def missing_packages(recipe: Recipe) -> Iterator[CptError]:
-    """Trackers and kernels that are not installed."""
     for number, tracker in enumerate(recipe.monitoring.trackers):
         if tracker not in INTEGRATION_TO_CALLBACK:
             known = f"{did_you_mean(tracker, INTEGRATION_TO_CALLBACK)} Known: {', '.join(INTEGRATION_TO_CALLBACK)}."

@@ -178,7 +178,6 @@ def check_teacher(recipe: Recipe, model: PreTrainedModel | None, found: Prefligh
 
 
 def check_reward_models(recipe: Recipe, found: PreflightReport) -> None:
-    """The models that give rewards exist."""
     for number, reward in enumerate(recipe.rewards):
         path, revision = reward.options.get("path"), reward.options.get("revision")
         if reward.name == "reward_model" and isinstance(path, str):

@@ -50,8 +50,6 @@ ANYTHING = frozenset({"bool", "int", "float", "str", "list", "dict", "null"})
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a config class."""
-
     kinds: frozenset[str]
     """What it may be, of `words.KINDS`."""
     enums: tuple[tuple[str, str], ...] = ()
@@ -84,7 +82,6 @@ def keys_of_config(config: str) -> Mapping[str, Key]:
 
 
 def keys_of_class(found: FoundClass) -> dict[str, Key]:
-    """The fields of a dataclass and of its bases."""
     keys: dict[str, Key] = {}
     for base in reversed(found.node.bases):
         name = last_name(base.value if isinstance(base, ast.Subscript) else base)
@@ -158,18 +155,15 @@ def union(*found: tuple[set[str], set[str]]) -> tuple[set[str], set[str]]:
 
 
 def kind_of_constant(node: ast.expr) -> str:
-    """The kind of a literal value in the source."""
     value = ast.literal_eval(node)
     return "null" if value is None else type(value).__name__
 
 
 def field_keywords(field: ast.AnnAssign) -> list[ast.keyword]:
-    """The arguments of `= field(...)`."""
     return field.value.keywords if isinstance(field.value, ast.Call) else []
 
 
 def metadata_of(field: ast.AnnAssign) -> dict[str, ast.expr]:
-    """The entries of `field(metadata={...})`."""
     for keyword in field_keywords(field):
         if keyword.arg == "metadata" and isinstance(keyword.value, ast.Dict):
             pairs = zip(keyword.value.keys, keyword.value.values, strict=True)
@@ -193,7 +187,6 @@ def kinds_of_defaults(field: ast.AnnAssign) -> set[str]:
 
 
 def description_of(field: ast.AnnAssign) -> str:
-    """The field's help text."""
     try:
         return str(ast.literal_eval(metadata_of(field)["help"]))
     except (KeyError, ValueError):
@@ -202,7 +195,6 @@ def description_of(field: ast.AnnAssign) -> str:
 
 @lru_cache(maxsize=128)
 def is_enum(module: str, name: str) -> bool:
-    """True for a class that lists words."""
     return bool(enum_values(module, name))
 
 

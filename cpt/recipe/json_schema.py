@@ -42,7 +42,7 @@ def json_schema() -> dict[str, Any]:
         key: value for one in reversed(by_config.values()) for key, value in one["properties"].items()
     }
     training["description"] = "Passed on unchanged to the stage's config class."
-    schema["properties"]["training"] = or_file(training)
+    schema["properties"]["training"] = {"anyOf": [training, YAML_FILE], "description": training["description"]}
     presets = {"enum": list(LORA_PRESETS), "description": "Options by name."}
     lora["properties"]["preset"] = presets
     lora["properties"] |= {
@@ -75,8 +75,7 @@ def keys_of_stages(config: str, section: dict[str, Any]) -> dict[str, Any]:
 
 
 def command() -> None:
-    """Print the JSON schema; an editor finds it through `# yaml-language-server: $schema=recipe.schema.json` in a
-    recipe's first line.
+    """Print the recipe's JSON schema, for editors.
 
     An editor finds it through `# yaml-language-server: $schema=recipe.schema.json` in a recipe's first line.
 
@@ -120,11 +119,6 @@ def allow_grouped_digits(node: dict[str, Any]) -> None:
         node["anyOf"] = [number, {"type": "string", "pattern": f"^({GROUPED_DIGITS}{with_unit})$"}]
 
 
-def or_file(section: dict[str, Any]) -> dict[str, Any]:
-    """The section, or the path of a file that holds it."""
-    return {"anyOf": [section, YAML_FILE], "description": section["description"]}
-
-
 def passed_on(config: str, ours: set[str]) -> dict[str, Any]:
     """A section whose keys are those of a Hugging Face class, without those that are written elsewhere."""
     properties = {name: type_of(key) for name, key in keys_of_config(config).items() if name not in ours}
@@ -138,7 +132,6 @@ def passed_on(config: str, ours: set[str]) -> dict[str, Any]:
 
 
 def names_in(section: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a section, and no others."""
     return {"enum": list(section["properties"])}
 
 

@@ -1,11 +1,10 @@
 """`key.path=value` from the command line, on top of what the files say."""
 
-import re
 from collections.abc import Sequence
 
 from cpt.recipe.references import WAYS_TO_WEIGH, resolved, take_way
 from cpt.recipe.schema import Recipe
-from cpt.recipe.tree import Mistakes, Node, Place
+from cpt.recipe.tree import Location, Mistakes, Node, Place, dotted, steps_of
 from cpt.recipe.yaml_lines import UnreadableError, read_value
 
 
@@ -22,9 +21,11 @@ def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) ->
         except UnreadableError:
             continue
         steps = steps_of(key.strip())
-        put(root, steps, value, mistakes)
-        if steps in (["data", way] for way in WAYS_TO_WEIGH) and value.value and "data" in root.value:
-            take_way(root.value["data"], steps[-1])
+        if problem := put(root, steps, value):
+            mistakes.add(place, problem)
+        for way in WAYS_TO_WEIGH:
+            if steps == ("data", way) and value.value and "data" in root.value:
+                take_way(root.value["data"], way)
         root = resolved(root, Recipe, mistakes, trail=())
     return root
 
@@ -32,47 +33,32 @@ def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) ->
 def turn_on_lora(root: Node) -> None:
     """`--lora`: our defaults, unless the recipe has options of its own."""
     model = root.value.get("model")
-    if (
-        model is not None
-        and isinstance(model.value, dict)
-        and ("lora" not in model.value or model.value["lora"].value is None)
-    ):
-        model.value["lora"] = Node({}, Place("on the command line: `--lora`", 0))
+    options = model.value if model is not None and isinstance(model.value, dict) else None
+    if options is not None and ("lora" not in options or options["lora"].value is None):
+        options["lora"] = Node({}, Place("on the command line: `--lora`", 0))
 
 
-def steps_of(key: str) -> list[str]:
-    """`data.sources.0.weight` or `data.sources[0].weight`, step by step."""
-    return re.sub(r"\[(\d+)\]", r".\1", key).split(".")
-
-
-def put(root: Node, steps: list[str], value: Node, mistakes: Mistakes) -> None:
-    """Write `value` at the location that the steps lead to, making sections on the way."""
+def put(root: Node, steps: Location, value: Node) -> str | None:
+    """Write `value` at a location, making sections on the way; why not, if that is impossible."""
     here = root
     for number, step in enumerate(steps):
-        is_last = number == len(steps) - 1
+        is_last, above = number == len(steps) - 1, dotted(steps[:number])
         if isinstance(here.value, list):
-            if not step.isdigit() or int(step) >= len(here.value):
+            if not isinstance(step, int) or step >= len(here.value):
                 entries = f"{len(here.value)} {'entry' if len(here.value) == 1 else 'entries'}, counted from 0"
-                mistakes.add(value.place, f"`{'.'.join(steps[:number])}` has {entries}: there is no `{step}`")
-                return
+                return f"`{above}` has {entries}: there is no `{step}`"
             if is_last:
-                here.value[int(step)] = value
-            else:
-                here = here.value[int(step)]
+                here.value[step] = value
+            here = here.value[step]
             continue
         if here.value is None:
             here.value = {}
         if not isinstance(here.value, dict):
-            mistakes.add(value.place, f"`{'.'.join(steps[:number])}` is a single value: nothing stands below it")
-            return
+            return f"`{above}` is a single value: nothing stands below it"
         if is_last and step == "base" and here.own_file:
-            section = ".".join(steps[:number])
-            mistakes.add(
-                value.place,
-                f"`{section}` stands on a file already, whose keys would stay: write `{section}=FILE` instead",
-            )
-            return
+            return f"`{above}` stands on a file already, whose keys would stay: write `{above}=FILE` instead"
         if is_last:
-            here.value[step] = value
+            here.value[str(step)] = value
         else:
-            here = here.value.setdefault(step, Node({}, value.place))
+            here = here.value.setdefault(str(step), Node({}, value.place))
+    return None

@@ -66,7 +66,6 @@ def child_annotation(annotation: Any, step: str | int) -> Any:
 
 
 def annotation_at(location: Location) -> Any:
-    """The annotation at a location of the recipe."""
     annotation: Any = Recipe
     for step in location:
         annotation = child_annotation(annotation, step)

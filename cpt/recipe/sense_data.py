@@ -1,275 +1,214 @@
-"""The rules about what is read and for how long: sources, mixture, budget. The other rules, and how they run:
-`sense.py`."""
+"""The rules about sources, mixture and budget. The other rules, and how they run: `sense.py`."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cpt.extend import did_you_mean
-from cpt.recipe.automatic import AUTO
-from cpt.recipe.paths import COMPRESSED_FILES as COMPRESSED_FILES
-from cpt.recipe.paths import DOCUMENT_FILES as DOCUMENT_FILES
-from cpt.recipe.paths import TEXT_FILES, document_suffix, is_document_file, is_function, is_local
+from cpt.recipe.automatic import AUTO, DEFAULT_MICRO_BATCH
+from cpt.recipe.paths import (
+    COMPRESSED_FILES,
+    DOCUMENT_FILES,
+    TEXT_FILES,
+    document_suffix,
+    is_document_file,
+    is_function,
+    is_local,
+)
 from cpt.recipe.schema import Budget, Data, DocumentSource, Evaluation, Source
-from cpt.recipe.senseless import Found, Senseless
 from cpt.recipe.tree import Location, dotted
 
-DEFAULT_MICRO_BATCH = 8
-"""What transformers takes for per_device_train_batch_size."""
-
 PARTS_OF_EXAMPLES = (
-    "messages",
-    "prompt",
-    "completion",
-    "user",
-    "assistant",
-    "chosen",
-    "rejected",
-    "label",
-    "tools",
-    "system",
-    "history",
+    *("messages", "prompt", "completion", "user", "assistant"),
+    *("chosen", "rejected", "label", "tools", "system", "history"),
 )
 """What `chat` of a source may name a column for."""
 
-Named = list[tuple[Location, str]]
+
+@dataclass(frozen=True)
+class Violation:
+    """Two values that contradict each other, or one that has no effect."""
+
+    location: Location
+    text: str
+    other: Location | None = None
+    """The other side of the contradiction."""
 
 
-def budget_is_given_once(budget: Budget) -> Found:
-    """The run has one length."""
+Violations = Iterator[Violation]
+
+
+def not_both(location: Location, other: Location) -> Violation:
+    """Two keys for one thing."""
+    return Violation(location, f"give `{dotted(location)}` or `{dotted(other)}`, not both", other)
+
+
+def no_effect(location: Location, why: str, other: Location | None = None) -> Violation:
+    """A key that would be ignored."""
+    return Violation(location, f"`{dotted(location)}` has no effect{why}", other)
+
+
+def check_budget(budget: Budget) -> Violations:
+    """A run has one length."""
     if budget.tokens is None and budget.epochs is None:
-        yield Senseless(("budget",), "how long to train is missing: give `budget.tokens` or `budget.epochs`")
+        yield Violation(("budget",), "how long to train is missing: give `budget.tokens` or `budget.epochs`")
     if budget.tokens is not None and budget.epochs is not None:
-        yield Senseless(
-            ("budget", "epochs"), "give `budget.epochs` or `budget.tokens`, not both", ("budget", "tokens")
+        yield not_both(("budget", "epochs"), ("budget", "tokens"))
+
+
+def check_total_tokens(budget: Budget, data: Data) -> Violations:
+    """A run is as long as its mixture was designed for."""
+    total, there = data.total_tokens, ("data", "total_tokens")
+    if total is not None and budget.tokens is not None and budget.tokens != total:
+        text = (
+            f"`budget.tokens` is {budget.tokens:,}, but the mixture was designed for `data.total_tokens` = {total:,}"
         )
+        yield Violation(("budget", "tokens"), f"{text}. Make them agree, or set `data.total_tokens: null`", there)
+    elif total is not None and budget.epochs is not None and budget.tokens is None:
+        text = f"the mixture has a length: write `budget.tokens: {total}`, or set `data.total_tokens: null`"
+        yield Violation(("budget", "epochs"), text, there)
 
 
-def budget_agrees_with_mixture(budget: Budget, data: Data) -> Found:
-    """The run is as long as its mixture was designed for."""
-    if data.total_tokens is None:
-        return
-    if budget.tokens is not None and budget.tokens != data.total_tokens:
-        yield Senseless(
-            ("budget", "tokens"),
-            f"`budget.tokens` is {budget.tokens:,}, but the mixture was designed for `data.total_tokens` ="
-            f" {data.total_tokens:,}. Make them agree, or set `data.total_tokens: null`",
-            ("data", "total_tokens"),
-        )
-    elif budget.epochs is not None:
-        yield Senseless(
-            ("budget", "epochs"),
-            f"the mixture says how long it is: write `budget.tokens: {data.total_tokens}`, or set `data.total_tokens:"
-            " null`",
-            ("data", "total_tokens"),
-        )
-
-
-def global_batch_divides(budget: Budget, data: Data, training: dict[str, Any]) -> Found:
+def check_global_batch(budget: Budget, data: Data, training: dict[str, Any]) -> Violations:
     """A step is a whole number of micro-batches, on one GPU at least."""
-    micro_batch = training.get("per_device_train_batch_size") or DEFAULT_MICRO_BATCH
-    if (
-        budget.global_batch_tokens is not None
-        and isinstance(micro_batch, int)
-        and micro_batch > 0
-        and budget.global_batch_tokens % (micro_batch * data.sequence_length)
-    ):
-        at_once = micro_batch * data.sequence_length
-        yield Senseless(
-            ("budget", "global_batch_tokens"),
-            f"{budget.global_batch_tokens:,} tokens do not divide into micro-batches of {micro_batch} rows x"
-            f" {data.sequence_length:,} tokens = {at_once:,}. The next that does:"
-            f" {-(-budget.global_batch_tokens // at_once) * at_once}",
-            ("data", "sequence_length"),
-        )
+    rows = training.get("per_device_train_batch_size") or DEFAULT_MICRO_BATCH
+    wanted = budget.global_batch_tokens
+    if wanted is None or not isinstance(rows, int) or rows <= 0:
+        return
+    tokens = rows * data.sequence_length
+    if wanted % tokens:
+        text = f"{wanted:,} tokens do not divide into micro-batches of {rows} rows x {data.sequence_length:,} tokens ="
+        text = f"{text} {tokens:,}. The next that does: {-(-wanted // tokens) * tokens}"
+        yield Violation(("budget", "global_batch_tokens"), text, ("data", "sequence_length"))
 
 
-def accumulation_is_given_once(budget: Budget, training: dict[str, Any]) -> Found:
-    """Gradient accumulation has one source."""
+def check_accumulation(budget: Budget, training: dict[str, Any]) -> Violations:
+    """Gradient accumulation follows from the global batch; the tokens of a step must not depend on what fits."""
     if budget.global_batch_tokens is not None and training.get("gradient_accumulation_steps", AUTO) != AUTO:
-        yield Senseless(
-            ("training", "gradient_accumulation_steps"),
-            "one knob is set twice: gradient accumulation follows from `budget.global_batch_tokens`. Remove one of"
-            " them",
-            ("budget", "global_batch_tokens"),
-        )
-
-
-def automatic_batches_have_a_sum(budget: Budget, training: dict[str, Any]) -> Found:
-    """What a step trains on must not depend on what fits."""
+        text = "one knob is set twice: gradient accumulation follows from `budget.global_batch_tokens`. Remove one of"
+        where = ("training", "gradient_accumulation_steps")
+        yield Violation(where, f"{text} them", ("budget", "global_batch_tokens"))
     for key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if training.get(key) == AUTO and budget.global_batch_tokens is None:
-            text = (
-                "auto needs `budget.global_batch_tokens`: the tokens of a step must not depend on what fits a machine"
-            )
-            yield Senseless(("training", key), text, ("budget",))
+            text = "auto needs `budget.global_batch_tokens`: the tokens of a step must not depend on what fits"
+            yield Violation(("training", key), text, ("budget",))
 
 
-def weights_are_given_once(data: Data) -> Found:
-    """The mixture's weights come from the sources, from phases or from sizes."""
-    instead = {("data", "phases"): bool(data.phases), ("data", "temperature"): data.temperature is not None}
-    given: list[Location] = [location for location, is_given in instead.items() if is_given]
-    if len(given) == 2:
-        yield Senseless(
-            ("data", "temperature"), "give `data.phases` or `data.temperature`, not both", ("data", "phases")
-        )
+def check_weights(data: Data) -> Violations:
+    """Weights come from the sources, from phases or from sizes."""
+    if data.phases and data.temperature is not None:
+        yield not_both(("data", "temperature"), ("data", "phases"))
+    if not data.phases and data.temperature is None:
+        return
+    given = ("data", "phases" if data.phases else "temperature")
     for index, source in enumerate(data.sources):
-        if given and source.weight != 1:
-            location: Location = ("data", "sources", index, "weight")
-            why = f"`{dotted(location)}` has no effect: the weights follow from `{dotted(given[0])}`"
-            back = f"`{dotted(given[0])}: {'[]' if data.phases else 'null'}`"
-            text = (
-                f"{why}. Leave it out (over one from another file: `weight: 1`), or write {back} for the sources' own"
-                " weights"
-            )
-            yield Senseless(location, text, given[0])
+        if source.weight != 1:
+            back = f"`{dotted(given)}: {'[]' if data.phases else 'null'}`"
+            why = f": the weights follow from `{dotted(given)}`. Remove it (over one from another file: `weight: 1`),"
+            why = f"{why} or write {back} for the sources' own weights"
+            yield no_effect(("data", "sources", index, "weight"), why, given)
 
 
-def phases_follow_each_other(budget: Budget, data: Data) -> Found:
-    """Each phase begins where the one before ends, and the run gets that far; where a learning rate is in tokens, the
-    schedule tells."""
-    begins: int = 0
+def check_phase_ends(budget: Budget, data: Data) -> Violations:
+    """Each phase begins where the one before ends, and the run gets that far.
+
+    Where a phase ends at a learning rate is only known from the schedule, for a run whose length is in tokens.
+    """
+    begins, lowest = 0, 1.0
     for index, phase in enumerate(data.phases):
         here: Location = ("data", "phases", index)
-        before: Location = ("data", "phases", index - 1, "until")
+        until, rate = (*here, "until"), (*here, "until_learning_rate")
         if index and budget.tokens is not None and begins >= budget.tokens:
-            text = (
-                f"`{dotted(here)}` never begins: the phase before lasts until {begins:,} tokens, the run"
-                f" {budget.tokens:,}"
-            )
-            yield Senseless(here, text, ("budget", "tokens"))
+            text = f"`{dotted(here)}` never begins: the phase before lasts until {begins:,} tokens, the run"
+            yield Violation(here, f"{text} {budget.tokens:,}", ("budget", "tokens"))
         if phase.until is None and phase.until_learning_rate is None and index < len(data.phases) - 1:
-            yield Senseless(
-                here, f"`{dotted(here)}.until` is missing: only the last phase may go on to the end of the run"
-            )
+            yield Violation(here, f"`{dotted(until)}` is missing: only the last phase may last to the end of the run")
             return
         if phase.until is not None and phase.until <= begins:
-            text = f"`{dotted(here)}.until` is {phase.until:,}: the phase ends before it starts, at {begins:,} tokens"
-            yield Senseless((*here, "until"), text, before)
+            text = f"`{dotted(until)}` is {phase.until:,}: the phase ends before it starts, at {begins:,} tokens"
+            yield Violation(until, text, ("data", "phases", index - 1, "until"))
+        if phase.until is not None and phase.until_learning_rate is not None:
+            yield not_both(rate, until)
+        elif phase.until_learning_rate is not None and budget.tokens is None:
+            text = f"`{dotted(rate)}` needs a run whose length in tokens is known, and its schedule: write"
+            text = f"{text} `budget.tokens`. A mixture file alone does not have them: name a recipe"
+            yield Violation(rate, text, ("budget", "epochs"))
+        elif phase.until_learning_rate is not None and phase.until_learning_rate >= lowest:
+            text = f"`{dotted(rate)}` is {phase.until_learning_rate:g}, but an earlier phase ends at {lowest:g}"
+            yield Violation(rate, text)
         begins = max(begins, phase.until or 0)
+        lowest = min(lowest, phase.until_learning_rate or 1.0)
 
 
-def phases_end_in_one_way(budget: Budget, data: Data) -> Found:
-    """A phase ends at a token or at a learning rate; the latter needs a run of known length, and falls from phase to
-    phase."""
-    earlier: float = 1.0
-    for index, phase in enumerate(data.phases):
-        rate, here = phase.until_learning_rate, ("data", "phases", index, "until_learning_rate")
-        if rate is None:
-            continue
-        if phase.until is not None:
-            yield Senseless(here, f"give `{dotted(here)}` or `until`, not both", ("data", "phases", index, "until"))
-        elif budget.tokens is None:
-            text = (
-                f"`{dotted(here)}` needs a run whose length in tokens is known, and its schedule: write"
-                " `budget.tokens`. Of a mixture file alone, open a recipe that has it"
-            )
-            yield Senseless(here, text, ("budget", "epochs"))
-        elif rate >= earlier:
-            yield Senseless(
-                here,
-                f"`{dotted(here)}` is {rate:g}, where the learning rate has fallen to {earlier:g} in an earlier phase",
-            )
-        earlier = min(earlier, rate)
-
-
-def phases_weigh_sources(data: Data) -> Found:
-    """A phase gives weights to sources that there are, and each source has a weight somewhere."""
+def check_phases(data: Data) -> Violations:
+    """Phases weigh sources that exist, cut documents no longer than rows, and change from a phase to a given end."""
     names = [reported_name(source) for source in data.sources]
     for index, phase in enumerate(data.phases):
-        here: Location = ("data", "phases", index, "weights")
+        here: Location = ("data", "phases", index)
         for name in phase.weights:
             if name not in names:
                 text = f"no source is called `{name}`.{did_you_mean(name, names)} There is: {', '.join(names)}"
-                yield Senseless((*here, name), text)
+                yield Violation((*here, "weights", name), text)
         if not any(phase.weights.values()):
-            yield Senseless(here, f"`{dotted(here)}`: one source at least needs a weight above 0")
+            text = f"`{dotted(here)}.weights`: one source at least needs a weight above 0"
+            yield Violation((*here, "weights"), text)
+        length = (*here, "context_length")
+        if phase.context_length is not None and phase.context_length > data.sequence_length:
+            text = f"rows have {data.sequence_length:,} tokens, and a phase cannot read more at a time. Make rows as"
+            yield Violation(length, f"{text} long as the longest", ("data", "sequence_length"))
+        if phase.context_length is not None and data.packing == "token_budget":
+            text = "documents are not cut under `packing: token_budget`: take best_fit"
+            yield Violation(length, text, ("data", "packing"))
+        if phase.change == "linear" and index == 0:
+            text = "the first phase has nothing to change from: put a phase with the first weights before it"
+            yield Violation((*here, "change"), text)
+        elif phase.change == "linear" and phase.until is None and phase.until_learning_rate is None:
+            text = "a linear change needs an end: give the phase's `until` or `until_learning_rate`"
+            yield Violation((*here, "change"), text)
     for index, name in enumerate(names):
         if data.phases and not any(phase.weights.get(name) for phase in data.phases):
-            yield Senseless(
-                ("data", "sources", index), f"`{name}` is never read: no phase gives it a weight", ("data", "phases")
-            )
+            text = f"`{name}` is never read: no phase gives it a weight"
+            yield Violation(("data", "sources", index), text, ("data", "phases"))
 
 
-def pieces_fit_into_rows(data: Data) -> Found:
-    """A phase cuts documents, and makes no row longer."""
-    for index, phase in enumerate(data.phases):
-        here: Location = ("data", "phases", index, "context_length")
-        if phase.context_length is not None and phase.context_length > data.sequence_length:
-            text = (
-                f"rows have {data.sequence_length:,} tokens: a phase may read at most so many at once. Make rows as"
-                " long as the longest"
-            )
-            yield Senseless(here, text, ("data", "sequence_length"))
-        if phase.context_length is not None and data.packing == "token_budget":
-            yield Senseless(
-                here, "documents are not cut under `packing: token_budget`: take best_fit", ("data", "packing")
-            )
-
-
-def changes_have_two_ends(data: Data) -> Found:
-    """A linear change goes from a phase to a stated end."""
-    for index, phase in enumerate(data.phases):
-        here: Location = ("data", "phases", index, "change")
-        if phase.change == "linear" and index == 0:
-            yield Senseless(
-                here,
-                "the first phase has nothing to change from: let a phase with the weights at the start stand"
-                " before it",
-            )
-        elif phase.change == "linear" and phase.until is None and phase.until_learning_rate is None:
-            yield Senseless(here, "a linear change needs an end: give the phase's `until` or `until_learning_rate`")
-
-
-def strides_are_of_windows(data: Data) -> Found:
-    """Only sliding windows have a stride, and they leave no token out."""
+def check_stride(data: Data) -> Violations:
+    """Only sliding windows have a stride, and they skip no token."""
+    packing, stride = ("data", "packing"), ("data", "stride")
     if data.packing == "sliding_window" and data.stride is None:
-        half = max(1, data.sequence_length // 2)
-        yield Senseless(
-            ("data", "packing"),
-            f"`data.stride` is missing: the tokens from one window to the next, for instance {half}",
-        )
+        text = "`data.stride` is missing: the tokens from one window to the next, for instance"
+        yield Violation(packing, f"{text} {max(1, data.sequence_length // 2)}")
     if data.packing != "sliding_window" and data.stride is not None:
-        yield Senseless(
-            ("data", "stride"), "`data.stride` has no effect without `packing: sliding_window`", ("data", "packing")
-        )
+        yield no_effect(stride, " without `packing: sliding_window`", packing)
     if data.stride is not None and data.stride > data.sequence_length:
-        text = (
-            f"`data.stride` is more than `data.sequence_length` = {data.sequence_length:,}: the tokens in between"
-            " would be left out"
-        )
-        yield Senseless(("data", "stride"), text, ("data", "sequence_length"))
+        text = f"`data.stride` is more than `data.sequence_length` = {data.sequence_length:,}: the tokens between"
+        yield Violation(stride, f"{text} two windows would be skipped", ("data", "sequence_length"))
 
 
-def a_row_may_be_a_batch(data: Data, training: dict[str, Any]) -> Found:
-    """Rows that are batches are not put together into larger ones."""
-    if data.packing == "token_budget" and training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH) != 1:
-        text = (
-            "a row of `packing: token_budget` is a micro-batch by itself, of up to `data.sequence_length` tokens: "
-            "write `training.per_device_train_batch_size: 1`"
-        )
-        yield Senseless(("data", "packing"), text, ("training", "per_device_train_batch_size"))
+def check_token_budget(data: Data, training: dict[str, Any]) -> Violations:
+    """Rows that are batches are not batched again."""
+    key = "per_device_train_batch_size"
+    if data.packing == "token_budget" and training.get(key, DEFAULT_MICRO_BATCH) != 1:
+        text = "a row of `packing: token_budget` is a whole micro-batch of up to `data.sequence_length` tokens: write"
+        yield Violation(("data", "packing"), f"{text} `training.{key}: 1`", ("training", key))
 
 
-def names_are_unique(data: Data, evaluation: Evaluation) -> Found:
-    """Reports can tell the sources apart, and the held-out sets, those that are shares of sources included."""
-    sources: Named = [(("data", "sources", index), reported_name(source)) for index, source in enumerate(data.sources)]
-    held_out: Named = [
-        (("evaluation", "perplexity", index), reported_name(entry))
-        for index, entry in enumerate(evaluation.perplexity)
-    ]
-    groups: list[Named] = [sources + held_out] if evaluation.held_out_share is not None else [sources, held_out]
+def check_names(data: Data, evaluation: Evaluation) -> Violations:
+    """Reports can tell sources apart, and held-out sets, shares of sources included."""
+    sources = [(("data", "sources", index), source) for index, source in enumerate(data.sources)]
+    held_out = [(("evaluation", "perplexity", index), entry) for index, entry in enumerate(evaluation.perplexity)]
+    groups: list[list[Any]] = [[*sources, *held_out]] if evaluation.held_out_share is not None else [sources, held_out]
     for group in groups:
         first: dict[str, Location] = {}
-        for location, name in group:
+        for location, entry in group:
+            name = reported_name(entry)
             if name in first:
-                yield Senseless(location, f"a second `{name}`: give this one a `name` of its own", first[name])
+                yield Violation(location, f"a second `{name}`: give this one a `name` of its own", first[name])
             first.setdefault(name, location)
 
 
 def reported_name(entry: DocumentSource) -> str:
-    """How reports call it: its name, or the last part of its path that is no pattern, without the ending of a document
-    file."""
+    """Its name in reports: `name`, or the last part of its path that is no pattern, without a document's suffix."""
     parts = [part for part in Path(entry.path).parts if not set(part) & set("*?[")]
     last = Path(parts[-1]) if parts else Path(entry.path)
     if last.suffix.lower() in COMPRESSED_FILES and is_document_file(last.stem):
@@ -277,80 +216,49 @@ def reported_name(entry: DocumentSource) -> str:
     return entry.name or (last.stem if last.suffix.lower() in DOCUMENT_FILES else last.name) or entry.path
 
 
-def hub_options_are_for_the_hub(data: Data, evaluation: Evaluation) -> Found:
-    """Options of Hub datasets do nothing for local files."""
-    places: dict[Location, Iterable[DocumentSource]] = {
-        ("data", "sources"): data.sources,
-        ("evaluation", "perplexity"): evaluation.perplexity,
-    }
-    for location, entries in places.items():
-        for index, entry in enumerate(entries):
-            split = None if entry.split == "train" else entry.split
-            given = {
-                "subset": entry.subset,
-                "revision": entry.revision,
-                "split": split,
-                "data_files": entry.data_files or None,
-            }
-            given["streaming"] = "true" if entry.streaming else None
-            for key in [
-                key
-                for key, value in given.items()
-                if value is not None and (is_local(entry.path) or ":" in entry.path)
-            ]:
-                yield Senseless(
-                    (*location, index, key),
-                    f"`{key}` has no effect: `{entry.path}` is a local path, not a dataset on the Hub",
-                )
-            if entry.options and not is_function(entry.path):
-                text = f"`options` are for your own `package.module:function`, not for `{entry.path}`"
-                yield Senseless((*location, index, "options"), text)
-
-
-def documents_are_made_in_one_way(data: Data, evaluation: Evaluation) -> Found:
-    """A document is a column, a template or a chat; a chat is written by its template from beginning to end."""
+def check_source_options(data: Data, evaluation: Evaluation) -> Violations:
+    """Every option of a source has an effect, and a document is made in one way: column, template or chat."""
     for location, entry in all_sources(data, evaluation):
-        own = {
-            "text_column": entry.text_column != "text",
-            "template": entry.template is not None,
-            "chat": entry.chat is not None,
-        }
-        *others, last = [key for key, is_given in own.items() if is_given] or [""]
+        if is_local(entry.path) or ":" in entry.path:
+            given = {
+                "subset": entry.subset is not None,
+                "revision": entry.revision is not None,
+                "split": entry.split != "train",
+                "data_files": bool(entry.data_files),
+                "streaming": entry.streaming,
+            }
+            for key in [key for key, is_given in given.items() if is_given]:
+                yield no_effect((*location, key), f": `{entry.path}` is not a dataset on the Hub")
+        if entry.options and not is_function(entry.path):
+            text = f"`options` are for your own `package.module:function`, not for `{entry.path}`"
+            yield Violation((*location, "options"), text)
+        *others, last = [key for key, is_given in ways_to_make_text(entry).items() if is_given] or [""]
         for other in others:
-            yield Senseless((*location, last), f"give `{last}` or `{other}`, not both", (*location, other))
+            yield not_both((*location, last), (*location, other))
         for name in entry.chat if isinstance(entry.chat, dict) else ():
             if name not in PARTS_OF_EXAMPLES:
-                there = ", ".join(PARTS_OF_EXAMPLES)
-                text = (
-                    f"`chat` knows no part of an example called `{name}`.{did_you_mean(name, PARTS_OF_EXAMPLES)} There"
-                    f" is: {there}"
-                )
-                yield Senseless((*location, "chat", name), text)
+                text = f"`chat` has no part called `{name}`.{did_you_mean(name, PARTS_OF_EXAMPLES)} There is:"
+                yield Violation((*location, "chat", name), f"{text} {', '.join(PARTS_OF_EXAMPLES)}")
         if entry.chat is not None and isinstance(entry, Source) and entry.fill_in_the_middle is not None:
             place: Location = (*location, "fill_in_the_middle")
-            yield Senseless(place, "`fill_in_the_middle` is not for chats: give it or `chat`", (*location, "chat"))
-
-
-def options_fit_the_files(data: Data, evaluation: Evaluation) -> Found:
-    """Plain text has no columns, and rows have no text between documents; of folders this is known when their files
-    are listed."""
-    for location, entry in all_sources(data, evaluation):
-        if suffix := document_suffix(entry.path):
+            yield Violation(place, "`fill_in_the_middle` is not for chats: give it or `chat`", (*location, "chat"))
+        if suffix := document_suffix(entry.path):  # of folders it is known when their files are listed
             for key in options_without_effect(entry, {suffix}):
-                yield Senseless(
-                    (*location, key), f"`{dotted((*location, key))}` has no effect on {suffix} files: remove it"
-                )
+                yield no_effect((*location, key), f" on {suffix} files: remove it")
+
+
+def ways_to_make_text(entry: DocumentSource) -> dict[str, bool]:
+    """The keys that say what a row's text is, and whether each was given."""
+    chat = entry.chat is not None
+    return {"text_column": entry.text_column != "text", "template": entry.template is not None, "chat": chat}
 
 
 def options_without_effect(entry: DocumentSource, suffixes: Collection[str]) -> list[str]:
-    """Keys of a source that files with these suffixes do not use."""
-    given = {
-        "text_column": entry.text_column != "text",
-        "template": entry.template is not None,
-        "chat": entry.chat is not None,
-        "order_by": isinstance(entry, Source) and entry.order_by is not None and not is_function(entry.order_by),
-    }
+    """Keys of a source that files with these suffixes do not use: plain text has no columns, and rows have no text
+    between documents."""
     if TEXT_FILES.issuperset(suffixes):
+        by_column = isinstance(entry, Source) and entry.order_by is not None and not is_function(entry.order_by)
+        given = {**ways_to_make_text(entry), "order_by": by_column}
         return [key for key, is_given in given.items() if is_given]
     return ["text_documents"] if entry.text_documents != "file" and TEXT_FILES.isdisjoint(suffixes) else []
 
@@ -358,27 +266,19 @@ def options_without_effect(entry: DocumentSource, suffixes: Collection[str]) -> 
 def all_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[Location, DocumentSource]]:
     """Each source and held-out set with its place."""
     yield from ((("data", "sources", index), source) for index, source in enumerate(data.sources))
-    yield from (
-        (("evaluation", "perplexity", index), held_out) for index, held_out in enumerate(evaluation.perplexity)
-    )
+    yield from ((("evaluation", "perplexity", index), entry) for index, entry in enumerate(evaluation.perplexity))
 
 
-DATA_RULES: list[Callable[..., Found]] = [
-    budget_is_given_once,
-    budget_agrees_with_mixture,
-    global_batch_divides,
-    accumulation_is_given_once,
-    automatic_batches_have_a_sum,
-    weights_are_given_once,
-    phases_follow_each_other,
-    pieces_fit_into_rows,
-    phases_end_in_one_way,
-    phases_weigh_sources,
-    changes_have_two_ends,
-    strides_are_of_windows,
-    a_row_may_be_a_batch,
-    names_are_unique,
-    hub_options_are_for_the_hub,
-    documents_are_made_in_one_way,
-    options_fit_the_files,
+DATA_RULES: list[Callable[..., Violations]] = [
+    check_budget,
+    check_total_tokens,
+    check_global_batch,
+    check_accumulation,
+    check_weights,
+    check_phase_ends,
+    check_phases,
+    check_stride,
+    check_token_budget,
+    check_names,
+    check_source_options,
 ]

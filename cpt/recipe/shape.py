@@ -3,12 +3,13 @@ lines."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
 from typing import Any, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from cpt.extend import closest, did_you_mean, simplified, slips
+from cpt.extend import closest, did_you_mean, simplified
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT, OTHER_WORDS, new_home, place_of_key
 from cpt.recipe.schema import Component, Recipe, Schedule
@@ -128,7 +129,6 @@ def without_labels(steps: Location) -> tuple[Location, Location | None]:
 
 
 def sentence(problem: ErrorDetails, location: Location) -> str:
-    """What is wrong, in one sentence."""
     if problem["type"] == "extra_forbidden":
         return unknown_key(location)
     if problem["type"] == "missing":
@@ -153,7 +153,7 @@ def suggestion(name: str, beside: list[str], above: Location) -> str:
     if name in MOVED or name in OTHER_WORDS:
         return f" Write it as {new_home(name)}."
     near = closest(name, beside)
-    if near is None or slips(name, near) > 1:
+    if near is None or SequenceMatcher(None, name, near).ratio() < 0.85:
         elsewhere = [key for key in all_keys() if key[-1] == name and key[:-1] != above]
         inside = [key for key in elsewhere if key[: len(above)] == above]
         if elsewhere:
@@ -186,7 +186,6 @@ def missing_key(location: Location) -> str:
 
 
 def wrong_value(problem: ErrorDetails, annotation: Any) -> str:
-    """Why the value cannot stand there."""
     kind, got, context = problem["type"], problem["input"], problem.get("ctx", {})
     if kind in COMPARISONS:
         return f"must be {COMPARISONS[kind].format(**context)}, got {in_yaml(got)}"

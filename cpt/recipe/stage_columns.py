@@ -10,46 +10,33 @@ NAME = "COLUMNS"
 
 
 def columns_of_stage(stage: str) -> tuple[str, ...]:
-    """What the stage's module calls COLUMNS.
+    """The module's COLUMNS.
 
     Args:
         stage: a built-in's name, or the user's `package.module`.
 
     Raises:
-        RecipeError: there is no such module, or its source does not show them.
+        RecipeError: there is no such module, or its source does not give them literally.
     """
-    module = f"cpt.stages.{stage}" if stage in STAGE_CONFIGS else stage
     try:
-        columns = columns_in(module)
+        columns = columns_in(f"cpt.stages.{stage}" if stage in STAGE_CONFIGS else stage)
     except ResourceError as problem:
         raise RecipeError(f"`stage`: {problem}") from problem
     if columns is None:
-        raise RecipeError(
-            f'`stage`: `{stage}` must say which columns its examples have, as in {NAME} = ("prompt", "chosen",'
-            ' "rejected").'
-        )
+        example = f'{NAME} = ("prompt", "chosen", "rejected")'
+        raise RecipeError(f"`stage`: `{stage}` must say which columns its examples have, as in {example}.")
     return columns
 
 
-def assigns(node: ast.Assign) -> bool:
-    """Whether a statement says which columns there are, word for word."""
-    words = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else [node.value]
-    names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return (
-        NAME in names
-        and all(isinstance(word, ast.Constant) for word in words)
-        and isinstance(node.value, ast.Tuple | ast.List)
-    )
-
-
 def columns_in(module: str) -> tuple[str, ...] | None:
-    """Those that a module assigns or imports."""
+    """The columns that a module assigns or imports."""
     source = parse_module(module)
     for node in source.tree.body if source else ():
-        if isinstance(node, ast.Assign) and assigns(node):
-            return tuple(map(str, ast.literal_eval(node.value)))
-        if source and isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if (alias.asname or alias.name) == NAME and alias.name == NAME:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="COLUMNS")], value=ast.Tuple(elts=words) | ast.List(elts=words)):
+                if all(isinstance(word, ast.Constant) for word in words):
+                    return tuple(map(str, ast.literal_eval(node.value)))
+            case ast.ImportFrom(names=names) if source is not None:
+                if any(alias.name == NAME and alias.asname in (None, NAME) for alias in names):
                     return columns_in(imported_module(source, node))
     return None

@@ -9,13 +9,13 @@ from cpt.extend import closest
 from cpt.python_sources import find_class
 from cpt.recipe.automatic import AUTO, AUTOMATIC
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, Key, keys_of_config
-from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, OTHER_WORDS, REMOVED, new_home
+from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, OTHER_WORDS, new_home
 from cpt.recipe.peft_methods import LORA, config_of_method, method_of, takes_4_bit
 from cpt.recipe.references import find_file
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION
 from cpt.recipe.sections import all_keys
 from cpt.recipe.shape import one_of
-from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at
+from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at, plain
 from cpt.recipe.words import expected, fits, in_yaml, kind_of
 from cpt.recipe.yaml_lines import shown_path
 
@@ -75,13 +75,8 @@ BOUNDS: Mapping[str, Bound] = {
 """The numbers that Hugging Face's classes accept outside these bounds, and fail on later or treat in an unexpected
 way."""
 LORA_IS_SET = {
-    "peft_type",
-    "task_type",
-    "inference_mode",
-    "base_model_name_or_path",
-    "auto_mapping",
-    "peft_version",
-    "revision",
+    *("peft_type", "task_type", "inference_mode", "base_model_name_or_path"),
+    *("auto_mapping", "peft_version", "revision"),
 }
 
 
@@ -120,15 +115,10 @@ def wrong_extra(key: str, value: object, method: str) -> str | None:
     """Why what cpt adds to peft's options cannot stand there, or None."""
     choices = LORA_PRESETS if key == "preset" else LORA_QUANTIZATION[key]
     if value not in choices:
-        return one_of([shown(choice) for choice in choices], value)
+        return one_of(map(in_yaml, choices), value)
     if key == "preset":
         return None if method == LORA else f"{value} is for `method: lora`, not for {method}: remove one of them"
     return None if takes_4_bit(method) else f"peft's {method} has no layer for weights in 4 bit: remove it"
-
-
-def shown(choice: object) -> str:
-    """As YAML writes it."""
-    return str(choice).lower() if isinstance(choice, bool) else str(choice)
 
 
 def config_of_stage(root: Node) -> str | None:
@@ -158,8 +148,6 @@ def check_training_key(key: str, node: Node, root: Node, config: str, mistakes: 
         NO_EFFECT_ON_EXAMPLES.get(key) if config in STAGE_CONFIGS.values() else None
     ):
         mistakes.add(node.place, f"`{dotted(location)}` would have no effect: {reason}. Remove it")
-    elif key in REMOVED and key not in keys_of_config(config):
-        mistakes.add(node.place, f"`{dotted(location)}` is gone from transformers: {REMOVED[key]}")
     elif node.value == AUTO and key in AUTOMATIC:
         return  # a number takes its place before anybody else reads it
     else:
@@ -208,18 +196,11 @@ def wrong_value(node: Node, key: Key) -> str | None:
     """Why the value cannot stand there, or None."""
     if isinstance(node.value, float) and not math.isfinite(node.value):
         return f"must be a finite number, got {in_yaml(node.value)}"
-    if not fits(plain_kind(node), key.kinds):
-        return expected(key.kinds, plain_kind(node))
+    if not fits(plain(node), key.kinds):
+        return expected(key.kinds, plain(node))
     if isinstance(node.value, str) and key.enums and node.value not in key.choices():
         return one_of(key.choices(), node.value)
     return None
-
-
-def plain_kind(node: Node) -> object:
-    """The value, of mappings and lists as much as their kind needs."""
-    if kind_of(node.value) == "dict":
-        return dict.fromkeys(node.value)
-    return [None for _ in node.value] if kind_of(node.value) == "list" else node.value
 
 
 def hint(key: str, keys: Mapping[str, Key]) -> str:

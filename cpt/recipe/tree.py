@@ -1,7 +1,8 @@
 """What YAML files say, with the file and line of every value, so that a mistake can be shown where it was written."""
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from cpt.errors import RecipeError
@@ -41,7 +42,6 @@ class Mistakes:
         self.found: set[tuple[Place, str]] = set()
 
     def add(self, place: Place, text: str) -> None:
-        """Remember one mistake."""
         self.found.add((place, text))
 
     def raise_if_any(self) -> None:
@@ -61,15 +61,6 @@ def plain(node: Node) -> Any:
     return node.value
 
 
-def copied(node: Node) -> Node:
-    """The same tree again, to be changed on its own."""
-    if isinstance(node.value, dict):
-        return replace(node, value={key: copied(child) for key, child in node.value.items()})
-    if isinstance(node.value, list):
-        return replace(node, value=[copied(child) for child in node.value])
-    return replace(node)
-
-
 def children(node: Node) -> list[Node]:
     """The nodes right below."""
     return (
@@ -84,11 +75,6 @@ def children(node: Node) -> list[Node]:
 def holds_broken(node: Node) -> bool:
     """True when the node or something below it could not be read."""
     return node.broken or any(holds_broken(child) for child in children(node))
-
-
-def size(node: Node) -> int:
-    """Number of nodes in the tree."""
-    return 1 + sum(size(child) for child in children(node))
 
 
 def nodes_along(root: Node, location: Location) -> list[Node]:
@@ -134,3 +120,8 @@ def merged(over: Node, base: Node) -> Node:
 def dotted(location: Iterable[str | int]) -> str:
     """`data.sources[0].weight`."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).removeprefix(".")
+
+
+def steps_of(key: str) -> Location:
+    """`("data", "sources", 0, "weight")` of `data.sources[0].weight` or `data.sources.0.weight`."""
+    return tuple(int(step) if step.isdigit() else step for step in re.sub(r"\[(\d+)\]", r".\1", key).split("."))

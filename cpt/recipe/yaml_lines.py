@@ -2,18 +2,16 @@
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
 from cpt.extend import closest
-from cpt.recipe.tree import Mistakes, Node, Place, copied, size
+from cpt.recipe.tree import Mistakes, Node, Place
 
-MAX_DEPTH = 40
-MAX_NODES = 50_000
-LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+MAX_DEPTH, MAX_NODES = 40, 50_000  # aliases of aliases grow without end
+NOT_TEXT = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 DIGITS = r"[0-9]+(?:_[0-9]+)*"
 INTEGER = re.compile(rf"[-+]?{DIGITS}")
@@ -29,14 +27,20 @@ CONSTANTS = {
 
 
 class UnreadableError(Exception):
-    """The file cannot be read on; the mistake is noted already."""
+    """The file cannot be read; `Mistakes` has the reason."""
+
+
+class Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
+    """Leaves the types of unquoted words to `resolve_scalar`."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}
 
 
 def read_yaml(path: Path, mistakes: Mistakes) -> Node:
-    """The file's keys and values.
+    """Read a file.
 
     Raises:
-        UnreadableError: there is no tree to give; `mistakes` says why.
+        UnreadableError: it cannot be read; the reason is in `mistakes`.
     """
     shown = shown_path(path)
     try:
@@ -64,7 +68,7 @@ def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
         line = data.count(b"\n", 0, problem.start) + 1
         mistakes.add(Place(shown, line), f"not UTF-8 text: byte 0x{data[problem.start]:02x}. Save it as UTF-8.")
         raise UnreadableError from None
-    root = TreeBuilder(text, shown, mistakes).build()
+    root = compose(text, Place(shown, 1), mistakes)
     if root is None or root.value is None:
         mistakes.add(Place(shown, 1), "the file is empty: it holds no keys")
         raise UnreadableError
@@ -75,13 +79,12 @@ def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
 
 
 def read_value(text: str, place: Place, mistakes: Mistakes) -> Node:
-    """A value as it stands on the command line."""
-    node = TreeBuilder(text, place.file, mistakes, line=0).build()
-    return node or Node(None, place)
+    """Read a value of the command line."""
+    return compose(text, place, mistakes) or Node(None, place)
 
 
 def resolve_scalar(text: str) -> Any:
-    """What an unquoted word means: only true and false are booleans, `1e-4` and `1_000` are numbers, dates stay text.
+    """Read an unquoted word: only true and false are booleans, `1e-4` and `1_000` are numbers, dates stay text.
 
     Raises:
         ValueError: `010`, which is 8 to some readers and 10 to others.
@@ -105,133 +108,86 @@ def shown_path(path: Path) -> str:
     return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(path)
 
 
-class TreeBuilder:
-    """Builds the tree from the parser's events: one pass, in which nothing is constructed but plain values."""
+def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
+    """The tree of the one document, None if there is none.
 
-    def __init__(self, text: str, shown: str, mistakes: Mistakes, line: int | None = None) -> None:
-        self.text = text
-        self.shown = shown
+    Args:
+        start: of the text; line 0 on the command line, where lines do not count.
+    """
+
+    def place(line: int) -> Place:
+        return Place(start.file, start.line and start.line + line)
+
+    try:
+        documents = list(yaml.compose_all(text, Loader=Loader))
+    except yaml.MarkedYAMLError as problem:
+        line, reason = explain(problem, text.split("\n"))
+        mistakes.add(place(line), f"not YAML: {reason}")
+        raise UnreadableError from None
+    except yaml.reader.ReaderError as problem:  # its position counts neither lines nor characters
+        mistakes.add(place(NOT_TEXT.split(text, maxsplit=1)[0].count("\n")), f"not YAML: {problem.reason}")
+        raise UnreadableError from None
+    if len(documents) > 1:
+        mistakes.add(place(documents[1].start_mark.line), "a second document begins (`---`): one file is one recipe")
+        raise UnreadableError
+    return TreeBuilder(start, mistakes).node(documents[0]) if documents else None
+
+
+class TreeBuilder:
+    """Turns PyYAML's nodes into ours, and notes what a recipe cannot hold."""
+
+    def __init__(self, start: Place, mistakes: Mistakes) -> None:
+        self.start = start
         self.mistakes = mistakes
-        self.fixed_line = line
-        self.anchors: dict[str, Node | None] = {}
         self.num_nodes = 0
 
-    def build(self) -> Node | None:
-        """The tree of the one document, None when there is none."""
-        try:
-            self.events: Iterator[Any] = iter(yaml.parse(self.text, Loader=LOADER))
-            root = None
-            for event in self.events:
-                if isinstance(event, yaml.DocumentStartEvent):
-                    if root is not None:
-                        self.fail(event, "a second document begins (`---`): one file is one recipe")
-                    root = self.node(next(self.events), depth=0)
-            return root
-        except yaml.MarkedYAMLError as problem:
-            self.mistakes.add(*self.explain(problem))
-        except yaml.reader.ReaderError as problem:
-            self.mistakes.add(Place(self.shown, self.line_of_first_control_character()), f"not YAML: {problem.reason}")
-        raise UnreadableError
-
-    def node(self, event: Any, depth: int) -> Node:
-        """The node that begins with `event`."""
+    def node(self, found: yaml.Node, depth: int = 0) -> Node:
+        """One node with all below it; each alias gets a copy."""
+        place = self.place(found)
         self.num_nodes += 1
         if depth > MAX_DEPTH or self.num_nodes > MAX_NODES:
-            self.fail(event, "nested too deeply" if depth > MAX_DEPTH else "too large for a recipe")
-        if isinstance(event, yaml.AliasEvent):
-            return self.alias(event)
-        if event.tag is not None and event.tag != "!":
-            self.note(event, f"the tag `{event.tag}` is not allowed: a recipe holds plain values only")
-        if event.anchor:
-            self.anchors[event.anchor] = None
-        place = self.place(event)
-        if isinstance(event, yaml.ScalarEvent):
-            node = Node(self.scalar(event), place)
-        elif isinstance(event, yaml.SequenceStartEvent):
-            node = Node(list(self.items(depth)), place)
-        else:
-            node = Node(self.mapping(depth), place)
-        if event.anchor:
-            self.anchors[event.anchor] = node
-        return node
-
-    def scalar(self, event: Any) -> Any:
-        """The value of a single word or text; what is quoted is text."""
-        if event.style or event.tag is not None:
-            return event.value
+            self.mistakes.add(place, "nested too deeply" if depth > MAX_DEPTH else "too large for a recipe")
+            raise UnreadableError
+        if not found.tag.startswith("tag:yaml.org,2002:") or found.tag.rpartition(":")[2] not in ("str", "seq", "map"):
+            self.mistakes.add(place, f"the tag `{found.tag}` is not allowed: a recipe holds plain values only")
+        if isinstance(found, yaml.MappingNode):
+            return Node(self.mapping(found, depth), place)
+        if isinstance(found, yaml.SequenceNode):
+            return Node([self.node(item, depth + 1) for item in found.value], place)
+        if getattr(found, "style", None):  # quoted
+            return Node(found.value, place)
         try:
-            return resolve_scalar(event.value)
+            return Node(resolve_scalar(found.value), place)
         except ValueError as problem:
-            self.note(event, str(problem))
-            return event.value
+            self.mistakes.add(place, str(problem))
+            return Node(found.value, place)
 
-    def items(self, depth: int) -> Iterator[Node]:
-        """The rest of a list."""
-        for event in self.events:
-            if isinstance(event, yaml.SequenceEndEvent):
-                return
-            yield self.node(event, depth + 1)
-
-    def mapping(self, depth: int) -> dict[str, Node]:
-        """The rest of a mapping; a key is its text, whatever it looks like."""
+    def mapping(self, found: yaml.MappingNode, depth: int) -> dict[str, Node]:
+        """The entries, each with the place of its key; a key is its text, whatever it looks like."""
         entries: dict[str, Node] = {}
-        for event in self.events:
-            if isinstance(event, yaml.MappingEndEvent):
-                break
-            if not isinstance(event, yaml.ScalarEvent):
-                self.fail(event, "a key must be a single word")
-            value = self.node(next(self.events), depth + 1)
-            if event.value == "<<" and not event.style:
-                self.note(event, "`<<` is not supported: name a file to build on with `base:`")
-            elif event.value in entries:
-                self.note(event, f"`{event.value}` is written twice, first in line {entries[event.value].place.line}")
+        for key, value in found.value:
+            place, node = self.place(key), self.node(value, depth + 1)
+            if not isinstance(key, yaml.ScalarNode):
+                self.mistakes.add(place, "a key must be a single word")
+            elif key.value == "<<" and not key.style:
+                self.mistakes.add(place, "`<<` is not supported: name a file to build on with `base:`")
+            elif key.value in entries:
+                first = entries[key.value].place.line
+                self.mistakes.add(place, f"`{key.value}` is written twice, first in line {first}")
             else:
-                entries[event.value] = Node(value.value, self.place(event))
+                entries[key.value] = Node(node.value, place)
         return entries
 
-    def alias(self, event: Any) -> Node:
-        """What an anchor stands for."""
-        target = self.anchors.get(event.anchor)
-        if target is None:
-            self.fail(event, f"`*{event.anchor}` has no anchor `&{event.anchor}` before it")
-        self.num_nodes += size(target)
-        return copied(target)
+    def place(self, found: yaml.Node) -> Place:
+        """Where a node begins."""
+        return Place(self.start.file, self.start.line and found.start_mark.line + 1)
 
-    def place(self, event: Any) -> Place:
-        """Where the event begins."""
-        return Place(self.shown, self.line_of(event.start_mark))
 
-    def line_of(self, mark: Any) -> int:
-        """The line as editors count it."""
-        return self.fixed_line if self.fixed_line is not None else (mark.line + 1 if mark else 1)
-
-    def note(self, event: Any, text: str) -> None:
-        """A mistake that reading can go on after."""
-        self.mistakes.add(self.place(event), text)
-
-    def fail(self, event: Any, text: str) -> NoReturn:
-        """A mistake that ends the reading."""
-        self.note(event, text)
-        raise UnreadableError
-
-    def line_of_first_control_character(self) -> int:
-        """The line of what YAML does not allow in a text; the parser gives no usable position."""
-        before = re.split(
-            r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", self.text, maxsplit=1
-        )[0]
-        return before.count("\n") + 1 if self.fixed_line is None else self.fixed_line
-
-    def explain(self, problem: yaml.MarkedYAMLError) -> tuple[Place, str]:
-        """The parser's complaint with the usual reason; what is never closed is shown where it was opened."""
-        lines = self.text.split("\n")
-        marks = [
-            mark
-            for mark in (problem.problem_mark, problem.context_mark)
-            if mark is not None and any(lines[mark.line :])
-        ]
-        number = marks[0].line if marks else 0
-        said = ", ".join(part for part in (problem.context, problem.problem) if part)
-        reason = "there is a tab in this line; indent with spaces" if "\t" in lines[number] else ""
-        return Place(
-            self.shown, number + 1 if self.fixed_line is None else 0
-        ), f"not YAML: {f'{reason} ({said})' if reason else said}"
+def explain(problem: yaml.MarkedYAMLError, lines: list[str]) -> tuple[int, str]:
+    """The line, from 0, and the parser's complaint with its usual cause. What is never closed is reported where it was
+    opened."""
+    marks = (problem.problem_mark, problem.context_mark)
+    number = next((mark.line for mark in marks if mark is not None and any(lines[mark.line :])), 0)
+    complaint = ", ".join(part for part in (problem.context, problem.problem) if part)
+    is_tab = "\t" in lines[number]
+    return number, f"there is a tab in this line; indent with spaces ({complaint})" if is_tab else complaint

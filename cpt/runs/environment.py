@@ -99,7 +99,6 @@ def describe_hardware() -> dict[str, Any]:
 
 @lru_cache
 def name_of_processor() -> str:
-    """As Linux tells it."""
     lines = CPU_INFO.read_text(errors="replace").splitlines() if CPU_INFO.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
@@ -136,5 +135,4 @@ def git_state() -> dict[str, str] | None:
 
 
 def git(*arguments: str) -> str:
-    """Output of a git command."""
     return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, errors="replace").stdout

@@ -178,13 +178,11 @@ class Metrics:
         return x[order], y[order]
 
     def last(self, name: str) -> float | None:
-        """The newest value."""
         values = self.curve(name)[1]
         return float(values[-1]) if len(values) else None
 
     @property
     def held_out_sets(self) -> list[str]:
-        """Held-out sets with bits per byte."""
         return [set_name(name) for name in self.names if is_bits_per_byte(name)]
 
 
@@ -322,7 +320,6 @@ class RunRecord:
 
     @property
     def stage(self) -> str | None:
-        """The recipe's stage."""
         stage = self.recipe.get("stage")
         return stage if isinstance(stage, str) else None
 

@@ -62,7 +62,6 @@ def print_runs(runs: Sequence[ListedRun], console: Console) -> None:
 
 
 def run_cells(run: ListedRun) -> dict[str, str]:
-    """What the table shows of a run, by heading."""
     values = run.values
     state = values["state"]
     style = STYLES.get(state)
@@ -99,12 +98,10 @@ def held_out(values: dict[str, Any]) -> str:
 
 
 def whole(number: float | None) -> str:
-    """With commas; nothing where it is not known."""
     return "" if number is None else f"{number:,.0f}"
 
 
 def decimal(number: float | None) -> str:
-    """Four places."""
     return "" if number is None else f"{number:.4f}"
 
 

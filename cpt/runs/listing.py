@@ -91,7 +91,6 @@ def runs_below(folder: Path) -> Iterator[Path]:
 
 
 def listed(run: Path, folder: Path) -> ListedRun:
-    """One run, as far as its files tell."""
     recipe, status, figures = read_recipe(run / RECIPE, []), read_status(run), last_figures(run)
     name = str(run.relative_to(folder)) if run != folder else run.name
     evaluated = {key: value for key, value in figures.items() if key.startswith(EVALUATED)}
@@ -115,7 +114,6 @@ def listed(run: Path, folder: Path) -> ListedRun:
 
 
 def whole(number: float | None) -> int | None:
-    """Steps and tokens are counted."""
     return None if number is None else round(number)
 
 
@@ -173,7 +171,6 @@ def checked_column(column: str, known: Sequence[str], option: str) -> str:
 
 
 def texts_of(value: Any) -> list[str]:
-    """As conditions compare it."""
     return [str(one) for one in value] if isinstance(value, list) else [] if value is None else [str(value)]
 
 
@@ -193,7 +190,6 @@ def is_like(text: str, pattern: str) -> bool:
 
 
 def ordered(runs: Sequence[ListedRun], order: str, known: Sequence[str]) -> list[ListedRun]:
-    """By one column."""
     column = checked_column(order.removeprefix("-"), known, "--sort")
     there = [run for run in runs if run.values.get(column) is not None]
     there.sort(key=lambda run: run.values[column], reverse=order.startswith("-"))
@@ -224,7 +220,6 @@ def find_run(text: str, beside: Path = Path("runs")) -> Path:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Those right in a folder."""
     if not folder.is_dir():
         return []
     return [path for path in sorted(folder.iterdir()) if sum((path / name).is_file() for name in OF_A_RUN) > 1]

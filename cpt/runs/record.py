@@ -25,9 +25,9 @@ from cpt.runs.environment import describe_environment
 from cpt.runs.events import logged_events, record_event, skipped_steps, write_waiting_events
 from cpt.runs.folder import ENVIRONMENT, EXPORT, INPUTS, LOCK, METRICS, PLAN, RECIPE, STARTS, STATUS, read_object
 from cpt.runs.signs import forget_signs
-from cpt.runs.writable import refuse_unwritable
 
 SECONDS_BETWEEN_ASKING = 0.2
+PROBE_BYTES = 1 << 16
 
 log = logging.getLogger("cpt")
 PROGRESS = ("step", "steps", "checkpoint", "stopped")  # of the status: what stays true when the state changes
@@ -43,7 +43,6 @@ class Run:
 
     @property
     def export_folder(self) -> Path:
-        """Where the finished model lies."""
         return self.folder / EXPORT
 
     @property
@@ -299,6 +298,31 @@ def write_record(recipe: Recipe, folder: Path) -> Path:
     return folder
 
 
+def refuse_unwritable(folder: Path) -> None:
+    """Do in the folder what saving does there: write, send to the disk, rename, remove.
+
+    Raises:
+        RecipeError: one of these cannot be done.
+    """
+    probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
+    renamed = folder / f"{probe.name}-renamed"
+    try:
+        with probe.open("wb") as file:
+            file.write(bytes(PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        probe.rename(renamed)
+        renamed.unlink()
+    except OSError as problem:
+        raise RecipeError(
+            f"`output_dir`: nothing can be saved in {folder}: {problem.strerror}. Mend that, or set output_dir to a"
+            " folder you can write."
+        ) from problem
+    finally:
+        if probe.exists():
+            probe.unlink()
+
+
 @contextmanager
 def refused_where_unwritable(folder: Path) -> Iterator[None]:
     """Turn an OSError into a RecipeError about `output_dir`."""
@@ -311,5 +335,4 @@ def refused_where_unwritable(folder: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write the file whole or not at all."""
     write_atomic(path, json.dumps(content, indent=2, default=str) + "\n", reuse_space=True)

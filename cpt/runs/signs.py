@@ -57,7 +57,6 @@ def read_signs(folder: Path) -> list[Sign]:
 
 
 def is_of_this_host(sign: Sign) -> bool:
-    """Whether its process runs here."""
     return sign.host == socket.gethostname()
 
 

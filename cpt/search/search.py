@@ -187,7 +187,8 @@ class Search:
                 self.preempted = f"{name} was stopped: {status.get('message')}"
             return  # it is continued later
         else:
-            reason = trial.failure() if not is_finished else f"the last `{trial.metric}` is {last}"
+            unusable = f"no `{trial.metric}` in {METRICS}" if last is None else f"the last `{trial.metric}` is {last}"
+            reason = unusable if is_finished else trial.failure()
             trial.drawn.set_user_attr(REASON, reason)
             self.study.tell(number, state=states.FAIL)
             tell(f"{name} failed: {reason}")
@@ -198,7 +199,6 @@ class Search:
             raise TrainingError(f"{self.failures} trials in a row failed. The last one: {reason}")
 
     def results(self) -> list[dict[str, Any]]:
-        """One entry for each trial, the best first."""
         found = []
         for trial in self.study.get_trials(deepcopy=False):
             last = max(trial.intermediate_values, default=None)

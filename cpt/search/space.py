@@ -11,12 +11,11 @@ from pydantic import BeforeValidator, Field, ValidationError
 from cpt.errors import RecipeError, ResourceError
 from cpt.extend import did_you_mean
 from cpt.recipe.load import load_recipe
-from cpt.recipe.overrides import steps_of
 from cpt.recipe.schema import Recipe
 from cpt.recipe.section import Component, Section
 from cpt.recipe.sections import annotation_at
 from cpt.recipe.shape import kinds_of
-from cpt.recipe.tree import Mistakes, Node, Place, place_of, plain
+from cpt.recipe.tree import Mistakes, Node, Place, place_of, plain, steps_of
 from cpt.recipe.words import in_words, in_yaml
 from cpt.recipe.written_numbers import Positive, whole_number
 from cpt.recipe.yaml_lines import UnreadableError, read_yaml
@@ -79,7 +78,6 @@ class Space:
 
     @property
     def distributions(self) -> dict[str, Any]:
-        """As Optuna takes them."""
         return {axis.key: axis.distribution for axis in self.axes}
 
 
@@ -163,7 +161,7 @@ def range_of(key: str, value: Any, distributions: Any) -> Any:
     for name in value.keys() - OF_A_RANGE:
         raise ValueError(f"a range has no `{name}`.{did_you_mean(name, OF_A_RANGE)}")
     numbers = {name: whole_number(number) for name, number in value.items() if name != "log"}
-    kinds = kinds_of(annotation_at(tuple(int(step) if step.isdigit() else step for step in steps_of(key))))
+    kinds = kinds_of(annotation_at(steps_of(key)))
     # `{low: 0, high: 1}` of a key that takes any number, such as a weight, means the numbers between, too.
     is_whole = kinds == ["int"] or kinds != ["float"] and all(isinstance(value[name], int) for name in numbers)
     kind = distributions.IntDistribution if is_whole else distributions.FloatDistribution
@@ -171,7 +169,6 @@ def range_of(key: str, value: Any, distributions: Any) -> Any:
 
 
 def overrides_of(values: Mapping[str, Any]) -> list[str]:
-    """Drawn values as overrides of the recipe."""
     return [f"{key}={float(f'{one:.6g}') if isinstance(one, float) else one}" for key, one in values.items()]
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import transformers
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from transformers import AutoTokenizer
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.import_utils import is_serve_available
 
 from cpt.checkpoints.model_folder import Tensors, config_json, kind_of
@@ -19,9 +20,7 @@ from cpt.errors import CheckpointError, LaunchError, RecipeError, ResourceError
 from cpt.models.config import read_config
 from cpt.models.families.register import FAMILIES
 from cpt.recipe.schema import Model
-from cpt.runs.folder import EXPORT, RECIPE
-from cpt.runs.record import Run
-from cpt.serving.own_models import can_be_served
+from cpt.runs.record import EXPORT, RECIPE, Run
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
         )
     if kind != "model" or not (folder / "config.json").is_file():
         raise CheckpointError(
-            f"{folder} is no model that can be served. Export one: cpt export RUN_OR_CHECKPOINT --output FOLDER"
+            f"{folder} is not a complete model. Export one: cpt export RUN_OR_CHECKPOINT --output FOLDER"
         )
     Tensors(folder)  # opens each file, so that one that is missing or cut short is found now
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
@@ -123,14 +122,29 @@ def check_architecture(folder: Path, module: str | None = None) -> None:
         )
 
 
+def can_be_served(architecture: str) -> bool:
+    """Whether the server will find the class: transformers' own, or one that is registered with AutoModelForCausalLM.
+
+    The server of transformers 5.23 takes `getattr(transformers, architecture)` (cli/serving/model_manager.py), so a
+    registered one is put there.
+    """
+    if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        return True
+    # Not values(), which imports all models.
+    registered = {found.__name__: found for found in MODEL_FOR_CAUSAL_LM_MAPPING._extra_content.values()}
+    if architecture not in registered:
+        return False
+    setattr(transformers, architecture, registered[architecture])
+    return True
+
+
 def check_hub_id(model: str) -> str:
     """An id whose files are here or can be fetched."""
     try:
         validate_repo_id(model)
     except HFValidationError as problem:
         raise CheckpointError(
-            f"there is no folder {model} (looked in {Path.cwd()}), and it is no id of the Hub either. Give one of the"
-            " two."
+            f"{model} is neither a folder (looked in {Path.cwd()}) nor an id of the Hub. Give one of the two."
         ) from problem
     try:
         read_config(Model(path=model))

@@ -2,14 +2,12 @@
 
 import json
 import shlex
-import signal
-import threading
-from types import FrameType
 from typing import Annotated, Literal
 
 import typer
 from transformers.utils.logging import disable_progress_bar
 
+from cpt.process import ReceivedSignals
 from cpt.serving.checks import Servable, check_port, check_servable
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
@@ -43,31 +41,31 @@ def command(
     check_port(host, port)
     from cpt.serving.server import serving  # fastapi, which check_servable has found
 
-    stopped = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopped.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    received = ReceivedSignals()
     typer.echo(f"Loading {servable.name} ...")
-    with serving(servable, host=host, port=port, dtype=dtype, device=device) as url:
-        typer.echo(ready_lines(servable, url))
-        stopped.wait()
+    with received.noted(), serving(servable, host=host, port=port, dtype=dtype, device=device) as url:
+        wait_for_signal(received, ready_lines(servable, url))
     typer.echo("Stopped.")
 
 
+def wait_for_signal(received: ReceivedSignals, ready: str) -> None:
+    """Print that the server is ready, and wait until it is to stop."""
+    typer.echo(ready)
+    while not received.first:
+        received.wait(3600)
+
+
 def ready_lines(model: Servable, url: str) -> str:
-    """Where it is, and a request to copy."""
+    """The address, and a request to copy."""
     body: dict[str, object] = {"model": model.name, "max_tokens": 64}
     if model.has_chat_template:
-        path, told = "chat/completions", "chat and completions"
+        path, offers = "chat/completions", "chat and completions"
         body |= {"messages": [{"role": "user", "content": "Hello!"}]}
     else:
-        path, told = "completions", "completions only: the model has no chat template"
+        path, offers = "completions", "completions only: the model has no chat template"
         body |= {"prompt": "Once upon a time"}
     request = shlex.quote(json.dumps(body))
     return (
-        f"Ready: {url}/v1 ({told}). Ctrl-C stops it. Try:\ncurl {url}/v1/{path} -H 'Content-Type: application/json' -d"
-        f" {request}"
+        f"Ready: {url}/v1 ({offers}). Ctrl-C stops it. Try:\ncurl {url}/v1/{path}"
+        f" -H 'Content-Type: application/json' -d {request}"
     )

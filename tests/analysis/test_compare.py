@@ -1,14 +1,11 @@
 import json
-from pathlib import Path
 
-import numpy as np
 import pytest
 from run_folders import keep_document_losses, write_lines, write_run
 
 from cpt.analysis import compare as module
-from cpt.analysis.compare import compare, differing_values, loss_at, short_names
+from cpt.analysis.compare import compare
 from cpt.cli import main
-from cpt.recipe.difference import UNSET
 
 
 def differences(comparison):
@@ -69,24 +66,6 @@ def test_the_same_files_elsewhere_are_a_remark_and_no_difference(tmp_path):
     assert [remark.split()[0] for remark in remarks] == ["model.path", "data.sources[domain].path"]
 
 
-def test_keys_are_compared_by_the_names_of_sections():
-    first = {"sources": [{"name": "a", "weight": 1}, {"name": "b"}], "prompts": ["x"], "deep": {"flag": True}}
-    second = {"sources": [{"name": "b"}, {"name": "a", "weight": 2}], "prompts": ["y"], "deep": {"flag": 1}, "new": 0}
-    assert dict(differing_values([first, second])) == {
-        "sources[a].weight": [1, 2],
-        "sources.order": [["[a]", "[b]"], ["[b]", "[a]"]],
-        "prompts": [["x"], ["y"]],
-        "deep.flag": [True, 1],
-        "new": [UNSET, 0],
-    }
-
-
-def test_a_key_that_a_recipe_lacks_has_the_default(tmp_path):
-    assert differences(compare(two_runs(tmp_path, lambda recipe, **others: recipe.pop("tags")))) == {
-        ("Recipe", "tags"): ("[demo]", "[]")
-    }
-
-
 def test_a_recipe_of_another_version_is_compared_as_written(tmp_path):
     comparison = compare(two_runs(tmp_path, lambda recipe, **others: recipe.update(unknown=1)))
     assert differences(comparison)[("Recipe", "unknown")] == ("not set", "1")
@@ -127,18 +106,6 @@ def test_a_fingerprint_differs_only_if_nothing_explains_it(tmp_path):
     assert list(differences(compare([first, third]))) == [("Recipe", "seed")]
 
 
-def test_of_many_differing_files_the_rest_is_counted(tmp_path):
-    def files(content):
-        def plant(inputs, **others):
-            names = {f"/x/f{place:02}": f"{content}{place}" for place in range(50)}
-            inputs["data"]["sources"]["domain"]["files"] = names
-
-        return plant
-
-    found = differences(compare([write_run(tmp_path / name, files(name)) for name in ("a", "b")]))
-    assert len(found) == 21 and ("Data", "domain: 30 more files differ") in found
-
-
 def test_losses_are_compared_at_the_same_tokens_and_bit_for_bit(tmp_path):
     losses = [5 - 0.1 * step for step in range(1, 21)]
     first, same = write_run(tmp_path / "first"), write_run(tmp_path / "same")
@@ -150,11 +117,6 @@ def test_losses_are_compared_at_the_same_tokens_and_bit_for_bit(tmp_path):
     remarks = [remark for topic in comparison.figures for remark in topic.remarks]
     assert "step 20" in remarks[1]
     assert "step 9 " in remarks[2] and "step 10: 4.000000000000001 and 4.0." in remarks[2]
-
-
-def test_the_loss_at_a_number_of_tokens_is_the_mean_of_the_span_before():
-    tokens, losses = np.array([10.0, 20, 30, 40]), np.array([4.0, 3, 2, 1])
-    assert [loss_at(tokens, losses, place, 15) for place in (5, 10, 25, 40, 100)] == [None, 4, 3, 1.5, None]
 
 
 def test_held_out_text_is_compared_document_by_document(tmp_path):
@@ -212,18 +174,6 @@ def test_a_missing_or_damaged_file_costs_only_its_own_rows(tmp_path, name, damag
     json.dumps(comparison.to_json(), allow_nan=False)
     assert (("Recipe", "optimizer.learning_rate") in differences(comparison)) == (name != "recipe.yaml")
     assert any("second" in sentence for sentence in comparison.not_compared)
-
-
-@pytest.mark.parametrize(
-    ("paths", "names"),
-    [
-        (["x/a", "x/b"], ["a", "b"]),
-        (["x/a", "y/a", "y/b"], ["x/a", "y/a", "y/b"]),
-        (["x/a", "x/a", "x/../x/a"], ["a", "a (again 1)", "a (again 2)"]),
-    ],
-)
-def test_names_are_short_and_unique(paths, names):
-    assert short_names([Path(path) for path in paths]) == names
 
 
 def test_long_runs_are_read_by_several_processes(tmp_path, monkeypatch):

@@ -6,23 +6,16 @@ import pytest
 from chromium_here import open_chromium
 
 from cpt.analysis.page import Code, Facts, Section, Table, html_page
-from cpt.analysis.plots import MOST_POINTS, Curve, Plot, curves, intervals, smoothed
+from cpt.analysis.plots import MOST_POINTS, Curve, Plot, curves, intervals
 from cpt.analysis.report import (
     against_plan,
-    facts,
     held_out,
     missing,
     mixture,
     report_page,
-    samples,
     scores,
-    seconds_in_steps,
-    sources,
-    stage_figures,
     state,
-    training,
 )
-from cpt.cli import main
 from cpt.errors import ResourceError
 from cpt.runs.folder import read_run
 
@@ -70,13 +63,6 @@ def test_a_damaged_file_is_named_and_the_rest_is_shown(run_folder, name):
     assert report_page(record) and any(name in line for line in missing(record))
 
 
-def test_facts_hold_what_is_known(run_folder):
-    found = dict(facts(read_run(run_folder)))
-    assert found["tokens"] == "1,600 of 1,600" and found["GPUs"] == "2 x NVIDIA H100" and found["cost"] == "1.00"
-    assert found["command"] == "cpt train 'recipes/code recipe.yaml'" and found["MFU"] == "40.0 %"
-    assert seconds_in_steps(read_run(run_folder)) == pytest.approx(16.0)
-
-
 def test_held_out_text_is_shown_with_intervals_and_outcomes(run_folder):
     parts = held_out(read_run(run_folder))
     assert list(plots(parts)) == [
@@ -96,18 +82,6 @@ def test_scores_are_shown_with_their_difference_from_the_base(run_folder):
     assert second[-2:] == ["none", "unknown"]
 
 
-def test_the_loss_is_drawn_with_the_events(run_folder):
-    found = plots(training(read_run(run_folder)))
-    assert list(found) == ["Training loss", "Learning rate", "Gradient norm", "Loss of each source"]
-    marks = found["Training loss"].traces[-1]
-    assert marks["x"] == [640.0] and marks["text"][0].startswith("step 40, nan_skipped: ")
-
-
-def test_figures_of_a_stage_are_drawn(run_folder):
-    add_line(run_folder, **{"rewards/margins": 0.5, "kl": 0.1})
-    assert list(plots(stage_figures(read_run(run_folder)))) == ["rewards/margins", "kl"]
-
-
 def test_a_mixture_is_compared_with_what_the_recipe_requests(run_folder):
     assert rows(mixture(read_run(run_folder)))[0] == ["code", "75.0 %", "74.0 %", "-1.00 points"]
 
@@ -118,22 +92,6 @@ def test_memory_and_speed_are_compared_with_the_plan(run_folder):
     assert rows(parts)[2] == ["tokens per second", "200", "100", "0.50"]
     (run_folder / "plan.json").unlink()
     assert against_plan(read_run(run_folder)) == []
-
-
-def test_samples_sources_and_contamination_are_listed(run_folder):
-    record = read_run(run_folder)
-    assert rows(samples(record)) == [["def ", "the", "main():\n    pass"]]
-    assert rows(sources(record))[0] == ["code", "90", "600", "75.0 %", "2.00", "10", "3", "not given"]
-    assert rows(sources(record))[-1] == ["code", "prose", "2"]
-
-
-def test_the_command_writes_the_page(run_folder, tmp_path, capsys):
-    with pytest.raises(SystemExit) as code:
-        main(["report", str(run_folder), "--output", str(tmp_path / "page.html")])
-    assert code.value.code == 0 and "page.html" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as code:
-        main(["report", str(run_folder), "--output", str(tmp_path / "none" / "page.html")])
-    assert code.value.code == 2 and "page.html" in capsys.readouterr().err
 
 
 # --- pages and plots -------------------------------------------------------------------------------------------------
@@ -159,10 +117,6 @@ def test_a_long_curve_is_thinned_and_keeps_its_spikes():
     (plot,) = curves("x", "y", [Curve("z", np.arange(100_000), values)])
     assert len(plot.traces[0]["x"]) <= MOST_POINTS and plot.traces[0]["y"].max() == 7
     assert curves("x", "y", [Curve("z", [1.0], [np.nan])]) == [] == intervals("x", "y", [])
-
-
-def test_smoothing_takes_the_mean_of_the_neighbours():
-    assert smoothed(np.array([0.0, 3, 6, 9]), 0.5).tolist() == [1.5, 3, 6, 7.5]
 
 
 @pytest.mark.browser

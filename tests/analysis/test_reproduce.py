@@ -3,7 +3,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from cpt.analysis.reproduce import (
     compare_results,
     empty_folder,
     environment_of,
-    paired,
     refuse_changed_inputs,
     repetition_of,
     report,
@@ -26,7 +24,6 @@ from cpt.analysis.reproduce import (
 from cpt.cli import main
 from cpt.data.readers.files import hash_file
 from cpt.errors import DataError, ResourceError
-from cpt.hardware import count_cpu_cores
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.runs.folder import Metrics, RunRecord
 
@@ -73,14 +70,6 @@ def test_the_first_figure_that_differs_in_its_last_bit_is_named(tmp_path, place,
     assert str(found.difference["now"]) in report(found, ["versions: numpy 1 -> 2"], tmp_path, None)[0]
 
 
-def test_a_repetition_that_ended_earlier_is_compared_as_far_as_it_goes(tmp_path):
-    assert compared(tmp_path, LINES[:2]).logs == 1
-
-
-def test_runs_without_a_common_step_are_not_called_equal(tmp_path):
-    assert not compared(tmp_path, [{"step": 7, "loss": 1.0}]).is_bit_equal
-
-
 def test_differing_weights_are_named(tmp_path):
     found = compared(tmp_path, LINES, weight=2.0)
     assert found.weights_differ == ["model.safetensors"] and not found.is_bit_equal
@@ -125,10 +114,6 @@ def inputs(tmp_path):
     return {"data": {"sources": sources, "held_out": {"judge": {judge: hash_file(judge, "key")}}}}
 
 
-def test_unchanged_files_pass(recipe, inputs):
-    assert list(changed_data(recipe, inputs)) == []
-
-
 @pytest.mark.parametrize("name", ["domain.jsonl", "held_out.jsonl"])
 def test_a_file_with_one_changed_byte_is_named(recipe, inputs, tmp_path, name):
     path = tmp_path / "corpus" / name
@@ -137,21 +122,6 @@ def test_a_file_with_one_changed_byte_is_named(recipe, inputs, tmp_path, name):
     path.write_bytes(content)
     (line,) = changed_data(recipe, inputs)
     assert str(path) in line
-
-
-def test_missing_and_new_files_are_named(recipe, inputs, tmp_path):
-    (tmp_path / "corpus" / "domain.jsonl").unlink()
-    (line,) = changed_data(recipe, inputs)
-    assert line.startswith("data.sources[0]") and "domain.jsonl" in line
-    source = recipe.data.sources[0].model_copy(update={"path": str(tmp_path / "corpus")})
-    data = recipe.data.model_copy(update={"sources": [source]})
-    lines = list(changed_data(recipe.model_copy(update={"data": data}), inputs))
-    assert any("general.jsonl is new" in line for line in lines)
-
-
-def test_files_that_moved_are_found_by_their_names():
-    moved = {"/old/a.jsonl": "/new/a.jsonl", "/old/b.jsonl": "/new/b.jsonl"}
-    assert paired(list(moved), ["/new/b.jsonl", "/new/a.jsonl"]) == moved
 
 
 def test_all_changed_inputs_are_reported_at_once(recipe, inputs, tmp_path):
@@ -203,12 +173,6 @@ def test_variables_that_decide_figures_are_as_they_were(record, monkeypatch):
     assert "CUBLAS_WORKSPACE_CONFIG" in dropped and "CUDA_VISIBLE_DEVICES" not in dropped
 
 
-def test_with_another_number_of_cores_the_number_of_threads_stays(record):
-    cores = count_cpu_cores() + 3
-    other = replace(record, environment={"variables": {}, "hardware": {"cores": cores}})
-    assert environment_of(other)[0]["OMP_NUM_THREADS"] == str(cores)
-
-
 def test_only_an_earlier_repetition_is_deleted(record, recipe):
     again = repetition_of(record, recipe)
     folder = empty_folder(again)
@@ -229,26 +193,6 @@ def cpt(*words, processes=1):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     program = [*torchrun, "cpt/train.py"] if processes > 1 else [sys.executable, "-m", "cpt.cli"]
     return subprocess.run([*program, *map(str, words)], capture_output=True, text=True, cwd=ROOT, env=variables)
-
-
-@pytest.mark.slow
-def test_a_run_is_repeated_and_a_difference_is_named_with_what_changed(tiny_recipe, tmp_path):
-    ended = cpt("train", write_recipe(tiny_recipe, tmp_path / "r.yaml"))
-    assert ended.returncode == 0, ended.stderr
-    run = tmp_path / "runs" / "tiny"
-    equal = cpt("reproduce", run, "--steps", 3)
-    assert equal.returncode == 0 and "Bit-equal: 3 logged losses" in equal.stdout, equal.stdout + equal.stderr
-    assert [path.name for path in run.parent.iterdir()] == ["tiny"]
-    metrics = run / "metrics.jsonl"
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    next(line for line in lines if line["step"] == 2 and "loss" in line)["loss"] += 1e-12
-    metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    environment = json.loads((run / "environment.json").read_text())
-    environment["versions"]["numpy"] = "1.0"
-    (run / "environment.json").write_text(json.dumps(environment))
-    other = cpt("reproduce", run, "--steps", 3)
-    assert other.returncode == 3 and "loss at step 2" in other.stdout and "numpy 1.0 -> " in other.stdout
-    assert (run.parent / "tiny-reproduced" / "metrics.jsonl").exists()
 
 
 @pytest.mark.long

@@ -8,9 +8,8 @@ import pytest
 import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cpt.console import open_console
 from cpt.demo.corpus import write_files
-from cpt.demo.run import FOLDER, RECIPES, command, moved_paths, run_demo, title
+from cpt.demo.run import FOLDER, RECIPES, command, moved_paths, run_demo
 from cpt.errors import ResourceError
 from cpt.init.rules import MOST_HELD_OUT
 from cpt.recipe.load import load_recipe
@@ -48,24 +47,6 @@ def test_the_recipe_to_read_goes_on_from_the_demo_s_base_with_the_demo_s_texts(t
     }
 
 
-def test_the_experiments_start_from_the_demo_s_base():
-    ours, theirs = load_recipe(BASE), load_recipe(RECIPES / "demo" / "pretrain.yaml")
-    assert (ours.model, ours.budget, ours.optimizer, ours.schedule) == (
-        theirs.model,
-        theirs.budget,
-        theirs.optimizer,
-        theirs.schedule,
-    )
-    assert theirs.evaluation.held_out_share is None
-
-
-def test_a_title_is_no_wider_in_a_file_than_on_a_terminal(monkeypatch, capsys):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    title(open_console(), "2  A base model")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith("2  A base model ─") and len(lines[-1]) == 80
-
-
 def test_seeds_that_are_no_numbers_are_refused():
     with pytest.raises(typer.BadParameter, match="1,2,3"):
         command(seeds="1 2")
@@ -73,9 +54,7 @@ def test_seeds_that_are_no_numbers_are_refused():
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(
-        ResourceError, match=r"cannot write into .*file: Not a directory. Name another place: cpt demo --folder"
-    ):
+    with pytest.raises(ResourceError, match="--folder"):
         run_demo(tmp_path / "file")
 
 

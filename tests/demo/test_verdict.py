@@ -3,8 +3,8 @@ import json
 import pytest
 from rich.console import Console
 
-from cpt.demo.answer import Answer
-from cpt.demo.verdict import Row, show, summarize, worst, write_summary
+from cpt.demo.commands import Answer
+from cpt.demo.verdict import show, summarize, write_summary
 from cpt.runs.record import Run
 
 
@@ -71,40 +71,15 @@ def test_one_seed_that_fails_fails_the_demo(tmp_path, base):
     assert not summarize(base, runs, None).passed
 
 
-def test_the_worst_row_takes_each_figure_from_the_run_where_it_is_worst():
-    row = worst(
-        [Row("a", 2.0, 1.5, 1.0, 1.01, 512, 20.0, 5.0, True), Row("b", 2.0, 1.6, 1.0, 0.99, 512, 10.0, 6.0, True)]
-    )
-    assert (row.domain_after, row.general_after, row.tokens_per_second, row.seconds) == (1.6, 1.01, 10.0, 6.0)
-
-
-def test_the_summary_is_saved_for_programs_and_people_and_shown(tmp_path, base):
+def test_the_summary_is_saved_and_printed(tmp_path, base):
     runs = [write_run(tmp_path / f"code-seed{i}", 1.6, 1.01) for i in (1, 2)]
     summary = summarize(base, runs, Answer("def [x]", " new"))
     write_summary(summary, tmp_path)
     saved = json.loads((tmp_path / "summary.json").read_text())
-    assert saved["passed"] is True
-    assert saved["changes"][0]["domain_change_percent"] == pytest.approx(-20)
-    assert "def [x] new" in (tmp_path / "summary.md").read_text()
+    assert saved["passed"] is True and saved["changes"][0]["domain_change_percent"] == pytest.approx(-20)
     console = Console(record=True, width=80)
     show(summary, console, tmp_path)
     printed = console.export_text()
-    runs = [tmp_path / f"code-seed{i}" for i in (1, 2)]
-    for command in (
-        f"cpt report {runs[0]}",
-        f"cpt compare {runs[0]} {runs[1]}",
-        f"cpt reproduce {runs[0]} --steps 100",
-    ):
-        assert f"  {command}\n" in printed
-    for text in (printed, (tmp_path / "summary.md").read_text()):
-        for figure in (
-            "seed1",
-            "seed2",
-            "worst",
-            "-20.0 %",
-            "+1.0 %",
-            "Passed",
-            "It worked: so it did.",
-            "verdict.md",
-        ):
-            assert figure in text
+    for text in ("seed1", "seed2", "-20.0 %", "+1.0 %", "Passed", "It worked: so it did.", "verdict.md"):
+        assert text in printed
+    assert f"  cpt compare {runs[0].folder} {runs[1].folder}\n" in printed

@@ -5,16 +5,12 @@ import random
 import pytest
 from tiny_documents import PAGE, chapter, write_docx, write_epub, write_pdf
 
-from cpt.documents import convert as converting
 from cpt.documents.convert import (
-    LIBRARIES,
     FileConverter,
     convert_plain,
-    require_libraries,
     with_clean_text,
 )
 from cpt.documents.kinds import Converted, NotConverted
-from cpt.errors import ResourceError
 
 LIMITS = {"seconds": 20.0, "memory_bytes": 4 * 2**30}
 
@@ -89,16 +85,3 @@ def test_what_no_text_has_is_taken_out():
 )
 def test_text_is_read_in_its_encoding_with_one_kind_of_line_end(raw):
     assert convert_plain(raw).text.startswith("ä\nb")
-
-
-@pytest.mark.parametrize("raw, reason", [("日本語".encode("shift-jis"), "unknown encoding"), (b"a\0b", "not text")])
-def test_what_is_no_text_has_a_reason(raw, reason):
-    with pytest.raises(NotConverted, match=reason):
-        convert_plain(raw)
-
-
-def test_missing_libraries_are_named_with_the_command_that_installs_them(monkeypatch):
-    require_libraries()
-    monkeypatch.setattr(converting, "LIBRARIES", {**LIBRARIES, "no_such_module": "no-such-package"})
-    with pytest.raises(ResourceError, match=r"no-such-package.*pip install 'cpt\[documents\]'"):
-        require_libraries()

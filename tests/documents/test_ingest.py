@@ -108,11 +108,6 @@ def test_a_changed_file_takes_the_place_of_what_it_was(library, tmp_path):
     assert rows["a.pdf"] == "Something else." and rows["g.pdf"].startswith(SENTENCE) and "b.pdf" in rows
 
 
-def test_a_file_that_hangs_the_converter_is_listed(library, tmp_path):
-    done = ingest([library / "b.pdf", library / "f.txt"], tmp_path / "out", max_seconds=1e-4)
-    assert reasons(done)["b.pdf"] == "took too long"
-
-
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -150,10 +145,3 @@ def test_only_one_process_writes_and_only_where_it_may(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ResourceError), open_output(tmp_path / "file", 10):
         pass
-
-
-def test_documents_whose_shard_was_removed_are_converted_again(library, tmp_path):
-    ingest([library], tmp_path / "out")
-    (tmp_path / "out/documents-00000.jsonl").unlink()
-    ingest([library], tmp_path / "out")
-    assert len(rows_of(tmp_path / "out")) == 6

@@ -34,11 +34,6 @@ def test_titles_of_the_outline_are_headings(tmp_path):
     assert text == f"# 2.1 Kinds\n\n{SENTENCE}"
 
 
-def test_dots_of_a_table_of_contents_are_removed(tmp_path):
-    pages = [["Introduction . . . . . . . . . . . . 7", "Methods ............ 12"]]
-    assert "..." not in convert_pdf(write_pdf(tmp_path / "a.pdf", pages).read_bytes()).text.replace(" ", "")
-
-
 def test_a_scan_and_a_password_have_a_reason(tmp_path):
     with pytest.raises(NotConverted, match="a scan"):
         convert_pdf(write_pdf(tmp_path / "a.pdf", 2).read_bytes())

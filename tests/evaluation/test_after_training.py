@@ -4,7 +4,6 @@ import random
 import pytest
 import torch
 import yaml
-from full_disk import disk_of_its_own, fill
 from tiny import TINY_LLAMA, write_recipe
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -12,10 +11,8 @@ from cpt.evaluation.after_training import (
     evaluate_after_training,
     judge_run,
     needs_judging,
-    record_tasks,
     search_after_training,
 )
-from cpt.evaluation.findings import ScoreFinding
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.record import Run
@@ -92,12 +89,6 @@ def test_questions_are_as_many_as_the_recipe_says(recipe, tmp_path):
     assert [one.questions for one in found.domain_test] == [12, 12]
 
 
-def test_none_are_made_where_the_recipe_refuses(recipe, tmp_path):
-    recipe["evaluation"]["tasks"] = NO_TEST
-    found, (not_run,) = evaluate_after_training(tmp_path / "run", load(recipe, tmp_path))
-    assert found is None and not_run.why == "refused in `evaluation.tasks` (`questions: 0`)"
-
-
 @pytest.fixture
 def run(recipe, tmp_path):
     """A finished run of which only the losses were told so far."""
@@ -141,12 +132,6 @@ def test_what_cannot_be_measured_leaves_the_rest_and_says_how_to_repeat_it(run, 
     assert verdict.contamination is not None and verdict.is_complete
 
 
-def test_sources_that_would_take_long_to_search_are_not(run, monkeypatch):
-    monkeypatch.setattr("cpt.evaluation.after_training.MOST_BYTES_SEARCHED", 100)
-    told = {one.what: one.why for one in judge_run(run(tasks=NO_TEST)).not_run}
-    assert "cpt contamination" in told["contamination"] and "takes a while" in told["contamination"]
-
-
 @pytest.mark.long
 def test_tasks_are_put_to_model_and_base_and_logged(run, tmp_path):
     pytest.importorskip("lm_eval")
@@ -176,15 +161,6 @@ def test_tasks_are_put_to_model_and_base_and_logged(run, tmp_path):
     ]
     judge_run(finished)
     assert len((finished.folder / "metrics.jsonl").read_text().splitlines()) == 4
-
-
-def test_scores_that_find_no_room_cost_a_warning(tmp_path, caplog):
-    with disk_of_its_own(tmp_path / "disk", "64k") as disk:
-        (disk / "metrics.jsonl").write_text('{"step": 8, "tokens": 2048}\n' * 100)
-        before = (disk / "metrics.jsonl").read_text()
-        fill(disk)
-        record_tasks(Run(disk), [ScoreFinding(f"{n}" * 3000, "acc,none", 0.5, (0.4, 0.6), 10) for n in range(3)])
-        assert (disk / "metrics.jsonl").read_text() == before and "No space left on device" in caplog.text
 
 
 @pytest.fixture

@@ -8,15 +8,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from full_disk import disk_of_its_own, fill
+from peft import LoraConfig, get_peft_model
 from tiny import TINY_LLAMA
 from transformers import LlamaConfig, LlamaForCausalLM
 from xxhash import xxh3_64_intdigest
 
 from cpt.errors import CheckpointError, DataError
+from cpt.evaluation import perplexity
 from cpt.evaluation.document_losses import document_losses, measure_and_keep
 from cpt.evaluation.judged_sets import Judges, judges_of_texts, open_judged_sets
 from cpt.evaluation.kept_losses import kept_losses, load_losses, save_losses
-from cpt.evaluation.perplexity import evaluate_held_out
+from cpt.evaluation.perplexity import evaluation_mode
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.events import read_events, write_waiting_events
 from cpt.tokenizer.load import load_tokenizer
@@ -85,13 +87,6 @@ def test_rows_of_a_token_budget_give_the_same(corpus, tokenizer, model):
     )
 
 
-def test_the_sums_are_those_of_the_whole_set(corpus, tokenizer, model):
-    held_out = sets(corpus, tokenizer)
-    figures = evaluate_held_out(model, held_out, batch_size=4)
-    found = document_losses(model, held_out, batch_size=4)["held"].figures()
-    assert {f"held_{name}": pytest.approx(value, rel=1e-9) for name, value in found.items()} == figures
-
-
 def test_no_token_is_lost_where_rows_are_short(corpus, tokenizer, model):
     long, short = (
         document_losses(model, sets(corpus, tokenizer, "best_fit", length), batch_size=4)["held"]
@@ -104,7 +99,8 @@ def test_a_run_keeps_what_each_evaluation_found(corpus, tokenizer, model, tmp_pa
     held_out = sets(corpus, tokenizer)
     for step in (0, 5, 10):
         figures = measure_and_keep(model, held_out, batch_size=4, run_folder=tmp_path, step=step)
-    assert figures == pytest.approx(evaluate_held_out(model, held_out, batch_size=4))
+    expected = document_losses(model, held_out, batch_size=4)["held"]
+    assert figures["held_bits_per_byte"] == pytest.approx(expected.bits_per_byte)
     assert list(kept_losses(tmp_path)) == [0, 10]
     kept = load_losses(kept_losses(tmp_path)[0])["held"]
     assert kept.nats.tolist() == document_losses(model, held_out, batch_size=4)["held"].nats.tolist()
@@ -119,7 +115,8 @@ def test_on_a_full_disk_the_figures_come_and_nothing_stale_is_taken_for_the_last
             measure_and_keep(model, held_out, batch_size=4, run_folder=disk, step=step)
         ballast = fill(disk)
         figures = measure_and_keep(model, held_out, batch_size=4, run_folder=disk, step=10)
-        assert figures == pytest.approx(evaluate_held_out(model, held_out, batch_size=4))
+        expected = document_losses(model, held_out, batch_size=4)["held"]
+        assert figures["held_bits_per_byte"] == pytest.approx(expected.bits_per_byte)
         assert list(kept_losses(disk)) == [0] and load_losses(kept_losses(disk)[0])
         assert "at step 10 are not kept: No space left on device" in caplog.text
         ballast.unlink()
@@ -182,3 +179,58 @@ def test_an_empty_set_is_a_data_error(tmp_path, tokenizer):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(DataError, match="empty"):
         open_judged_sets(judges_of_texts([f"e={tmp_path / 'empty.txt'}"], 8), tokenizer)
+
+
+def bits(model, held_out):
+    return document_losses(model, held_out, batch_size=2)["held"].bits_per_byte
+
+
+def tiny_model(dropout=0.0):
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, initializer_range=0.3, attention_dropout=dropout))
+
+
+def test_logits_in_chunks_give_the_same_figures(corpus, tokenizer, model, monkeypatch):
+    held_out = sets(corpus, tokenizer)
+    whole = bits(model, held_out)
+    monkeypatch.setattr(perplexity, "POSITIONS_AT_ONCE", 4)
+    assert bits(model, held_out) == pytest.approx(whole, rel=1e-9)
+
+
+def test_a_uniform_model_needs_log2_of_the_vocabulary_for_each_token_and_a_lost_one_does_not_raise(corpus, tokenizer):
+    model, held_out = tiny_model(), sets(corpus, tokenizer)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        assert document_losses(model, held_out, batch_size=4)["held"].perplexity == pytest.approx(
+            model.config.vocab_size, rel=1e-5
+        )
+        model.lm_head.weight.fill_(1e6)[0] = -1e6
+    assert document_losses(model, held_out, batch_size=4)["held"].perplexity > 1e6
+
+
+def test_training_goes_on_as_if_there_had_been_no_evaluation(corpus, tokenizer):
+    model, held_out = tiny_model(dropout=0.5).train(), sets(corpus, tokenizer)
+    random_state = torch.get_rng_state()
+    first = bits(model, held_out)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(module.training for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert bits(model, held_out) == first  # no dropout inside
+
+
+def test_a_peft_model_is_measured_with_its_adapter(corpus, tokenizer):
+    model, held_out = tiny_model(), sets(corpus, tokenizer)
+    plain = bits(model, held_out)
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    assert bits(adapted, held_out) != pytest.approx(plain, rel=1e-3)
+
+
+def test_each_module_gets_its_own_mode_back_even_after_an_error():
+    model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Sequential(torch.nn.Dropout()))
+    model.train()
+    model[1].eval()  # a frozen part
+    with pytest.raises(KeyError), evaluation_mode(model):
+        assert not any(module.training for module in model.modules()) and not torch.is_grad_enabled()
+        raise KeyError
+    assert [module.training for module in model.modules()] == [True, True, False, False]
+    assert torch.is_grad_enabled()

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from cpt.errors import DataError
-from cpt.evaluation.domain_test import CHOICES, domain_test, form, split
+from cpt.evaluation.domain_test import CHOICES, domain_test, form
 from cpt.evaluation.judged_sets import HeldOutText
 
 METALS = [
@@ -88,20 +88,6 @@ def test_too_few_documents_are_told_with_the_number_needed():
         match=r"needs 30 cloze questions, but 16 held-out document\(s\) give \d+.*Hold out about \d+ documents",
     ):
         domain_test(DOCUMENTS[:16])
-
-
-def test_documents_without_sentences_are_told():
-    with pytest.raises(DataError, match="Hold out longer documents"):
-        domain_test([HeldOutText(f"word{number}", "x") for number in range(50)])
-
-
-def test_equal_documents_are_asked_about_once():
-    assert domain_test([*DOCUMENTS, *DOCUMENTS]) == domain_test(DOCUMENTS)
-
-
-def test_code_has_lines_for_sentences():
-    lines = [one.text.strip() for one in split("def add(a, b):\n    return a + b\n\nprint(add(1.5, 2))\n")]
-    assert lines == ["def add(a, b):", "return a + b", "print(add(1.5, 2))"]
 
 
 def test_questions_are_not_made_of_conversations():

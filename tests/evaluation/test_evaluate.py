@@ -7,7 +7,7 @@ from tiny import TINY_LLAMA
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cpt.data.held_out import HeldOutSet
-from cpt.errors import CheckpointError, CptError, DataError, RecipeError
+from cpt.errors import CheckpointError, DataError, RecipeError
 from cpt.evaluation.evaluate import Asked, folder_of_model, measure, of_texts
 from cpt.evaluation.judged_sets import JudgedSet, judges_of_texts
 from cpt.evaluation.paired import bits_per_byte_difference
@@ -62,24 +62,6 @@ def test_an_adapter_alone_is_refused(tmp_path):
 def test_a_model_that_is_not_there_is_told(path):
     with pytest.raises(CheckpointError, match="there is no model"):
         folder_of_model(path)
-
-
-def test_a_damaged_model_is_told(models, asked, tmp_path):
-    for file in (models / "one").iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "model.safetensors").write_bytes(b"x" * 100)
-    with pytest.raises(CptError, match="cannot be loaded"):
-        measure(Model(path=str(tmp_path)), asked)
-
-
-def test_a_tokenizer_that_is_larger_than_the_model_is_told(models, asked, corpus, tmp_path):
-    for file in (models / "one").iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    tokenizer = load_tokenizer(Tokenizer(path=str(tmp_path)), Model(path="unused"))
-    tokenizer.add_tokens([f"token{number}" for number in range(100)])
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(RecipeError, match="token ids past 319 have no embedding"):
-        measure(Model(path=str(tmp_path)), asked)
 
 
 def test_rows_longer_than_the_model_knows_are_refused(models, corpus):

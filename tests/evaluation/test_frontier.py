@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.errors import DataError, ResourceError
+from cpt.errors import DataError
 from cpt.evaluation.frontier import plot_frontier
 from cpt.evaluation.retention import Point
 
@@ -27,8 +27,3 @@ def test_a_picture_of_one_run_and_of_several_is_written(tmp_path):
 def test_what_cannot_be_drawn_is_told(courses, general, said, tmp_path):
     with pytest.raises(DataError, match=said):
         plot_frontier(courses, general, tmp_path / "x.png")
-
-
-def test_a_format_that_does_not_exist_is_told(tmp_path):
-    with pytest.raises(ResourceError, match=r"name of a \.png file"):
-        plot_frontier({"run": COURSE}, ["general"], tmp_path / "x.nothing")

@@ -6,7 +6,6 @@ from cpt.evaluation.kept_losses import DocumentLosses
 from cpt.evaluation.paired import (
     Difference,
     accuracy_difference,
-    accuracy_interval,
     bits_per_byte_difference,
     mean_difference,
     ratio_interval,
@@ -118,21 +117,10 @@ def test_t_quantiles_are_those_of_the_tables(degrees, expected):
     assert t_quantile(0.95, degrees) == pytest.approx(expected, rel=1e-5)
 
 
-def test_equal_answers_leave_room_for_doubt():
-    same = np.array([True] * 20 + [False] * 20)
-    found = accuracy_difference(same, same)
-    assert found.difference == 0 and found.low == pytest.approx(-found.high) and 0.04 < found.high < 0.1
-
-
 def test_scores_that_are_no_accuracies_get_a_mean():
     found = mean_difference(np.array([0.5, 0.25, 1.0]), np.array([0.75, 0.5, 1.25]))
     assert found.difference == pytest.approx(0.25) and found.low == pytest.approx(0.25)
     assert mean_difference(np.array([0.0, 1.0]), np.array([1.0, 1.0])).before == 0.5
-
-
-def test_wilsons_interval_of_none_right_begins_at_0():
-    low, high = accuracy_interval(np.zeros(30, bool))
-    assert low == pytest.approx(0, abs=1e-12) and high == pytest.approx(0.1135, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,10 @@
 import json
 
 import pytest
-from tiny import write_documents, write_recipe
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from cpt.evaluation.kept_losses import kept_losses
 from cpt.evaluation.retention import StopWhenForgetting, average, last_tokens, read_course
-from cpt.evaluation.verdict_page import write_verdict
-from cpt.recipe.load import load_recipe
 from cpt.runs.record import Run
-from cpt.train import train
 
 
 def metrics(**sets):
@@ -49,12 +44,6 @@ def test_the_status_keeps_why_it_stopped_when_the_run_ends(run):
     assert run.status()["state"] == "finished" and run.status()["stopped"].startswith("stopped at step 20")
 
 
-def test_a_set_without_a_limit_and_the_domain_never_stop_it(run):
-    guard = StopWhenForgetting(run, {"general": None, "other": 0.5})
-    evaluate(guard, 0, domain=1.0, general=1.0, other=1.0)
-    assert not evaluate(guard, 10, domain=9.0, general=9.0, other=1.4)
-
-
 def test_a_resumed_run_compares_with_the_values_before_its_first_step(run, tmp_path):
     lines = [{"step": 0, "tokens": 0, **metrics(general=1.0)}, {"step": 5, "tokens": 50, "loss": 3.0}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -78,27 +67,6 @@ def test_the_course_is_every_evaluation_in_order(tmp_path):
     ]
     assert average(course[1], ["domain", "general"]) == pytest.approx(1.3)
     assert read_course(tmp_path / "none.jsonl") == []
-
-
-@pytest.mark.slow
-def test_a_run_that_forgets_ends_there_and_its_verdict_says_why(tiny_recipe, corpus, tmp_path):
-    sets = [
-        {"path": str(corpus / "held_out.jsonl"), "name": "general"},
-        {"path": str(write_documents(tmp_path / "other.jsonl", 9, seed=7))},
-    ]
-    tiny_recipe["evaluation"] = {"perplexity": sets, "every_steps": 2, "retain": {"general": 0.01}}
-    tiny_recipe["optimizer"]["learning_rate"] = 1.0  # whatever it knew is gone at once
-    folder = train(load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))).parent
-    status = Run(folder).status()
-    assert (status["state"], status["step"]) == ("finished", 2) and status["stopped"].startswith(
-        "stopped at step 2: bits per byte of `general`"
-    )
-    assert list(kept_losses(folder)) == [0, 2]
-    verdict = write_verdict(folder)
-    assert (
-        verdict.stopped == status["stopped"] and f"The run {verdict.stopped}." in (folder / "verdict.md").read_text()
-    )
-    assert verdict.worked is False and verdict.headline().startswith("It did harm")
 
 
 def test_the_tokens_of_a_run_are_those_of_its_last_evaluation(tmp_path):

@@ -79,13 +79,6 @@ def test_training_goes_on_as_if_nothing_was_generated(model, tokenizer):
     assert all(module.training for module in model.modules())
 
 
-def test_gradient_checkpointing_does_not_change_the_text(model, tokenizer):
-    plain = continue_prompts(model, tokenizer, ["def"], max_new_tokens=8)
-    model.gradient_checkpointing_enable()
-    assert continue_prompts(model, tokenizer, ["def"], max_new_tokens=8) == plain
-    assert model.is_gradient_checkpointing
-
-
 def test_a_wrapped_model_and_a_fresh_adapter_write_the_same(model, tokenizer):
     class Engine(nn.Module):  # what DDP and DeepSpeed do: the model is `module`
         def __init__(self, module):
@@ -106,14 +99,6 @@ def test_samples_are_written_before_the_first_and_after_the_last_step_only(model
     lines = [json.loads(line) for line in samples.lines.path.read_text().splitlines()]
     assert [(line["step"], line["prompt"]) for line in lines] == [(0, "def"), (0, "x"), (9, "def"), (9, "x")]
     assert lines[0]["continuation"] == continue_prompts(model, tokenizer, ["def"], max_new_tokens=3)[0]
-
-
-def test_a_run_that_ends_twice_has_its_last_samples_once(model, tokenizer, tmp_path):
-    samples = PromptSamples(tmp_path / "samples.jsonl", tokenizer, ["def"], max_new_tokens=3)
-    samples.on_train_begin(None, TrainerState(), TrainerControl(), model=model)
-    for _ in range(2):  # the first was killed in its export
-        samples.on_train_end(None, TrainerState(global_step=9), TrainerControl(), model=model)
-    assert [json.loads(line)["step"] for line in samples.lines.path.read_text().splitlines()] == [0, 9]
 
 
 def test_on_a_full_disk_samples_wait_for_room(model, tokenizer, tmp_path, caplog):

@@ -15,11 +15,9 @@ from cpt.errors import DataError, RecipeError, ResourceError
 from cpt.evaluation.tasks import (
     TaskChoice,
     check_tasks,
-    domain_questions,
     run_tasks,
     task_differences,
     task_texts,
-    tasks_of_recipe,
 )
 from cpt.recipe.schema import Component, Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
@@ -97,11 +95,6 @@ def test_a_score_is_the_mean_of_its_questions(model, tokenizer, folder):
     assert normed.metric == "acc_norm,none" and 0 < accuracy.standard_error < 0.2
 
 
-def test_limits_and_tasks_that_write(model, tokenizer, folder):
-    (score,) = run_tasks(model, tokenizer, TaskChoice(("writes",), folder=folder, limit=3))
-    assert (score.task, score.metric, score.questions) == ("writes", "exact_match,none", 3)
-
-
 def test_two_models_are_compared_question_by_question(model, tokenizer, folder):
     torch.manual_seed(1)
     other = LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, initializer_range=0.3)).eval()
@@ -125,11 +118,6 @@ def test_the_texts_of_a_task_are_its_questions_with_their_choices(folder):
     assert (name, where, text) == ("mine", "mine: question 1", " ".join([first["question"], *first["choices"]]))
 
 
-def test_a_folder_that_is_not_there_is_told(model, tokenizer, tmp_path):
-    with pytest.raises(RecipeError, match="no folder"):
-        run_tasks(model, tokenizer, TaskChoice(("mine",), folder=tmp_path / "none"))
-
-
 def test_data_that_are_not_there_are_told(model, tokenizer, tmp_path):
     task = {**CHOICE, "dataset_kwargs": {"data_files": {"test": str(tmp_path / "none.jsonl")}}}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(task))
@@ -144,20 +132,6 @@ def test_entries_of_a_recipe_are_checked_before_the_run(folder):
     assert "`evaluation.tasks[1]`: unsafe executes the code" in str(problem) and "`allow_code_execution: true`" in str(
         problem
     )
-
-
-def test_an_entry_of_a_recipe_says_how_it_is_run(folder):
-    entries = [{"name": "mine", "folder": "tasks", "limit": 5}, {"name": "domain_test", "questions": 40}]
-    entries = [Component.model_validate(entry) for entry in entries]
-    assert tasks_of_recipe(entries) == [TaskChoice(("mine",), Path("tasks"), limit=5)]
-    assert domain_questions(entries) == 40 and domain_questions(entries[:1]) == 200
-
-
-@pytest.mark.long
-def test_a_misspelled_task_is_told(model, tokenizer, folder):
-    """All of lm-eval's tasks are indexed for it."""
-    with pytest.raises(RecipeError, match="no task called `hellaswagg`. Did you mean `hellaswag`"):
-        run_tasks(model, tokenizer, TaskChoice(("hellaswagg",), folder=folder))
 
 
 @pytest.mark.long

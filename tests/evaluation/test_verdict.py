@@ -198,11 +198,6 @@ def test_a_run_without_a_general_set_is_told_which_one_to_take(recipe, tmp_path)
     )
 
 
-def test_one_document_has_no_interval_and_the_verdict_says_so(recipe, tmp_path):
-    verdict = verdict_of_run(write_run(tmp_path / "run", recipe, documents=1))
-    assert verdict.domain is None and "intervals of domain, general" in [one.what for one in verdict.not_run]
-
-
 def test_what_was_found_beside_the_run_is_part_of_it(recipe, tmp_path):
     score = ScoreFinding(
         "domain cloze", "accuracy", 0.5, (0.4, 0.6), 40, against=Difference(0.3, 0.5, 0.2, 0.1, 0.3, 40)
@@ -269,10 +264,6 @@ def test_a_few_documents_that_all_became_better_prove_nothing(documents, recipe,
     )
     assert verdict.worked is None and verdict.domain.high < 0 and not verdict.domain.is_clear
     assert outcome_of_set(verdict.general, is_general=True) == "unknown" and "at least 7" in verdict.headline()
-
-
-def test_seven_documents_that_all_became_better_prove_a_gain(recipe, tmp_path):
-    assert verdict_of_run(write_run(tmp_path / "run", recipe, documents=7)).worked
 
 
 def test_a_few_pairs_prove_nothing(recipe, tmp_path):

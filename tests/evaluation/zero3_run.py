@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations import HfDeepSpeedConfig
 
 from cpt.data.held_out import HeldOutSet
-from cpt.evaluation.perplexity import evaluate_held_out
+from cpt.evaluation.perplexity import scored_batches, sum_over_processes
 from cpt.evaluation.samples import continue_prompts
 from cpt.hardware import require_programs
 
@@ -28,6 +28,12 @@ def held_out_set(vocabulary_size):
     return HeldOutSet(name="general", rows=rows, num_documents=5, num_tokens=80, num_bytes=100)
 
 
+def nats(model, held_out):
+    sums = sum(batch.nats.sum() for batch in scored_batches(model, held_out, 2))
+    sum_over_processes(sums)
+    return sums.item()
+
+
 def main(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     plain = AutoModelForCausalLM.from_pretrained(folder)
@@ -35,14 +41,14 @@ def main(folder):
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
     keep_alive = HfDeepSpeedConfig(CONFIG)  # transformers asks it whether ZeRO-3 is on
     engine, *_ = deepspeed.initialize(model=AutoModelForCausalLM.from_pretrained(folder), config=CONFIG)
-    sets = {"general": held_out_set(len(tokenizer))}
-    figures = [evaluate_held_out(model, sets, batch_size=2) for model in (plain, engine, engine.module)]
+    held_out = held_out_set(len(tokenizer))
+    figures = [nats(model, held_out) for model in (plain, engine, engine.module)]
     texts = [
         continue_prompts(model, tokenizer, ["def", "x"], max_new_tokens=6) for model in (plain, engine, engine.module)
     ]
     parted = all(parameter.numel() == 0 for parameter in engine.module.parameters())
     loss = engine(
-        **{key: torch.stack([row[key] for row in sets["general"].rows[:2]]) for key in ("input_ids", "labels")}
+        **{key: torch.stack([row[key] for row in held_out.rows[:2]]) for key in ("input_ids", "labels")}
     ).loss
     engine.backward(loss)  # training still works after them
     engine.step()

@@ -12,8 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from cpt.errors import RecipeError
 from cpt.extend import import_user_module
-from cpt.models.adapter_targets import adaptable
-from cpt.models.adapters import add_lora
+from cpt.models.adapters import adaptable, add_lora
 from cpt.models.build import build_model
 from cpt.models.config import config_from
 from cpt.models.fused_loss import FusedLoss, why_not_fused

@@ -1,4 +1,4 @@
-"""What quantising costs, on which text, and how much is allowed."""
+"""What quantising costs, and on which text."""
 
 import json
 import math
@@ -10,16 +10,13 @@ from tiny import TINY_LLAMA, write_documents
 from torch import nn
 from transformers import AutoTokenizer, LlamaConfig
 
-from cpt.checkpoints.model_card import METRICS
 from cpt.checkpoints.trained import Trained
-from cpt.errors import DataError
-from cpt.exporting.cost import MOST_TOKENS, Bound, JudgedText, cost, gain_of_run, judged_text
+from cpt.exporting.cost import MOST_TOKENS, JudgedText, cost, judged_text
 from cpt.recipe.schema import Recipe
 
 TEXT = JudgedText("a page", [[0, 1, 2, 3], [3, 2]], num_bytes=8)
 NO_RUN = Trained(Path("model"), "model", None, None)
 CONFIG = LlamaConfig(**{key: value for key, value in TINY_LLAMA.items() if key != "model_type"})
-HALF = Bound(10**9, 10**9)
 
 
 class Fixed(nn.Module):
@@ -38,41 +35,11 @@ class Fixed(nn.Module):
 BEFORE = [Fixed()(torch.tensor([window]), use_cache=False).logits[0].detach() for window in TEXT.windows]
 
 
-def test_a_model_costs_nothing_against_itself():
-    same = cost(BEFORE, Fixed(), TEXT, HALF)
-    assert (same.rise, same.agreement) == (0, 1) and same.divergence == pytest.approx(0, abs=1e-7) and same.is_allowed
-
-
 def test_bits_per_byte_and_divergence_follow_their_definitions():
-    found = cost(BEFORE, Fixed(torch.zeros_like), TEXT, HALF)  # every token equally likely
+    found = cost(BEFORE, Fixed(torch.zeros_like), TEXT)  # every token equally likely
     assert found.after == pytest.approx(4 * math.log2(5) / 8)
     old = torch.cat([logits[:-1].softmax(-1) for logits in BEFORE])
     assert found.divergence == pytest.approx((old * (old * 5).log()).sum(-1).mean().item(), rel=1e-5)
-
-
-def test_nan_is_not_allowed():
-    assert not cost(BEFORE, Fixed(lambda logits: logits * math.nan), TEXT, HALF).is_allowed
-
-
-def test_a_quantised_model_may_lose_what_a_smaller_one_would():
-    allowed, reason = Bound(7_000_000_000, 3_500_000_000).in_bits_per_byte(before=0.7, tokens_per_byte=0.25)
-    nats = 482.01 * (1.75e9**-0.3478 - 7e9**-0.3478)
-    assert allowed == pytest.approx(nats / math.log(2) * 0.25) and "25% of the parameters" in reason
-    assert Bound(10**9, 22 * 10**8).in_bits_per_byte(0.7, 0.25)[0] == 0, "nothing is saved, so nothing is allowed"
-
-
-def test_half_of_the_runs_gain_and_the_users_limit_are_bounds():
-    assert Bound(10**9, 5 * 10**8, gain=0.01).in_bits_per_byte(0.7, 0.25)[0] == 0.005
-    stated = Bound(10**9, 5 * 10**8, gain=0.01, stated=0.1).in_bits_per_byte(0.7, 0.25)
-    assert stated == (pytest.approx(0.07), "--max-rise")
-
-
-def test_the_gain_is_that_of_the_run_at_the_step_of_the_weights(tmp_path):
-    lines = [{"step": step, "eval_chem_bits_per_byte": bits} for step, bits in ((0, 1.5), (4, 1.25), (8, 1.125))]
-    (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert gain_of_run(Trained(tmp_path / "checkpoint-4", "model", tmp_path, None)) == 0.25
-    assert gain_of_run(Trained(tmp_path / "final", "model", tmp_path, None)) == 0.375
-    assert gain_of_run(NO_RUN) is None
 
 
 @pytest.fixture
@@ -96,19 +63,6 @@ def test_a_run_is_measured_on_the_documents_that_it_held_out(tiny_recipe, tokeni
     assert tokenizer.decode(text.windows[0]) in texts[0][0]
 
 
-def test_conversations_that_were_held_out_are_read_too(tiny_recipe, tokenizer, tmp_path):
-    path = tmp_path / "chats.jsonl"
-    chats = [
-        [{"role": "user", "content": f"What is number {n}?"}, {"role": "assistant", "content": f"It is {n}."}]
-        for n in range(60)
-    ]
-    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    data = {"sequence_length": 64, "sources": [{"path": str(path)}]}
-    recipe = tiny_recipe | {"stage": "sft", "data": data, "evaluation": {"held_out_share": 0.1}}
-    text = judged_text(trained(recipe, tmp_path), tokenizer, CONFIG, None)
-    assert "held out" in text.where and "What is number" in tokenizer.decode(text.windows[0])
-
-
 def test_the_users_file_comes_first_and_our_passage_last(tiny_recipe, tokenizer, tmp_path):
     gone = tiny_recipe | {"evaluation": {"perplexity": [{"path": str(tmp_path / "gone.jsonl"), "name": "gone"}]}}
     for model in (NO_RUN, trained(tiny_recipe, tmp_path), trained(gone, tmp_path)):
@@ -118,10 +72,3 @@ def test_the_users_file_comes_first_and_our_passage_last(tiny_recipe, tokenizer,
     text = judged_text(trained(tiny_recipe, tmp_path), tokenizer, CONFIG, file)
     assert str(file) in text.where and text.num_predicted < MOST_TOKENS
     assert max(map(len, text.windows)) <= CONFIG.max_position_embeddings
-
-
-def test_a_file_without_text_is_refused(tokenizer, tmp_path):
-    (tmp_path / "short.txt").write_text("a")
-    for name in ("short.txt", "gone.txt"):
-        with pytest.raises(DataError, match=name):
-            judged_text(NO_RUN, tokenizer, CONFIG, tmp_path / name)

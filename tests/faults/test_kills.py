@@ -5,18 +5,9 @@ import time
 
 import pytest
 
-from benchmarks.faults.kills import Killed, judge, kill_one_run, kill_runs, slow_run, total
+from benchmarks.faults.kills import Killed, judge, kill_one_run, kill_runs, slow_run
 from benchmarks.faults.moments import Timetable, save_times
 from benchmarks.faults.runs import KINDS
-
-
-def test_what_several_runs_came_to_is_added_up():
-    parts = [
-        Killed(kills=2, inside_saves=1, moments={"write": 1}),
-        Killed(kills=3, inside_saves=3, moments={"write": 2, "sync": 1}),
-    ]
-    whole = total(parts)
-    assert (whole.kills, whole.inside_saves, whole.moments) == (5, 4, {"write": 3, "sync": 1})
 
 
 @pytest.mark.long

@@ -7,12 +7,12 @@ from benchmarks.faults.damage import DAMAGED, EVERY, chosen, files_of, started
 from benchmarks.faults.damage import STEPS as STEPS_OF_DAMAGED
 from benchmarks.faults.disks import FAULTS as DISKS
 from benchmarks.faults.disks import may_mount
-from benchmarks.faults.goodput import disturb_jobs, effective
+from benchmarks.faults.goodput import disturb_jobs
 from benchmarks.faults.processes import FAULTS as PROCESSES
 from benchmarks.faults.results import of_time
 from benchmarks.faults.runs import KINDS
 from benchmarks.faults.signals import NUMBERS, TARGETS, signalled
-from benchmarks.faults.trials import Suite, last_error
+from benchmarks.faults.trials import Suite
 from tests.tiny_run import DAMAGES
 
 IN_EVERY_KIND = pytest.mark.parametrize("stage", KINDS)
@@ -82,15 +82,3 @@ def test_a_supervised_job_whose_processes_are_killed_ends_well_and_in_time(suite
     (row,) = disturb_jobs(Suite(suite.work, stages=(0,)))
     assert not row["jobs"][0]["failed"] and row["jobs"][0]["failures"] >= 1
     assert all(measured["met"] is not False for measured in of_time([row]))
-
-
-def test_an_outcome_names_the_error_and_nothing_of_the_machine():
-    said = "ValueError: no checkpoint at /tmp/a-1/runs/run/checkpoint-8 (pid 77)\nx.ChildFailedError: \n====\n"
-    assert last_error(said) == "ValueError: no checkpoint at run/checkpoint-8 (pid)"
-    assert last_error("it ended") == "it ended" and last_error("") == ""
-    assert last_error("    assert found\nAssertionError\nx.ChildFailedError: \n====\n") == "AssertionError"
-
-
-def test_effective_training_time_is_what_is_left_of_a_failures_distance():
-    assert effective(0.0) == pytest.approx(11135.08 / 11435.08, rel=1e-5)
-    assert effective(3600.0) < 0.75

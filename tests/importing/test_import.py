@@ -9,7 +9,7 @@ import yaml
 
 from cpt.cli import main
 from cpt.errors import RecipeError
-from cpt.importing.command import Tool, command, translated
+from cpt.importing.command import command, translated
 from cpt.importing.translation import Translation
 from cpt.recipe.load import load_recipe
 
@@ -57,10 +57,6 @@ def test_every_key_is_in_the_recipe_or_listed_with_its_value(translate):
     found = translate(AXOLOTL, wandb_watch="all", datasets=[{"path": "a/b", "type": "completion", "shards": 3}])
     assert found.not_translated() == ["datasets[0].shards: 3", "wandb_watch: all"]
     assert "# base_model" in found.text() and "#   wandb_watch: all" in found.text()
-
-
-def test_a_value_with_line_breaks_stays_in_its_comment(translate):
-    assert "default_system: a b" in translate(AXOLOTL, default_system="a\nb").not_translated()
 
 
 def test_steps_become_tokens_of_all_gpus(translate):
@@ -143,21 +139,6 @@ def test_a_deepspeed_file_that_is_here_is_kept(translate, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "gone"),
-    [
-        ({"optimizer": "muon", "deepspeed": "zero3.json"}, "deepspeed"),
-        ({"adapter": "qlora", "fsdp": "full_shard"}, "fsdp"),
-        ({"optimizer": "adamw_bnb_8bit", "deepspeed": "zero1.json"}, "optimizer"),
-        ({"bf16": "full", "fsdp": "full_shard"}, "bf16"),
-        ({"torch_compile": True, "deepspeed": "zero3.json"}, "torch_compile"),
-        ({"random_init_weights": True, "adapter": "lora"}, "adapter"),
-    ],
-)
-def test_what_cpt_refuses_together_is_resolved_and_listed(translate, values, gone):
-    assert gone in keys_not_translated(translate(AXOLOTL, **values))
-
-
-@pytest.mark.parametrize(
     ("dataset", "stage", "source"),
     [
         ({"type": "completion", "field": "body"}, "cpt", {"text_column": "body"}),
@@ -182,12 +163,6 @@ def test_local_files_of_axolotl_are_sources_of_their_own(translate):
     files = {"path": "json", "data_files": ["one.jsonl", "two.jsonl"], "ds_type": "json", "type": "completion"}
     data = translate(AXOLOTL, datasets=[files]).recipe["data"]
     assert data["sources"] == [{"path": "one.jsonl"}, {"path": "two.jsonl"}] and data["temperature"] == 1
-
-
-def test_an_unknown_type_of_dataset_is_listed(translate):
-    assert "datasets[0].type" in keys_not_translated(
-        translate(AXOLOTL, datasets=[{"path": "a/b", "type": "orcamini"}])
-    )
 
 
 @pytest.mark.parametrize(
@@ -267,12 +242,6 @@ def test_a_config_that_cannot_be_translated_is_refused_with_its_line(tmp_path, t
     path.write_text(text)
     with pytest.raises(RecipeError, match=f"{path.name}{line}"):
         translated(path)
-
-
-def test_the_tool_may_be_named(tmp_path):
-    path = tmp_path / "c.yml"
-    path.write_text(yaml.safe_dump(AXOLOTL | LLAMAFACTORY))
-    assert translated(path, Tool.LLAMAFACTORY).tool == "llamafactory"
 
 
 def test_an_existing_file_is_kept_without_force(tmp_path):

@@ -52,13 +52,6 @@ def test_the_recipe_has_no_mistakes_and_no_warnings(run, base_folder):
     assert recipe.schedule.name == "rewarm_cosine" and recipe.evaluation.held_out_share
 
 
-def test_one_huge_document_is_warned_of(run, here, capsys):
-    with (here / "docs" / "domain.jsonl").open("a") as file:
-        file.write(json.dumps({"text": "a long text " * 5000}) + "\n")
-    run()
-    assert "domain.jsonl:121" in "".join(capsys.readouterr())
-
-
 def test_each_choice_has_its_reason_above_it(run, here):
     run()
     lines = (here / "recipe.yaml").read_text().splitlines()
@@ -140,11 +133,6 @@ def test_a_tokenizer_of_another_model_is_refused(run, here, base_folder):
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 300}))
     with pytest.raises(RecipeError, match="320 tokens"):
         run(model=str(folder))
-
-
-def test_without_a_terminal_nothing_is_asked(here):
-    with pytest.raises(RecipeError, match="DOCUMENTS, --model"):
-        init.command(gpu="cpu")
 
 
 def test_in_a_terminal_the_questions_are_asked(run, here, monkeypatch, base_folder, corpus):

@@ -9,7 +9,7 @@ from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, ResourceError
 from cpt.init import documents
 from cpt.init.documents import read_documents
-from cpt.init.rules import choose, own_run, round_down
+from cpt.init.rules import choose, own_run
 from cpt.planner.target import find_target
 
 FAR = {"bytes_per_token": 2.4, "compared_with_english": 0.6}
@@ -66,11 +66,6 @@ def test_a_known_base_continues_at_the_rate_it_ended_at(choices):
 
 
 @pytest.mark.slow
-def test_adapters_learn_ten_times_faster(choices):
-    assert choices(full=False).learning_rate == pytest.approx(10 * choices().learning_rate)
-
-
-@pytest.mark.slow
 def test_what_does_not_fit_is_offloaded_or_becomes_adapters(choices):
     assert choices().way.name == "full" and choices().way.profile is None
     large = choices("8b", "A100-80GB")
@@ -88,10 +83,6 @@ def test_too_little_text_and_a_model_without_layers_for_adapters_are_refused(cho
 
 def test_an_architecture_that_cannot_be_packed_gets_rows_that_are_batches(choices):
     assert choices("mamba", "cpu").way.micro_batch == 1 and choices("mamba", "cpu").sequence_length == 512
-
-
-def test_rounding_keeps_two_digits():
-    assert [round_down(number) for number in (7, 99, 1234, 1_299_999)] == [7, 99, 1200, 1_200_000]
 
 
 def test_a_base_of_our_own_has_its_learning_rates_batch_and_rows(tmp_path, tiny_recipe):
@@ -120,13 +111,6 @@ def test_of_much_only_a_part_is_read_and_the_rest_is_estimated(tmp_path, read, m
     monkeypatch.setattr(documents, "READ_BYTES", 60_000)
     facts = read(tmp_path / "d")
     assert not facts.is_whole and facts.documents_read < 800 and 700 < facts.documents < 900
-
-
-def test_an_unusual_column_is_asked_for(tmp_path, read):
-    odd = write(tmp_path / "b", [{"abstrakt": f"text {i}"} for i in range(60)])
-    with pytest.raises(DataError, match="--text-column"):
-        read(odd)
-    assert read(odd, "abstrakt").documents == 60
 
 
 @pytest.mark.parametrize(

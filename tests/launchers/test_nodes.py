@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny import write_recipe
 
-from cpt.launchers.nodes import differences, files_of_recipe, unique_names
+from cpt.launchers.nodes import differences, files_of_recipe
 from cpt.recipe.load import load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -69,15 +69,6 @@ def test_the_node_that_differs_from_most_is_named():
     assert list(differences("d", nodes)) == [("torch", "torch is missing, but 2.13 on a, c")]
 
 
-def test_of_two_nodes_the_first_one_is_right():
-    nodes = {"a": {"seed": "1"}, "b": {"seed": "2"}}
-    assert not list(differences("a", nodes)) and list(differences("b", nodes))
-
-
-def test_containers_with_one_hostname_are_told_apart():
-    assert unique_names(["pod", "pod", "other"]) == ["pod (node 0)", "pod (node 1)", "other"]
-
-
 def test_files_are_compared_by_name_size_and_ends(tiny_recipe, tmp_path):
     folder = tmp_path / "documents"
     folder.mkdir()
@@ -99,13 +90,3 @@ def test_a_missing_source_is_a_fact_and_no_error(tiny_recipe, tmp_path):
     tiny_recipe["data"]["sources"] = [{"path": str(tmp_path / "gone.jsonl")}]
     recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"), ())
     assert "not readable" in files_of_recipe(recipe)["`data.sources[0].path`"]
-
-
-def test_a_folder_with_many_files_is_one_fact(tiny_recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("cpt.launchers.nodes.MOST_FILES_NAMED", 3)
-    for number in range(5):
-        (tmp_path / f"{number}.txt").write_text("words")
-    tiny_recipe["data"]["sources"] = [{"path": str(tmp_path)}]
-    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path.with_suffix(".yaml")), ())
-    facts = [key for key in files_of_recipe(recipe) if key.startswith("`data.")]
-    assert facts == ["`data.sources[0].path`"]

@@ -1,4 +1,4 @@
-"""Each launcher really starts processes here, and each process says what it became."""
+"""Each launcher really starts processes here, and each process reports how it was started."""
 
 import json
 import os
@@ -12,15 +12,7 @@ from cpt.hardware import Gpu, scripts_folder
 from cpt.launchers import processes
 
 ROOT = Path(__file__).parents[2]
-LAUNCHERS_VARIABLES = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "DS_ACCELERATOR",
-    "ACCELERATE_MIXED_PRECISION",
-)
+OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_MIXED_PRECISION")
 CHILD = """
 import json, os, sys
 from pathlib import Path
@@ -34,114 +26,64 @@ except CptError as problem:
     sys.exit(f"{type(problem).__name__}: {problem}")
 main_process_first(lambda: print("together"))
 import torch.distributed as dist
-said = dict(vars(launched), group=dist.get_backend() if dist.is_initialized() else None)
+world = None
 if launched.deepspeed_config is not None:
     import deepspeed.comm
-    said["deepspeed_world"] = deepspeed.comm.get_world_size()
-Path(os.environ["SAID"], f"{rank()}.json").write_text(json.dumps(said, default=str))
+    world = deepspeed.comm.get_world_size()
+group = dist.get_backend() if dist.is_initialized() else None
+Path(os.environ["FOLDER"], f"{rank()}.json").write_text(json.dumps([launched.launcher, rank(), group, world]))
 leave_processes()
 """
-ZERO2 = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}
+ZERO2 = {"deepspeed": {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}}
+TORCHRUN = ["torchrun", "--standalone", "--nproc_per_node", "2"]
 
 
-def start(
-    folder: Path, *command: str, training: dict | None = None, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def start(folder: Path, command: list[str], training: dict, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `command` followed by the child's file; the training section reaches the child by the environment."""
     (folder / "child.py").write_text(CHILD)
-    (folder / "said").mkdir(exist_ok=True)
-    inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHERS_VARIABLES}
-    ours = {
-        "TRAINING": json.dumps(training or {}),
-        "SAID": str(folder / "said"),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-        "HF_HOME": str(folder),
-        "PATH": f"{scripts_folder()}:{os.environ['PATH']}",
-    }
+    inherited = {name: value for name, value in os.environ.items() if name not in (*OF_LAUNCHERS, "DS_ACCELERATOR")}
+    ours = {"TRAINING": json.dumps(training), "FOLDER": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    ours |= {"HF_HOME": str(folder / "hub"), "PATH": f"{scripts_folder()}:{os.environ['PATH']}", **variables}
+    words = [*command, str(folder / "child.py")]
     return subprocess.run(
-        [*command, str(folder / "child.py")],
-        env={**inherited, **ours, **environment},
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=300,
+        words, env={**inherited, **ours}, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL
     )
 
 
-def what_they_said(folder: Path, result: subprocess.CompletedProcess[str]) -> list[dict]:
-    assert result.returncode == 0, result.stderr[-3000:]
-    return [json.loads(path.read_text()) for path in sorted((folder / "said").glob("*.json"))]
+def accelerate(name: str) -> list[str]:
+    port = ["--main_process_port", str(processes.free_port())]
+    return ["accelerate", "launch", "--config_file", str(ROOT / "launch" / name), *port]
 
 
-@pytest.mark.slow
-def test_plain_python_is_one_process_without_a_group(tmp_path):
-    said = what_they_said(tmp_path, start(tmp_path, sys.executable))
-    assert [(s["launcher"], s["world_size"], s["group"]) for s in said] == [("python", 1, None)]
-
-
-@pytest.mark.slow
-def test_plain_python_with_deepspeed_gets_a_group_of_one(tmp_path):
-    said = what_they_said(tmp_path, start(tmp_path, sys.executable, training={"deepspeed": ZERO2}))
-    assert [(s["launcher"], s["deepspeed_world"], s["group"]) for s in said] == [("python", 1, "gloo")]
-
-
-@pytest.mark.slow
-def test_torchrun_starts_two(tmp_path):
-    said = what_they_said(tmp_path, start(tmp_path, "torchrun", "--standalone", "--nproc_per_node", "2"))
-    assert [(s["launcher"], s["rank"], s["world_size"], s["group"]) for s in said] == [
-        ("torchrun", r, 2, "gloo") for r in (0, 1)
-    ]
-
-
-@pytest.mark.long
-def test_torchrun_with_deepspeed_shares_one_group(tmp_path):
-    said = what_they_said(
-        tmp_path, start(tmp_path, "torchrun", "--standalone", "--nproc_per_node", "2", training={"deepspeed": ZERO2})
-    )
-    assert [s["deepspeed_world"] for s in said] == [2, 2]
-
-
-@pytest.mark.long
-def test_the_deepspeed_launcher_starts_two(tmp_path):
-    command = ["deepspeed", "--num_gpus", "2", "--master_port", str(processes.free_port())]
-    said = what_they_said(tmp_path, start(tmp_path, *command, training={"deepspeed": ZERO2}, DS_ACCELERATOR="cpu"))
-    assert [(s["launcher"], s["rank"], s["deepspeed_world"]) for s in said] == [
-        ("deepspeed", 0, 2),
-        ("deepspeed", 1, 2),
-    ]
-
-
-def accelerate(config: Path) -> list[str]:
-    return ["accelerate", "launch", "--config_file", str(config), "--main_process_port", str(processes.free_port())]
-
-
-def test_accelerate_starts_two_on_the_cpu(tmp_path):
-    said = what_they_said(tmp_path, start(tmp_path, *accelerate(ROOT / "launch" / "cpu_2_processes.yaml")))
-    assert [(s["launcher"], s["rank"], s["world_size"], s["group"]) for s in said] == [
-        ("accelerate", r, 2, "gloo") for r in (0, 1)
-    ]
-
-
-@pytest.mark.long
-def test_accelerates_own_deepspeed_config_is_used(tmp_path):
-    said = what_they_said(tmp_path, start(tmp_path, *accelerate(ROOT / "launch" / "cpu_2_processes_zero2.yaml")))
-    assert [(s["launcher"], s["deepspeed_config"], s["deepspeed_world"]) for s in said] == [
-        ("accelerate", "deepspeed_configs/ds_config_prototype.json", 2)
-    ] * 2
+@pytest.mark.parametrize(
+    ("command", "training", "launcher", "group", "deepspeed_world"),
+    [
+        pytest.param([sys.executable], {}, "python", None, None, marks=pytest.mark.slow),
+        pytest.param([sys.executable], ZERO2, "python", "gloo", 1, marks=pytest.mark.slow),
+        pytest.param(TORCHRUN, {}, "torchrun", "gloo", None, marks=pytest.mark.slow),
+        pytest.param(TORCHRUN, ZERO2, "torchrun", "gloo", 2, marks=pytest.mark.long),
+        pytest.param(["deepspeed", "--num_gpus", "2"], ZERO2, "deepspeed", "gloo", 2, marks=pytest.mark.long),
+        (accelerate("cpu_2_processes.yaml"), {}, "accelerate", "gloo", None),
+        pytest.param(accelerate("cpu_2_processes_zero2.yaml"), {}, "accelerate", "gloo", 2, marks=pytest.mark.long),
+    ],
+)
+def test_every_launcher_starts_processes_that_form_a_group(
+    tmp_path, command, training, launcher, group, deepspeed_world
+):
+    variables = {"DS_ACCELERATOR": "cpu"} if launcher == "deepspeed" else {}
+    ended = start(tmp_path, command, training, **variables)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    reports = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.json"))]
+    ranks = [0] if launcher == "python" else [0, 1]
+    assert reports == [[launcher, rank, group, deepspeed_world] for rank in ranks]
 
 
 @pytest.mark.long
 def test_processes_that_do_not_meet_are_a_launch_error(tmp_path):
-    alone = {
-        "RANK": "1",
-        "LOCAL_RANK": "1",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(processes.free_port()),
-    }
-    result = start(tmp_path, sys.executable, training={"ddp_timeout": 2}, **alone)
-    assert "LaunchError: process 1 of 2 did not meet the others" in result.stderr
+    port = str(processes.free_port())
+    alone = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ended = start(tmp_path, [sys.executable], {"ddp_timeout": 2}, **alone)
+    assert "LaunchError: process 1 of 2" in ended.stderr
 
 
 def gpu(name: str) -> Gpu:
@@ -159,16 +101,10 @@ def test_two_rtx_4090_do_without_peer_to_peer(monkeypatch):
     assert os.environ["NCCL_P2P_DISABLE"] == os.environ["NCCL_IB_DISABLE"] == "1"
 
 
-def test_a_process_that_goes_on_alone_has_nothing_of_its_launcher_left(monkeypatch):
-    for variable in (
-        *LAUNCHERS_VARIABLES,
-        "LOCAL_WORLD_SIZE",
-        "TORCHELASTIC_RUN_ID",
-        "CROSS_SIZE",
-        "ACCELERATE_USE_DEEPSPEED",
-    ):
+def test_a_process_that_continues_alone_has_no_variable_of_its_launcher(monkeypatch):
+    for variable in (*OF_LAUNCHERS, "TORCHELASTIC_RUN_ID", "CROSS_SIZE"):
         monkeypatch.setenv(variable, "1")
     monkeypatch.setenv("CPT_CACHE", "/somewhere")
     left = processes.environment_alone()
-    assert left["CPT_CACHE"] == "/somewhere" and {*LAUNCHERS_VARIABLES, "CROSS_SIZE"} & set(left) == {"DS_ACCELERATOR"}
-    assert not any(name.startswith(("TORCHELASTIC", "ACCELERATE", "LOCAL_")) for name in left)
+    assert left["CPT_CACHE"] == "/somewhere"
+    assert not {*OF_LAUNCHERS, "TORCHELASTIC_RUN_ID", "CROSS_SIZE"} & set(left)

@@ -23,7 +23,6 @@ ZERO = "training.deepspeed={zero_optimization: {stage: 2}}"
 # In the place of `python -m cpt train`: prints its words, or waits for the signal that it exits with 75 after.
 WAITS = 'trap "echo stopped; exit 75" INT TERM HUP USR1; echo ready; while :; do sleep 0.03; done'
 SSH = """while [ $# -gt 2 ]; do shift; done
-[ "$1" != gone ] || { echo "No route to host" >&2; exit 255; }
 exec env --default-signal bash -c "$2" # as sshd does
 """
 IN_SLURM = {"SLURM_JOB_ID": "12345", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_CPUS_ON_NODE": "8"}
@@ -80,7 +79,7 @@ def test_a_node_trains_in_the_work_folder_and_ends_with_the_runs_own_code(writte
     assert not list(folder.glob("*.pid"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_a_node_reaches_the_run_once(written, number):
     folder = written()
     node = start(folder / "node.sh", python=WAITS)
@@ -103,15 +102,6 @@ def environment_of(folder: Path, *arguments: str, **variables: str) -> dict[str,
     code, output = end(start(folder / "node.sh", *arguments, variables=variables, python="env", **programs))
     assert code == 0
     return dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
-
-
-def test_cores_are_shared_and_memory_expands_on_every_node(written, tmp_path, monkeypatch):
-    for name in ("OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "HF_HUB_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    found = environment_of(written())
-    assert (found["OMP_NUM_THREADS"], found["PYTORCH_ALLOC_CONF"]) == ("8", "expandable_segments:True")
-    assert found["PATH"].startswith(f"{tmp_path}/venv/bin:")
-    assert "GLOO_SOCKET_IFNAME" not in found and "HF_HUB_OFFLINE" not in found
 
 
 def test_several_nodes_use_the_interface_that_leads_to_the_others(written):
@@ -140,19 +130,9 @@ def two_hosts(written):
     return written("--nodes", "2", "--hosts", "a,b")
 
 
-def test_each_host_runs_its_node_and_its_name_is_in_front(two_hosts, tmp_path):
-    code, output = end(started(two_hosts, 'echo "node $1 in $PWD"'))
-    assert code == 0 and sorted(output.splitlines()) == [f"a: node 0 in {tmp_path}", f"b: node 1 in {tmp_path}"]
-
-
 def test_when_a_node_fails_the_others_are_stopped(two_hosts):
     code, output = end(started(two_hosts, f'[ "$1" = 0 ] && exit 3; {WAITS}', seconds=0))
     assert code == 3 and "a (node 0) ended with code 3." in output and "b: stopped" in output
-
-
-def test_a_host_that_ssh_does_not_reach_is_named(two_hosts):
-    code, output = end(started(two_hosts, WAITS, hosts="a gone", seconds=0))
-    assert code == 255 and "gone: No route to host" in output and "gone (node 1) ended with code 255" in output
 
 
 def test_a_signal_stops_all_nodes_and_a_second_one_kills_them(two_hosts):

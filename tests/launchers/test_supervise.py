@@ -58,12 +58,6 @@ def recipe(folder):
     )
 
 
-def test_without_supervise_a_run_that_dies_is_started_once(tmp_path):
-    decision = supervised(tmp_path, "os.kill(os.getpid(), 9)", restarts=None).supervise()
-    assert (decision.what, decision.code) == ("give up", 1) and "--supervise" in decision.why
-    assert len(list(tmp_path.glob("try-*"))) == 1 and read_events(tmp_path) == []
-
-
 def test_a_run_that_dies_is_restarted_until_it_is_done(tmp_path):
     body = """
         if tries < 2: os.kill(os.getpid(), 9)
@@ -72,15 +66,6 @@ def test_a_run_that_dies_is_restarted_until_it_is_done(tmp_path):
     assert supervised(tmp_path, body).supervise().what == "done"
     assert len(list(tmp_path.glob("try-*"))) == 3
     assert [event["kind"] for event in read_events(tmp_path)] == ["restart", "restart"]
-
-
-def test_a_mistake_of_the_user_is_not_retried(tmp_path):
-    body = """
-        status(state="failed", error="RecipeError", exit_code=2, message="no such key")
-        sys.exit(2)
-    """
-    decision = supervised(tmp_path, body).supervise()
-    assert (decision.what, decision.code) == ("give up", 2) and len(list(tmp_path.glob("try-*"))) == 1
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@ import socket
 
 from full_disk import disk_of_its_own, set_read_only
 
-from cpt.launchers.watch import Watch, patience
+from cpt.launchers.watch import Watch
 from cpt.runs.signs import Sign, write_sign
 
 
@@ -19,11 +19,6 @@ def sign(**changed):
             **changed,
         }
     )
-
-
-def test_patience_follows_the_steps():
-    assert patience(sign()) == 30 and patience(sign(seconds_per_step=20.0)) == 100
-    assert patience(sign(seconds_per_step=None)) > 100 and patience(sign(phase="between")) > 1000
 
 
 def test_a_process_without_progress_is_found_by_this_clock(tmp_path):

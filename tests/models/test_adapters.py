@@ -3,7 +3,7 @@ import torch
 from tiny_models import make_tokenizer, tiny_config
 
 from cpt.errors import RecipeError
-from cpt.models.adapters import check_lora, check_lora_options, count_lora_parameters, merge_lora
+from cpt.models.adapters import check_lora, count_lora_parameters, merge_lora
 from cpt.models.build import build_model
 from cpt.models.config import config_from
 from cpt.models.inventory import build_on_meta
@@ -27,31 +27,12 @@ def trained(model):
     return model.eval()
 
 
-def test_a_misspelt_option_gets_a_suggestion():
-    with pytest.raises(RecipeError, match="`model.lora.lora_alhpa` is not an option.*Did you mean `lora_alpha`"):
-        check_lora_options({"r": 8, "lora_alhpa": 16})
-
-
 def test_an_empty_section_takes_our_defaults():
     model = build(lora={})
     config = model.peft_config["default"]
     assert (config.r, config.lora_alpha, config.lora_dropout) == (16, 32, 0.0)
     adapted = {name.split(".")[-4] for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-
-
-def test_target_modules_that_match_nothing_are_a_recipe_error():
-    with pytest.raises(RecipeError, match="model.lora: .*no_such_layer"):
-        build(lora={"target_modules": ["no_such_layer"]})
-
-
-def test_adapters_are_fp32_on_a_bfloat16_model():
-    dtypes = {
-        name.split(".")[-2]: p.dtype
-        for name, p in build(lora={}, dtype="bfloat16").named_parameters()
-        if p.requires_grad
-    }
-    assert set(dtypes.values()) == {torch.float32}
 
 
 def test_adapters_start_from_the_seed_and_change_nothing():
@@ -89,13 +70,7 @@ def test_the_preset_adapts_all_layers_and_trains_embeddings_and_head_in_fp32():
     }
 
 
-def test_an_option_beside_the_preset_wins():
-    config = build(lora={"preset": "cpt", "r": 8, "modules_to_save": ["lm_head"]}).peft_config["default"]
-    assert (config.r, config.use_rslora, list(config.modules_to_save)) == (8, True, ["lm_head"])
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("tied", "dtype"), [(False, "bfloat16"), (True, "float32")])
 def test_the_preset_learns_and_merges_into_what_it_was(tied, dtype):
     model = trained(build(tied=tied, lora="cpt", dtype=dtype))
     logits = model(IDS).logits.float()
@@ -112,35 +87,20 @@ def test_a_tied_head_that_peft_cannot_follow_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    "options",
     [
-        (
-            {"target_modules": ["q_prj"]},
-            "has nothing called `q_prj`. Did you mean `q_proj`.*Its linear layers: down_proj, gate_proj",
-        ),
-        (
-            {"modules_to_save": ["wte"]},
-            (
-                "`model.lora.modules_to_save`: llama has nothing called `wte`.*Its embeddings and head: embed_tokens,"
-                " lm_head"
-            ),
-        ),
-        ({"modules_to_save": ["embed_token"]}, "Did you mean `embed_tokens`"),
-        ({"target_modules": ".*attention"}, "nothing called `.*attention`"),
+        {"target_modules": ["q_prj"]},
+        {"target_modules": ".*attention"},
+        {"modules_to_save": ["wte"]},
     ],
 )
-def test_names_that_the_model_does_not_have_are_refused_before_its_weights_are_read(options, complaint):
-    with pytest.raises(RecipeError, match=complaint):
+def test_names_that_the_model_does_not_have_are_refused_before_its_weights_are_read(options):
+    (key,) = options
+    with pytest.raises(RecipeError, match=f"`model.lora.{key}`"):
         check_lora(build_on_meta(config_from(tiny_config("llama"))), options)
 
 
-def test_a_model_without_linear_layers_is_refused():
-    with pytest.raises(RecipeError, match="llama has no linear layer that peft can adapt. Write `lora: null`"):
-        check_lora(build_on_meta(config_from({**tiny_config("llama"), "num_hidden_layers": 0})), {})
-
-
-@pytest.mark.parametrize("options", [{}, {"preset": "cpt"}, {"preset": "cpt", "r": 8}], ids=str)
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "nemotron"])
+@pytest.mark.parametrize(("family", "options"), [("llama", {"preset": "cpt", "r": 8}), ("gpt2", {})])
 def test_the_count_is_what_peft_trains(family, options):
     model = build(family, lora=options)
     assert count_lora_parameters(build(family), options) == sum(

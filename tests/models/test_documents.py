@@ -3,7 +3,6 @@ import torch
 from tiny_models import make_tokenizer, tiny_config
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
-from cpt.errors import RecipeError
 from cpt.models.build import build_model
 from cpt.models.documents import (
     BOUNDS,
@@ -12,7 +11,6 @@ from cpt.models.documents import (
     add_document_bounds,
     document_bounds,
     hand_over_documents,
-    keep_documents_apart,
     wants_bounds,
 )
 from cpt.recipe.schema import Model
@@ -40,7 +38,7 @@ def test_bounds_are_of_the_documents_of_all_rows():
     assert bounds[:6].tolist() == [0, 5, 8, 11, 22, 22] and bounds.max() == bounds[-1] == 22
 
 
-@pytest.mark.parametrize("number", [2, 62, 63, 64, 65, 127, 200])
+@pytest.mark.parametrize("number", [2, 63, 64, 200])
 def test_bounds_are_what_transformers_takes_from_the_positions_of_a_row(number):
     positions = positions_of(torch.randint(1, 9, (number,), generator=torch.Generator().manual_seed(number)).tolist())
     (theirs, _), _ = prepare_fa_kwargs_from_position_ids(positions)
@@ -49,25 +47,8 @@ def test_bounds_are_what_transformers_takes_from_the_positions_of_a_row(number):
     assert len(bounds).bit_count() == 1, "few different shapes"
 
 
-def test_rows_of_one_document_each_have_no_bounds():
-    assert (
-        document_bounds(positions_of((11,), (11,))).tolist()
-        == document_bounds(torch.tensor([[3, 4, 5]])).tolist()
-        == []
-    )
-    assert len(document_bounds(positions_of((11,), (10, 1)))) == FEWEST_BOUNDS
-
-
 def test_a_row_that_begins_inside_a_document_ends_the_one_of_the_row_before():
     assert document_bounds(torch.tensor([[0, 1, 2], [3, 4, 0]]))[:4].tolist() == [0, 3, 5, 6]
-
-
-def test_only_batches_whose_documents_are_known_by_positions_alone_get_bounds():
-    batch = {"input_ids": torch.ones(1, 4), "position_ids": positions_of((3, 1))}
-    assert add_document_bounds(batch).keys() - batch.keys() == {BOUNDS, LONGEST}
-    assert add_document_bounds({**batch, "position_ids": positions_of((4,))})[BOUNDS].tolist() == []
-    for other in ({**batch, "attention_mask": torch.ones(1, 4)}, {"input_ids": torch.ones(1, 4)}):
-        assert add_document_bounds(other) is other
 
 
 def test_the_hook_takes_bounds_from_the_batch_or_makes_them():
@@ -105,8 +86,3 @@ def test_masks_and_caches_are_left_as_they_are(other):
 def test_batches_bring_bounds_only_where_the_model_hands_them_on(lora):
     assert wants_bounds(tiny("varlen", lora=lora))
     assert not wants_bounds(tiny("sdpa", lora=lora)) and not wants_bounds(torch.nn.Linear(1, 1))
-
-
-def test_layers_that_read_the_row_from_end_to_end_are_refused():
-    with pytest.raises(RecipeError, match="nemotron_h has layers that read a row.*token_budget"):
-        keep_documents_apart(tiny("sdpa", "nemotron_h"))

@@ -16,10 +16,8 @@ from cpt.models.config import config_from
 from cpt.models.fused_loss import (
     FusedLoss,
     LinearCrossEntropy,
-    chunk_of,
     cross_entropy_in_place,
     fused_scores,
-    tokens_at_once,
     why_not_fused,
 )
 from cpt.planner.storages import PeakOfStorages
@@ -59,11 +57,7 @@ def loss_and_gradients(model, **options):
     return loss, found
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"num_items_in_batch": torch.tensor(100)}, {"num_items_in_batch": 100}],
-    ids=["mean", "tensor", "int"],
-)
+@pytest.mark.parametrize("options", [{}, {"num_items_in_batch": torch.tensor(100)}], ids=["mean", "sum"])
 @pytest.mark.parametrize("family", [*FAMILIES, *OF_OTHERS])
 def test_loss_and_gradients_are_the_models_own(family, options):
     model = built(family)
@@ -88,15 +82,6 @@ def test_adapters_on_the_head_take_part(lora):
     assert fused.item() == pytest.approx(loss.item(), rel=1e-6) and gradients.keys() == of_fused.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(of_fused[name], gradient, rtol=1e-5, atol=1e-6)
-
-
-def test_a_frozen_head_needs_no_gradient():
-    model = built("llama")
-    model.lm_head.weight.requires_grad_(False)
-    loss, gradients = loss_and_gradients(model)
-    FusedLoss(model, tokens=5)
-    fused, of_fused = loss_and_gradients(model)
-    assert fused.item() == pytest.approx(loss.item(), rel=1e-6) and gradients.keys() == of_fused.keys()
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite"])
@@ -158,13 +143,6 @@ def test_each_token_has_its_loss():
     assert fused.token_losses[0, :4].tolist() == [0] * 4 and fused.token_losses[:, -1].tolist() == [0, 0]
 
 
-def test_weights_keep_their_names_and_ties():
-    model = built("gpt2")
-    names = list(model.state_dict())
-    FusedLoss(model)
-    assert list(model.state_dict()) == names and model.lm_head.weight is model.transformer.wte.weight
-
-
 def products(chunk, dtype=torch.bfloat16, tokens=16384, vocabulary=1024, width=32):
     """The head's gradient over chunks, and the same half-precision products added up in fp64."""
     torch.manual_seed(0)
@@ -191,28 +169,6 @@ def test_the_heads_gradient_adds_up_exactly_over_128_chunks_in_bf16():
     made, exact = products(chunk=128)
     assert (made - exact).norm() / exact.norm() < 1e-5
     assert ((made - exact).norm(dim=1) / exact.norm(dim=1)).max() < 1e-4
-
-
-def test_gradients_are_given_once():
-    loss, _ = LinearCrossEntropy.apply(
-        torch.randn(4, 8), torch.randn(9, 8, requires_grad=True), None, torch.arange(4), torch.tensor(0.25), 0.0, None
-    )
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="differentiated before"):
-        loss.backward()
-
-
-def test_under_autocast_the_head_learns_in_fp32():
-    weight = torch.randn(50, 16, requires_grad=True)
-    hidden = torch.randn(30, 16, dtype=torch.bfloat16)
-    targets = torch.randint(0, 50, (30,))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss, _ = LinearCrossEntropy.apply(hidden, weight, None, targets, torch.tensor(1 / 30), 0.0, 8)
-    loss.backward()
-    assert weight.grad.dtype == torch.float32
-    plain = torch.nn.Parameter(weight.detach().clone())
-    F.cross_entropy(hidden.float() @ plain.t(), targets).backward()
-    assert (weight.grad - plain.grad).norm() / plain.grad.norm() < 0.01
 
 
 def test_an_odd_vocabulary_in_half_precision_reads_no_padding():
@@ -257,15 +213,6 @@ def test_an_evaluation_takes_less_memory_than_a_training_step(monkeypatch):
     with torch.no_grad(), fused_scores(model.eval()) as fused, PeakOfStorages() as evaluation:
         fused.score(model, {"input_ids": ids}, ids)
     assert evaluation.peak < 0.3 * training.peak
-
-
-def test_chunks_have_logits_of_two_gibibytes_at_most():
-    assert [tokens_at_once(size) for size in (32_000, 128_256, 256_000, 10**7)] == [8192, 8192, 4096, 256]
-    # One chunk of all tokens takes no more memory than a buffer of fp32 for the head's gradient.
-    assert chunk_of(12_288, 256_000, 4096, accumulates=True) == 12_288
-    assert (
-        chunk_of(12_289, 256_000, 4096, accumulates=True) == chunk_of(12_288, 256_000, 4096, accumulates=False) == 4096
-    )
 
 
 KERNEL = """

@@ -1,4 +1,4 @@
-from cpt.models.known_bases import BASES, known_base
+from cpt.models.known_bases import known_base
 
 
 def test_a_base_is_found_by_its_id_in_any_case_and_by_the_name_of_its_folder():
@@ -11,11 +11,3 @@ def test_a_base_is_found_by_its_id_in_any_case_and_by_the_name_of_its_folder():
         4096,
     )
     assert known_base("runs/mine/final") is None
-
-
-def test_every_entry_has_a_source_a_licence_and_figures_that_fit_together():
-    assert len({base.name for base in BASES}) == len(BASES)
-    for base in BASES:
-        assert base.source and base.licence and base.name.count("/") == 1
-        if base.final_learning_rate is not None:
-            assert base.peak_learning_rate is not None and base.final_learning_rate < base.peak_learning_rate

@@ -11,9 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cpt.checkpoints.merge_lora import put_on
 from cpt.checkpoints.trained import find_trained
 from cpt.errors import RecipeError, ResourceError
-from cpt.models.adapters import check_lora_options
 from cpt.models.build import build_model
-from cpt.models.inventory import count_model_parameters
 from cpt.models.quantized import (
     BYTES_OF_4_BIT,
     Quantization,
@@ -52,14 +50,6 @@ def test_linear_layers_are_in_4_bit_and_embedding_head_norms_and_adapters_are_no
     assert {types[name] for name in types if "lora_" in name} == {torch.float32}
     assert {types[name] for name in types if "lora_" not in name} - {torch.uint8} == {torch.bfloat16}
     assert {parameter.requires_grad for name, parameter in model.named_parameters() if "lora_" not in name} == {False}
-
-
-def test_parameters_are_counted_and_not_bytes(base):
-    whole = build_model(Model(path=str(base)), make_tokenizer())
-    model = built(base)
-    adapters = sum(parameter.numel() for name, parameter in model.named_parameters() if "lora_" in name)
-    assert count_model_parameters(model.get_base_model()).total == count_model_parameters(whole).total + adapters
-    assert numbers_in(torch.nn.Parameter(torch.zeros(3, 4))) == 12
 
 
 def test_an_evaluation_changes_no_gradient_of_the_steps_after_it(base):
@@ -127,27 +117,12 @@ def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(tiny_recipe, t
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize(
-    ("lora", "complaint"),
-    [
-        ({"quantize": "nf5"}, "'nf5' is none of nf4, fp4. Did you mean `nf4`"),
-        ({"quantize": "nf4", "double_quantize": "yes"}, "expected true or false, got 'yes'"),
-        ({"double_quantize": True}, "`model.lora.double_quantize` has no effect without `model.lora.quantize: nf4`"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(lora, complaint):
-    with pytest.raises(RecipeError, match=complaint):
-        check_lora_options(lora)
-
-
 def test_what_is_meant(monkeypatch):
     assert quantization_of(None) is None and quantization_of({"r": 4}) is None
     assert quantization_of({"quantize": "fp4"}) == Quantization("fp4", True)
     assert without_quantization(QLORA) == {"r": 4}
-    with pytest.raises(RecipeError, match="ZeRO-3 divides weights"):
+    with pytest.raises(RecipeError, match="ZeRO-3"):
         check_quantization(QLORA, zero3=True)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(
-        ResourceError, match=r"`model.lora.quantize` needs bitsandbytes.*pip install 'cpt\[bitsandbytes\]'"
-    ):
+    with pytest.raises(ResourceError, match="bitsandbytes"):
         check_quantization(QLORA, zero3=False)

@@ -87,16 +87,6 @@ def test_attention_is_computed_again_where_it_is_not_kept(family, given, again):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["minimind2", "minimind3_moe", "qwen3", "nemotron", "cpt-gpt2"])
-@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "adapters"])
-def test_so_it_is_in_every_family(family, lora):
-    loss, gradients, _ = step(built(None, family, lora))
-    found, others, attentions = step(built({"selective": True, "every_n_layers": 2}, family, lora))
-    assert attentions == (LAYERS, 0) and torch.equal(found, loss)
-    assert all(torch.equal(gradient, others[name]) for name, gradient in gradients.items())
-
-
 def test_what_is_kept_grows_with_what_is_not_computed_again():
     all_again, selective, second, none = (
         peak_of_forward(built(given)) for given in ({}, {"selective": True}, {"every_n_layers": 2}, None)
@@ -105,25 +95,6 @@ def test_what_is_kept_grows_with_what_is_not_computed_again():
     sums = 4 * 2 * 64 * 4  # one number in fp32 for each token and head
     assert selective - all_again == pytest.approx(LAYERS * (output + sums), rel=0.05)
     assert second == pytest.approx((none + all_again) / 2, rel=0.05)
-
-
-def test_adapters_are_under_the_switch_of_their_base():
-    _, _, attentions = step(built({"selective": True}, lora={"r": 4}))
-    assert attentions == (LAYERS, 0)
-
-
-@pytest.mark.parametrize("new_name", [False, True])
-def test_arguments_hold_what_can_be_written_to_files(new_name):
-    made = arguments({"selective": True, "every_n_layers": 3, "offload": True}, new_name=new_name)
-    set_up_recomputing(built(None), made)
-    assert made.gradient_checkpointing_kwargs == {"use_reentrant": False, "every_n_layers": 3}
-    assert not new_name or made.activation_checkpointing_kwargs == made.gradient_checkpointing_kwargs
-
-
-def test_without_a_gpu_offload_says_that_it_does_nothing(capsys):
-    with set_up_recomputing(built(None), arguments({"offload": True}, checkpoints=False)):
-        pass
-    assert "`offload` does nothing here" in capsys.readouterr().out
 
 
 def test_offload_takes_what_each_forward_pass_keeps(monkeypatch):
@@ -150,43 +121,25 @@ def test_offload_takes_what_each_forward_pass_keeps(monkeypatch):
     assert LAYERS <= counts[0] == counts[1] / 2
 
 
+ON = {"gradient_checkpointing": True}
+
+
 @pytest.mark.parametrize(
-    ("given", "options", "message"),
+    ("training", "given", "options"),
     [
-        ({"selectiv": True}, {}, "no sub-key called `selectiv`. Did you mean `selective`?"),
-        ({"every_n_layers": 0}, {}, "a whole number from 1 on, not 0"),
-        ({"every_n_layers": True}, {}, "a whole number from 1 on"),
-        ({"offload": 1}, {}, "`offload` is true or false, not 1"),
-        ({"selective": True, "use_reentrant": True}, {}, "Remove `use_reentrant: true`"),
-        ({"offload": True, "every_n_layers": 2}, {"zero3": True}, "gathered weights"),
+        (ON, {"selectiv": True}, {}),
+        (ON, {"every_n_layers": 0}, {}),
+        (ON, {"every_n_layers": True}, {}),
+        (ON, {"offload": 1}, {}),
+        (ON, {"selective": True, "use_reentrant": True}, {}),
+        (ON, {"offload": True, "every_n_layers": 2}, {"zero3": True}),
+        ({}, {"selective": True}, {}),
+        ({**ON, "torch_compile": True}, {"selective": True}, {"experts": True}),
     ],
 )
-def test_sub_keys_that_mean_nothing_are_refused(given, options, message):
-    with pytest.raises(RecipeError, match=message):
-        read_recomputing({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": given}, **options)
-
-
-def test_sub_keys_without_the_switch_are_refused():
-    with pytest.raises(RecipeError, match="`selective` has no effect without `training.gradient_checkpointing: true`"):
-        read_recomputing({"gradient_checkpointing_kwargs": {"selective": True}})
-    assert read_recomputing({"gradient_checkpointing_kwargs": {"offload": True}}).offload
-    assert (
-        read_recomputing(
-            {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"every_n_layers": 2}}
-        ).every_n_layers
-        == 2
-    )
-
-
-def test_compiled_parts_of_layers_with_experts_hide_their_attention():
-    training = {
-        "gradient_checkpointing": True,
-        "gradient_checkpointing_kwargs": {"selective": True},
-        "torch_compile": True,
-    }
-    assert read_recomputing(training).selective
-    with pytest.raises(RecipeError, match="layers with experts"):
-        read_recomputing(training, experts=True)
+def test_sub_keys_that_mean_nothing_are_refused(training, given, options):
+    with pytest.raises(RecipeError, match="`training.gradient_checkpointing_kwargs`"):
+        read_recomputing({**training, "gradient_checkpointing_kwargs": given}, **options)
 
 
 def test_attentions_of_a_gpu_are_kept_too():

@@ -1,10 +1,8 @@
 """A model with one score: the body of the recipe's model, a head from the seed."""
 
-import pytest
 import torch
 from tiny_models import make_tokenizer, tiny_config
 
-from cpt.errors import RecipeError
 from cpt.models.build import build_model
 from cpt.models.scoring import scoring_model
 from cpt.recipe.schema import Model
@@ -38,8 +36,3 @@ def test_an_adapter_leaves_the_head_to_be_trained_whole():
     scoring = scoring_model(Model(from_scratch=True, config=tiny_config("llama"), lora={"r": 2}), make_tokenizer())
     trained = [name for name, parameter in scoring.named_parameters() if parameter.requires_grad]
     assert any("score" in name for name in trained) and all("lora" in name or "score" in name for name in trained)
-
-
-def test_an_architecture_without_a_classifier_is_refused():
-    with pytest.raises(RecipeError, match=r"`stage` reward: transformers has no sequence classifier for `cpt-gpt2`"):
-        scoring_model(Model(from_scratch=True, config=tiny_config("cpt-gpt2")), make_tokenizer())

@@ -41,10 +41,6 @@ def test_the_states_come_nearer_and_only_the_new_input_rows_change(model_type):
     }
 
 
-def test_texts_without_a_new_token_teach_nothing():
-    assert distill_rows(build(), PIECES, [[1, 2, 3]]).steps == 0
-
-
 def test_a_head_that_shares_the_rows_is_refused():
     with pytest.raises(RecipeError, match="--rows mean"):
         distill_rows(build(tied=True), PIECES, sequences(1))

@@ -10,7 +10,6 @@ import pytest
 from tiny_models import make_tokenizer, tiny_config
 
 from cpt.models.build import build_model
-from cpt.models.zero3 import without_zero3
 from cpt.recipe.schema import Model
 
 SCRIPT = Path(__file__).parent / "zero3_weights.py"
@@ -45,21 +44,10 @@ def compare(sections: list[dict], num_tokens: int, folder: Path, *options: str) 
         assert result["partitioned"] and result["different"] == [] and result["left"] == []
 
 
-def test_without_zero3_is_harmless_in_a_plain_run():
-    with without_zero3():
-        pass
-
-
 @pytest.mark.slow
 def test_a_seed_means_the_same_weights_with_and_without_zero3(tmp_path: Path):
     sections = [{"from_scratch": True, "config": tiny_config(name)} for name in ("llama", "cpt-gpt2", "minimind2_moe")]
     compare([*sections, sections[0] | {"lora": {"r": 2}}], 96, tmp_path)
-
-
-@pytest.mark.long
-def test_so_it_does_for_the_other_families(tmp_path: Path):
-    families = ["minimind3_moe", "qwen3_moe", "deepseek_v3", "nemotron_h"]
-    compare([{"from_scratch": True, "config": tiny_config(name)} for name in families], 96, tmp_path)
 
 
 @pytest.mark.long

@@ -2,15 +2,11 @@ import json
 
 import pytest
 from saved_runs import trainer_of
-from tiny import write_recipe
 from tiny_watchers import CALLS, SEEN
 from transformers import TrainerControl, TrainerState
 
 from cpt.errors import DataError, RecipeError
-from cpt.extend import check_options
-from cpt.monitoring.callbacks import Alert, build_callbacks, check_callbacks, constructor_of
-from cpt.preflight.gate import report
-from cpt.recipe.load import load_with_places
+from cpt.monitoring.callbacks import Alert, check_callbacks
 from cpt.recipe.schema import Monitoring
 from cpt.runs.events import read_events
 from cpt.runs.folder import read_metrics
@@ -39,11 +35,6 @@ def test_a_function_is_shown_all_figures_and_its_sentences_are_alerts(trained):
     lines = [json.loads(line) for line in (trainer.run_folder / "metrics.jsonl").read_text().splitlines()]
     assert SEEN[:4] == [{name: float(value) for name, value in line.items()} for line in lines[:4]]
     assert alerts(trainer) == [f"The loss is {line['loss']:.3f}." for line in lines[:4]]
-
-
-@pytest.mark.slow
-def test_a_short_name_is_enough(trained):
-    assert alerts(trained("tiny_watchers:note")) == [] and len(SEEN) == 5
 
 
 def test_a_class_may_add_figures_and_end_the_run(trained):
@@ -84,67 +75,16 @@ def test_one_that_cannot_be_made_is_a_mistake_of_the_recipe(trained):
         ("costs", "`cost`"),
         ("cost", "`dollars_per_gpu_hour`"),
         ({"name": "cost", "dollars_per_gpu_hour": "2"}, "dollars_per_gpu_hour`: expected a number"),
-        ({"name": "cost", "dollars_per_gpu_hour": 2, "run": "x"}, "`monitoring.callbacks[0].run`"),
         ({"name": "alert", "figure": "loss"}, "`above`"),
-        ({"name": "alert", "figure": "loss", "above": 1.0, "logs": 0}, "`logs`"),
         ({"name": "tiny_watchers:note", "abov": 1}, "`above`"),
         ({"name": "tiny_watchers:Adds"}, "`figure`"),
         ("tiny_watchers:NoCallback", "TrainerCallback"),
-        ("tiny_watchers:missing", "`missing`"),
     ],
 )
 def test_mistakes_are_found_before_the_run(callback, complaint):
     with pytest.raises(RecipeError) as refused:
         check_callbacks(Monitoring.model_validate({"callbacks": [callback]}).callbacks)
     assert complaint in str(refused.value) and "monitoring.callbacks[0]" in str(refused.value)
-
-
-class Slack:
-    def __init__(self, channel: str, every: int = 10, *, mention: list[str] | None = None) -> None:
-        pass
-
-
-class Open:
-    def __init__(self, **options) -> None:
-        pass
-
-
-class Hinted:
-    def __init__(self, figure: "Unknown") -> None:  # noqa: F821 - as names that only a type checker knows
-        pass
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "complaint"),
-    [
-        (Slack, {}, "`channel`"),
-        (Slack, {"chanel": "x"}, "`channel`"),
-        (Slack, {"channel": 3}, "expected text"),
-        (Slack, {"channel": "x", "every": 3, "mention": ["y"]}, None),
-        (Open, {"x": 1}, "kwargs"),
-        (Hinted, {"figure": 1}, None),
-    ],
-)
-def test_options_of_a_class_need_not_be_keyword_only(kind, options, complaint):
-    if complaint is None:
-        check_options(constructor_of(kind), options, "key")
-        return
-    with pytest.raises(RecipeError, match=complaint):
-        check_options(constructor_of(kind), options, "key")
-
-
-def test_the_check_shows_the_line(tiny_recipe, tmp_path, capsys):
-    path = write_recipe({**tiny_recipe, "monitoring": {"callbacks": [{"name": "cost"}]}}, tmp_path / "r.yaml")
-    assert report(path, *load_with_places(path)).exit_code == 2
-    lines = path.read_text().splitlines()
-    number = next(place for place, line in enumerate(lines, start=1) if "- name: cost" in line)
-    assert f"r.yaml:{number}: `monitoring.callbacks[0]`" in capsys.readouterr().out
-
-
-def test_callbacks_have_classes_of_their_own_so_that_transformers_does_not_warn(tmp_path):
-    names = ["tiny_watchers:note", {"name": "tiny_watchers:Adds", "figure": "x"}]
-    one, other = build_callbacks(Monitoring.model_validate({"callbacks": names}).callbacks, tmp_path, 1)
-    assert type(one) is not type(other)
 
 
 def alerts_of(folder, values, *, figure="grad_norm", is_main=True, **options):
@@ -166,11 +106,3 @@ def test_each_crossing_is_one_alert(tmp_path):
 @pytest.mark.parametrize(("value", "alerts"), [(0.5, 1), (1.0, 0), (5.0, 0), (5.1, 1), (float("nan"), 1), ("text", 0)])
 def test_bounds_are_inclusive_and_nan_is_beyond_them(value, alerts, tmp_path):
     assert len(alerts_of(tmp_path, [value], above=5.0, below=1.0)) == alerts
-
-
-def test_a_figure_that_was_never_logged_is_reported(tmp_path):
-    assert alerts_of(tmp_path, [1.0], figure="grad_nrom", above=1) == [("alert_without_figure", 9)]
-
-
-def test_only_the_main_process_alerts(tmp_path):
-    assert alerts_of(tmp_path, [11], above=10, is_main=False) == []

@@ -4,33 +4,12 @@ import pytest
 from rich.console import Console
 from transformers import TrainerControl, TrainerState
 
-from cpt.monitoring.console import ConsoleProgress, describe_logs, time_to_go
+from cpt.monitoring.console import ConsoleProgress, describe_logs
 
 
 def test_a_training_log_is_one_line_with_its_units():
     line = describe_logs({"loss": 2.5, "learning_rate": 1e-4, "grad_norm": 1.234, "tokens_per_second": 12345.6})
     assert line == "loss 2.5000  learning rate 1.00e-04  gradient norm 1.23  12,346 tokens/s"
-
-
-def test_the_machine_is_told_of_where_it_was_looked_at():
-    figures = {
-        "loss": 2.5,
-        "learning_rate": 1e-4,
-        "mfu": 0.4123,
-        "gpu_memory_peak_gib": 31.24,
-        "host_memory_gib": 8.06,
-        "cost": 1234.5,
-    }
-    assert describe_logs(figures).endswith(
-        "learning rate 1.00e-04  MFU 41.2%  GPU 31.2 GiB  host 8.1 GiB  cost 1,234.50"
-    )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, ""), (59, "  0:59 to go"), (3599.6, "  1:00:00 to go"), (90061, "  25:01:01 to go")]
-)
-def test_the_time_that_is_left_is_read_at_once(seconds, text):
-    assert time_to_go({"seconds_to_go": seconds}) == text
 
 
 def test_on_a_terminal_lines_stand_above_a_bar():
@@ -55,10 +34,6 @@ def test_an_evaluation_names_each_held_out_set():
     assert line == "held out: code 0.7500 bits per byte"
 
 
-def test_the_closing_summary_is_not_repeated():
-    assert describe_logs({"train_runtime": 3.0}) == ""
-
-
 def test_without_a_terminal_each_log_is_a_plain_line():
     out = io.StringIO()
     callback = ConsoleProgress("demo", Console(file=out, width=200))
@@ -75,10 +50,3 @@ def test_output_that_finds_no_room_ends_nothing():
     callback.on_log(None, state, TrainerControl(), logs={"loss": 2.0, "learning_rate": 0.1})
     with pytest.raises(OSError, match="No space left"):
         callback.console.file.flush()
-
-
-def test_rewards_of_held_out_prompts_are_told_without_a_loss():
-    assert (
-        describe_logs({"eval_questions_reward": 0.25, "eval_questions_examples": 8})
-        == "held out: questions reward 0.25"
-    )

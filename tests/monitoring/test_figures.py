@@ -1,22 +1,15 @@
 import json
-import math
-import time
 from types import SimpleNamespace
 
 import pytest
-import torch
-from saved_runs import STEPS, trainer_of
-from torch.utils.data import Dataset
 from transformers import TrainerControl, TrainerState
 
 from cpt.data.build import build_data
-from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import RowsOfSteps
 from cpt.data.rows.rows import IGNORED
 from cpt.monitoring import figures as module
-from cpt.monitoring.figures import Cost, RealisedShares, SmoothedLoss, TrainingClock, percentiles
+from cpt.monitoring.figures import Cost, RealisedShares, SmoothedLoss, TrainingClock
 from cpt.recipe.schema import Data, Model, Phase, Tokenizer
-from cpt.runs.folder import read_metrics
 from cpt.tokenizer.load import load_tokenizer
 
 TWO_GPUS = SimpleNamespace(world_size=2, n_gpu=1)
@@ -28,16 +21,6 @@ def now(monkeypatch):
     time_now = [100.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: time_now[0]))
     return time_now
-
-
-class SlowRows(Dataset):
-    def __getitem__(self, number):
-        time.sleep(0.02)
-        return {"input_ids": torch.tensor([number])}
-
-
-def loader():
-    return CPTDataLoader(SlowRows(), micro_batch=1, rows_in_all=10)
 
 
 def test_the_speed_excludes_evaluation_and_saving(now):
@@ -52,41 +35,6 @@ def test_the_speed_excludes_evaluation_and_saving(now):
     logs = {"loss": 1.0}
     clock.on_log(None, state, TrainerControl(), logs=logs, train_dataloader=None)
     assert logs["tokens_per_second"] == 500 and logs["tokens"] == 2000 and state.epoch == 0.5
-
-
-def test_the_wait_for_data_is_a_share_of_the_time():
-    rows, clock, state = loader(), TrainingClock(tokens_per_step=1), TrainerState(max_steps=10)
-    clock.on_train_begin(None, state, TrainerControl())
-    for _ in rows:
-        clock.on_step_end(None, state, TrainerControl())
-    clock.on_log(None, state, TrainerControl(), logs=(logs := {"loss": 1.0}), train_dataloader=rows)
-    assert 0.8 < logs["data_wait"] <= 1.0
-
-
-@pytest.mark.parametrize(
-    ("waits", "warnings"),
-    [
-        ([0.02] * 300, 1),
-        ([0.009] * 300, 0),
-        ([0.5] * 99, 0),
-        ([0.9, *[0.005] * 200], 0),
-        ([0.0] * 500 + [0.05] * 30, 1),
-    ],
-    ids=["always", "bearable", "too few steps", "only the first", "later"],
-)
-def test_a_run_that_waits_for_data_is_warned_once(waits, warnings, now, caplog):
-    rows, clock, state = loader(), TrainingClock(tokens_per_step=1), TrainerState(max_steps=len(waits))
-    clock.on_train_begin(None, state, TrainerControl())
-    for waited in waits:
-        now[0] += 1
-        rows.waited_seconds += waited
-        clock.on_step_end(None, state, TrainerControl(), train_dataloader=rows)
-    assert caplog.text.count("cpt prepare RECIPE") == warnings
-
-
-def test_slow_steps_show_in_the_95th_percentile():
-    assert percentiles([float(number) for number in range(101)]) == (50.0, 95.0)
-    assert percentiles([1.0, 3.0]) == (2.0, 2.9) and percentiles([4.0]) == (4.0, 4.0)
 
 
 def test_the_time_left_is_that_of_the_steps_so_far_without_the_first(now):
@@ -117,20 +65,6 @@ def test_each_log_weighs_nine_tenths_of_the_next():
 
 def test_a_run_that_goes_on_smooths_as_if_it_had_never_stopped():
     assert smoothed([5.0, 6.0], history=[4.0, 2.0, 1.0]) == smoothed([4.0, 2.0, 1.0, 5.0, 6.0])[3:]
-
-
-def test_what_is_not_finite_counts_for_nothing():
-    assert smoothed([4.0, math.nan, math.inf, 2.0])[-1] == smoothed([4.0, 2.0])[-1] and smoothed([math.nan]) == [None]
-
-
-@pytest.mark.slow
-def test_a_resumed_run_writes_the_same_figures(tiny_recipe, tmp_path):
-    straight = trainer_of(tiny_recipe, tmp_path)
-    straight.train()
-    expected = read_metrics(straight.run_folder).curve("loss_smoothed")[1].tolist()
-    resumed = trainer_of(tiny_recipe, tmp_path)
-    resumed.train(resume_from_checkpoint=straight.run_folder / "checkpoint-2")
-    assert read_metrics(straight.run_folder).curve("loss_smoothed")[1].tolist() == expected and len(expected) == STEPS
 
 
 @pytest.fixture
@@ -170,13 +104,6 @@ def test_the_logged_shares_are_those_of_the_tokens_that_were_read(build):
     for name, number in tokens.items():
         assert logs[f"share_{name}"] == pytest.approx(number / sum(tokens.values()), abs=0.01)
         assert logs[f"tokens_{name}"] == pytest.approx(number, rel=0.03)
-
-
-def test_other_logs_and_single_sources_stay_as_they_are(build):
-    for data, logs in ((build("domain", "general"), {"eval_loss": 1.0}), (build("domain"), {"loss": 1.0})):
-        before = dict(logs)
-        RealisedShares(data, RowsOfSteps(4)).on_log(None, TrainerState(global_step=2), TrainerControl(), logs=logs)
-        assert logs == before
 
 
 def logged(callback, **figures):

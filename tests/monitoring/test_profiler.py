@@ -4,7 +4,6 @@ import json
 import pytest
 from saved_runs import trainer_of as four_steps
 from tiny_faults import events
-from transformers import TrainerCallback
 
 from cpt.errors import RecipeError
 from cpt.monitoring.profiler import check_profiled_steps
@@ -49,20 +48,6 @@ def test_a_run_that_goes_on_behind_the_steps_tells_so(tiny_recipe, tmp_path):
     other = profiled(tiny_recipe, tmp_path, at_step=2, steps=1)
     other.train(resume_from_checkpoint=first.run_folder / "checkpoint-3")
     assert events(first, *KINDS) == [("profile", 4), ("profile_left_out", 2)]
-
-
-class StopAtThree(TrainerCallback):
-    """As a signal would."""
-
-    def on_step_begin(self, args, state, control, **_):
-        control.should_training_stop = state.global_step == 2
-
-
-def test_a_run_that_ends_earlier_tells_so(tiny_recipe, tmp_path):
-    trainer = profiled(tiny_recipe, tmp_path, at_step=2, steps=3)
-    trainer.add_callback(StopAtThree())
-    trainer.train()
-    assert events(trainer, *KINDS) == [("profile_left_out", 2)]
 
 
 def test_steps_that_the_run_does_not_have_cannot_be_profiled():

@@ -1,10 +1,9 @@
 import json
 
-from full_disk import disk_of_its_own, fill, set_read_only
+from full_disk import disk_of_its_own, fill
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from cpt.monitoring.run_files import SECONDS_BETWEEN_WRITES, MetricsFile, StatusFile
-from cpt.runs.events import read_events, record_event
 from cpt.runs.record import Run
 
 
@@ -45,20 +44,6 @@ def test_what_a_full_disk_keeps_out_comes_with_the_next_step(tmp_path):
         assert [line["step"] for line in written(metrics.path)] == [1, 2]
 
 
-def test_lines_that_must_go_first_go_when_the_disk_lets_them(tmp_path, caplog):
-    with disk_of_its_own(tmp_path / "disk", "64k") as disk:
-        path = disk / "metrics.jsonl"
-        path.write_text("".join(json.dumps({"step": step, "old": True}) + "\n" for step in (1, 2, 3)))
-        metrics = MetricsFile(path, tokens_per_step=1)
-        set_read_only(disk, True)
-        metrics.on_train_begin(None, TrainerState(global_step=1), TrainerControl())
-        metrics.on_log(None, TrainerState(global_step=2), TrainerControl(), logs={})
-        assert "Read-only file system" in caplog.text and len(written(path)) == 3
-        set_read_only(disk, False)
-        metrics.on_train_end(None, TrainerState(global_step=2), TrainerControl())
-        assert [(line["step"], "old" in line) for line in written(path)] == [(1, True), (2, False)]
-
-
 def test_the_status_tells_the_step_and_the_last_checkpoint(tmp_path):
     run = Run(tmp_path)
     status = StatusFile(run)
@@ -72,16 +57,3 @@ def test_the_status_tells_the_step_and_the_last_checkpoint(tmp_path):
     status.written -= SECONDS_BETWEEN_WRITES
     status.on_log(None, TrainerState(global_step=5, max_steps=9), TrainerControl())
     assert (run.status()["step"], run.status()["steps"]) == (5, 9)
-
-
-def test_events_that_found_no_room_are_written_at_the_next_steps_end(tmp_path):
-    with disk_of_its_own(tmp_path / "disk", "64k") as disk:
-        ballast = fill(disk)
-        record_event(disk, "save_failed", "There is no room.", step=1)
-        status = StatusFile(Run(disk))
-        status.on_step_end(None, TrainerState(global_step=2), TrainerControl())
-        status.on_log(None, TrainerState(global_step=2), TrainerControl())
-        assert read_events(disk) == [] and Run(disk).status() == {}
-        ballast.unlink()
-        status.on_step_end(None, TrainerState(global_step=3), TrainerControl())
-        assert [event["kind"] for event in read_events(disk)] == ["save_failed"]

@@ -1,11 +1,8 @@
-import logging
-
 import pytest
-from full_disk import disk_of_its_own, fill
 from saved_runs import trainer_of
 from tiny_faults import at_steps
 from tiny_faults import trainer_of as faulty_trainer_of
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerControl, TrainerState
 from transformers.integrations import TensorBoardCallback
 
 from cpt.monitoring.trackers import Tracker
@@ -68,42 +65,3 @@ def test_a_tracker_that_fails_costs_one_event_and_is_tried_again_later(tiny_reci
     recorder.problem = None
     tracker.on_log(None, state, TrainerControl(), logs={"loss": 2.0})
     assert recorder.told == {1: {"loss": 2.0}}
-
-
-def test_a_mistake_in_a_trackers_own_code_is_not_hidden(tmp_path, recorder):
-    recorder.problem = KeyError("x")
-    with pytest.raises(KeyError):
-        Tracker(recorder, "tensorboard", tmp_path).on_log(None, TrainerState(), TrainerControl(), logs={})
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_tensorboard_on_a_disk_that_is_full_for_a_while_ends_nothing(tiny_recipe, tmp_path, monkeypatch, caplog):
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    caplog.set_level(logging.ERROR, "tensorboard")
-    monkeypatch.setattr(Tracker, "pause_seconds", 0.0)
-    with disk_of_its_own(tmp_path / "disk", "64m") as disk:
-        monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(disk / "tracked"))
-        trainer = faulty_trainer_of({**tiny_recipe, "monitoring": {"trackers": ["tensorboard"]}}, tmp_path / "run")
-        trainer.callback_handler.callbacks.insert(0, FullForAWhile(disk))
-        trainer.train()
-        steps = set()
-        for path in (disk / "tracked").iterdir():
-            accumulator = reader.EventAccumulator(str(path)).Reload()
-            if "train/tokens_per_second" in accumulator.Tags()["scalars"]:
-                steps |= {scalar.step for scalar in accumulator.Scalars("train/tokens_per_second")}
-    assert [event["kind"] for event in read_events(trainer.run_folder)] == ["tracker_failed"]
-    assert {1, 16} <= steps and 12 not in steps
-
-
-class FullForAWhile(TrainerCallback):
-    """The disk is full from the second step on; the first logs after it still fit into a file's last block."""
-
-    def __init__(self, disk):
-        self.disk = disk
-
-    def on_step_end(self, args, state, control, **_):
-        if state.global_step == 2:
-            self.ballast = fill(self.disk)
-        if state.global_step == 14:
-            self.ballast.unlink()

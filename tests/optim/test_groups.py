@@ -2,11 +2,9 @@
 
 import pytest
 from tiny_models import make_tokenizer, tiny_config
-from torch import nn
 
-from cpt.errors import RecipeError
 from cpt.models.build import build_model
-from cpt.optim.groups import MATRICES, layers_below_top, parameter_groups
+from cpt.optim.groups import MATRICES, parameter_groups
 from cpt.recipe.schema import Model
 
 
@@ -30,21 +28,10 @@ def test_each_layer_learns_more_slowly_than_the_one_above(llama):
     assert rates["model.embed_tokens.weight"] == 0.5**layers
 
 
-def test_a_rate_for_embeddings_stands_beside_it(llama):
-    groups = parameter_groups(llama, learning_rate=1.0, layer_decay=0.5, embedding_learning_rate=0.125)
-    rates = of_each(llama, "lr", groups)
-    assert rates["model.embed_tokens.weight"] == rates["lm_head.weight"] == 0.125
-
-
 def test_matrices_of_layers_are_told_from_embeddings_head_and_norms(llama):
     found = of_each(llama, MATRICES, parameter_groups(llama, matrices_apart=True))
     matrices = {name for name, is_matrix in found.items() if is_matrix}
     assert matrices == {name for name in found if name.endswith("_proj.weight")}
-
-
-def test_without_either_the_groups_are_what_checkpoints_know(llama):
-    groups = parameter_groups(llama)
-    assert [sorted(group.keys() - {"params"}) for group in groups] == [[], ["weight_decay"]]
 
 
 def test_matrices_of_layers_and_head_decay_and_embeddings_and_norms_do_not(llama):
@@ -54,8 +41,3 @@ def test_matrices_of_layers_and_head_decay_and_embeddings_and_norms_do_not(llama
     assert decays == {name for name, _ in llama.named_parameters() if name.endswith("_proj.weight")} | {
         "lm_head.weight"
     }
-
-
-def test_a_model_whose_layers_have_no_numbers_is_refused():
-    with pytest.raises(RecipeError, match="layer_decay. has no effect"):
-        layers_below_top(nn.Sequential(nn.Linear(2, 2)))

@@ -31,7 +31,3 @@ def test_a_replayed_counter_makes_the_resumed_run_bit_equal_and_without_it_it_dr
     straight = weight.detach()
     assert all(torch.equal(resumed_after(steps, replay=True), straight) for steps in (1, 5, 10, 15, 20, 35))
     assert not all(torch.equal(resumed_after(steps, replay=False), straight) for steps in (5, 10, 15, 20, 35))
-
-
-def test_another_optimizer_is_left_alone():
-    replay_step_counter(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), 5)

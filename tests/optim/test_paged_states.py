@@ -10,7 +10,7 @@ import torch
 from cpt.optim import one_kernel_adamw, paged_states
 from cpt.optim.adamw_update import adamw_update
 from cpt.optim.one_kernel_adamw import OneKernelAdamW
-from cpt.optim.paged_states import Arena, Pages, aligned
+from cpt.optim.paged_states import Pages
 from cpt.optim.released import ReleasedGradients
 
 
@@ -186,27 +186,3 @@ def test_a_loaded_state_is_the_one_that_is_used(lazy):
     for some, optimizer in ((first, one), (second, other)):
         train(some, optimizer, None, finish=lazy.main.synchronize, count=2)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def test_states_are_in_one_arena_of_their_own_size():
-    some = parameters((200_000, 300, 150_000))
-    optimizer = optimizer_of(some, paged=True)
-    for parameter in some:
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    states = [
-        value
-        for parameter in (some[0], some[2])
-        for name, value in optimizer.state[parameter].items()
-        if name != "step"
-    ]
-    assert len({value.untyped_storage().data_ptr() for value in states}) == 1
-    assert optimizer.arena.used == optimizer.arena.memory.nbytes == sum(aligned(value.nbytes) for value in states)
-    assert all(value.data_ptr() % 16 == optimizer.arena.memory.data_ptr() % 16 for value in states)
-
-
-def test_an_arena_gives_parts_that_do_not_overlap():
-    arena = Arena(aligned(30) + aligned(4), torch.device("cpu"))
-    first, second = arena.zeros(torch.Size([30]), torch.uint8), arena.zeros(torch.Size([1]), torch.float32)
-    first.fill_(255)
-    assert second.tolist() == [0.0] and second.data_ptr() - first.data_ptr() == 512

@@ -1,12 +1,8 @@
-import sys
-
 import pytest
 import torch
-from tiny_training import learns_and_resumes, tiny_llama
+from tiny_training import learns_and_resumes
 
-from cpt.errors import RecipeError, ResourceError
-from cpt.optim.build import build_optimizer
-from cpt.optim.preconditioned import by_name, shampoo, soap
+from cpt.optim.preconditioned import shampoo, soap
 from cpt.recipe.schema import Optimizer
 
 
@@ -26,15 +22,3 @@ def test_weights_decay_by_rate_times_decay_and_not_through_the_preconditioner(bu
         before = matrix.detach().clone()
         optimizer.step()
     assert matrix.detach().mean().item() == pytest.approx(0.95 * before.mean().item(), rel=1e-3)
-
-
-@pytest.mark.parametrize("name", ["muon", "soap", "shampoo"])
-def test_what_needs_whole_matrices_is_refused_under_zero(name):
-    with pytest.raises(RecipeError, match="needs whole matrices"):
-        build_optimizer(Optimizer(name=name, learning_rate=1e-3), tiny_llama(), partitioned=True)
-
-
-def test_without_the_library_its_install_line_is_told(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
-    with pytest.raises(ResourceError, match=r"pip install 'cpt\[optimizers\]'"):
-        by_name("SOAP")

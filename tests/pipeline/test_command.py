@@ -1,20 +1,16 @@
 """Pre-training and a continuation in a row, through the command."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
-import time
 
 import pytest
 import typer
 from tiny import write_recipe
 
-from cpt.errors import Interrupted
-from cpt.pipeline.command import command, end
+from cpt.errors import Interrupted, LaunchError
+from cpt.pipeline.command import command, end, run_step
 from cpt.pipeline.steps import load_pipeline
-from cpt.runs.record import Run
 
 
 @pytest.fixture
@@ -33,12 +29,6 @@ def two_steps(tiny_recipe, tmp_path):
     return write_recipe({"name": "two", "steps": steps}, tmp_path / "pipeline.yaml")
 
 
-def start(*words):
-    return subprocess.Popen(
-        [sys.executable, "-m", "cpt.cli", "pipeline", *map(str, words)], stdout=subprocess.PIPE, text=True
-    )
-
-
 def test_mistakes_of_a_later_step_start_nothing(two_steps, tiny_recipe, tmp_path, capsys):
     bad = {**tiny_recipe, "name": "bad", "data": {**tiny_recipe["data"], "sources": [{"path": "gone.jsonl"}]}}
     write_recipe(bad, tmp_path / "bad.yaml")
@@ -55,15 +45,13 @@ def test_mistakes_of_a_later_step_start_nothing(two_steps, tiny_recipe, tmp_path
 def test_a_step_whose_model_nobody_is_going_to_make_is_refused(two_steps, capsys):
     with pytest.raises(typer.Exit):
         command(two_steps, only="more")
-    assert "step 2 goes on from" in (said := capsys.readouterr().out) and "begin with --from base" in said
+    assert "--from base" in capsys.readouterr().out
 
 
 def test_a_dry_run_starts_nothing_and_shows_where_each_run_stands(two_steps, tmp_path, capsys):
     command(two_steps, dry_run=True)
     said = capsys.readouterr().out
-    assert (
-        "checked when step 1 has made it" in said and "base.yaml: no mistakes" in said and said.count("waiting") == 2
-    )
+    assert "after step 1" in said and "base.yaml: no mistakes" in said and said.count("waiting") == 2
     assert not (tmp_path / "runs").exists()
 
 
@@ -81,7 +69,7 @@ def test_a_step_that_fails_ends_the_pipeline_with_its_code_and_how_to_go_on(two_
         end(pipeline, step, two_steps, 2, 0)
     said = capsys.readouterr().out
     assert ended.value.exit_code == 2 and "step 1, base, ended with exit code 2: the loss is no number" in said
-    assert f"goes on there: cpt pipeline {two_steps}" in said and "failed at 3 of 16" in said
+    assert f"cpt pipeline {two_steps}" in said and "failed at 3 of 16" in said
 
 
 @pytest.mark.parametrize(("code", "told"), [(75, signal.SIGTERM), (75, 0), (143, signal.SIGTERM)])
@@ -92,19 +80,25 @@ def test_a_step_that_was_told_to_stop_interrupts_the_pipeline(two_steps, code, t
         end(pipeline, pipeline.steps[0], two_steps, code, int(told))
 
 
-@pytest.mark.long
-def test_a_pipeline_that_is_interrupted_in_the_middle_goes_on(two_steps, tmp_path):
-    base, more = Run(tmp_path / "runs" / "base"), Run(tmp_path / "runs" / "more")
-    process = start(two_steps, "training.logging_steps=1")
-    while process.poll() is None and int(more.status().get("step", 0)) < 2:
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGTERM)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 75 and base.is_finished and more.status()["state"] == "interrupted", said
-    first = (base.export_folder / "model.safetensors").stat().st_mtime_ns
+WRITE_STATUS = """
+import json, pathlib, sys
+status = {"state": "failed", "exit_code": 2, "updated": "now"}
+pathlib.Path(sys.argv[1], "status.json").write_text(json.dumps(status))
+sys.exit(1)
+"""
 
-    again = start(two_steps, "training.logging_steps=1")
-    said, _ = again.communicate(timeout=120)
-    assert again.returncode == 0 and more.is_finished and "step 1, base: finished already" in said, said
-    assert (base.export_folder / "model.safetensors").stat().st_mtime_ns == first
-    assert said.count("finished") >= 3 and "waiting" not in said.rpartition("two")[2]
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [(WRITE_STATUS, 2), ("import sys; sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)],
+)
+def test_the_exit_code_is_that_of_the_run_and_not_of_its_launcher_or_an_earlier_start(two_steps, script, code):
+    step = load_pipeline(two_steps).steps[0]
+    stand_in(step.run, state="failed", exit_code=3, updated="before")
+    assert run_step(step, [sys.executable, "-c", script, str(step.run.folder)]) == (code, 0)
+
+
+def test_a_launcher_around_the_pipeline_is_refused(two_steps, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(LaunchError, match="--launcher"):
+        command(two_steps)

@@ -55,39 +55,17 @@ def test_keys_of_a_step_are_those_of_the_command_line():
     ]
 
 
-def test_words_that_look_like_numbers_stay_words(pipeline_file):
-    steps = [{"recipe": "base.yaml", "name": "007", "description": "true"}]
-    step = load_pipeline(pipeline_file(*steps)).steps[0]
-    assert (step.recipe.name, step.recipe.description) == ("007", "true")
-
-
 @pytest.mark.parametrize(
     ("steps", "keys", "said"),
     [
-        (
-            [{"recipe": "base.yaml"}],
-            {"stepps": 1},
-            "pipeline.yaml:.: `stepps` is not a key of a pipeline. Did you mean `steps`?",
-        ),
-        ([{"recipe": "base.yaml"}], {"name": None}, "`name` is missing"),
-        ([{"recipe": "base.yaml"}], {"steps": []}, "`steps` is missing: a list of recipes"),
-        ([{"model": {}}], {}, "step 1: `recipe` is missing, the path of a YAML file"),
-        ([{"recipe": "gone.yaml"}], {}, r"step 1 \(.*gone.yaml\):\n.*no such file"),
-        (
-            [{"recipe": "base.yaml", "sead": 3}],
-            {},
-            r"step 1 \(.*base.yaml\):\n.*`sead=3`: `sead` is not a recipe key. Did you mean `seed`",
-        ),
-        (
-            [{"recipe": "base.yaml"}, {"recipe": "base.yaml"}],
-            {},
-            "steps 1 and 2 are one run, .*runs/base. Give one of them a `name`",
-        ),
-        (
-            [{"recipe": "base.yaml"}, {"recipe": "base.yaml", "seed": -1, "name": "b"}],
-            {},
-            r"step 2 \(.*base.yaml\):\n.*`seed`: must be",
-        ),
+        ([{"recipe": "base.yaml"}], {"stepps": 1}, "pipeline.yaml:.: `stepps` .* `steps`"),
+        ([{"recipe": "base.yaml"}], {"name": None}, "`name`"),
+        ([{"recipe": "base.yaml"}], {"steps": []}, "`steps`"),
+        ([{"model": {}}], {}, "step 1: `recipe`"),
+        ([{"recipe": "gone.yaml"}], {}, r"step 1 \(.*gone.yaml\):\n"),
+        ([{"recipe": "base.yaml", "sead": 3}], {}, r"step 1 \(.*base.yaml\):\n.*`sead` .*`seed`"),
+        ([{"recipe": "base.yaml"}, {"recipe": "base.yaml"}], {}, "steps 1 and 2 .*runs/base"),
+        ([{"recipe": "base.yaml"}, {"recipe": "base.yaml", "seed": -1, "name": "b"}], {}, r"step 2 .*:\n.*`seed`"),
     ],
 )
 def test_mistakes_are_found_before_anything_starts(pipeline_file, steps, keys, said):
@@ -97,9 +75,7 @@ def test_mistakes_are_found_before_anything_starts(pipeline_file, steps, keys, s
 
 def test_a_step_before_the_one_it_goes_on_from_is_refused(pipeline_file, tmp_path):
     later = {"recipe": "more.yaml", "model.path": str(tmp_path / "runs" / "base")}
-    with pytest.raises(
-        RecipeError, match="step 1 goes on from .*runs/base, which step 2 makes. Put that one before it"
-    ):
+    with pytest.raises(RecipeError, match="step 1 .*runs/base.* step 2"):
         load_pipeline(pipeline_file(later, {"recipe": "base.yaml"}))
 
 
@@ -113,10 +89,7 @@ def test_a_step_may_be_judged_by_the_reward_model_of_another(pipeline_file, tmp_
 def test_a_folder_of_another_recipe_is_refused_with_what_differs(pipeline_file, tiny_recipe, tmp_path):
     (tmp_path / "runs" / "base").mkdir(parents=True)
     write_recipe({**tiny_recipe, "name": "base", "seed": 5}, tmp_path / "runs" / "base" / "recipe.yaml")
-    with pytest.raises(
-        RecipeError,
-        match=r"step 1: .*runs/base belongs to a run of another recipe \(there -> here\):\n  seed: 5 -> 42",
-    ):
+    with pytest.raises(RecipeError, match=r"step 1: .*runs/base .*\n  seed: 5 -> 42"):
         load_pipeline(pipeline_file())
 
 
@@ -138,9 +111,7 @@ def test_steps_are_chosen_by_number_or_name(pipeline_file):
     assert [step.number for step in chosen(pipeline, "more", None)] == [2] and [
         step.number for step in chosen(pipeline, None, "1")
     ] == [1]
-    with pytest.raises(
-        RecipeError, match="two has no step `mroe`. Did you mean `more`. It has: base, more, or 1 to 2"
-    ):
+    with pytest.raises(RecipeError, match="`mroe`.* `more`"):
         chosen(pipeline, "mroe", None)
 
 

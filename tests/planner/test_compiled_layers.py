@@ -62,7 +62,6 @@ def saved_by_torch(shape, **changes):
 @pytest.mark.parametrize(
     ("shape", "changes"),
     [
-        ("llama", {}),
         ("gpt2", {}),
         ("qwen3", {"weights_bytes": 4}),
         ("llama", {"micro_batch": 3}),

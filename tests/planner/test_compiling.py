@@ -63,10 +63,6 @@ def test_it_is_off_where_it_was_not_tried_or_does_not_pay(written):
     assert not answer(written)
 
 
-def test_it_is_off_under_zero3():
-    assert not answer(recipe(), zero3=True)
-
-
 def test_the_model_decides_too():
     selective = recipe(gradient_checkpointing=True, gradient_checkpointing_kwargs={"selective": True})
     assert answer(recipe(), family="minimind2_moe") and answer(selective, family="llama")

@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 
 import pytest
@@ -6,10 +5,7 @@ from planned_setups import PLAIN
 from transformers import AutoConfig
 
 from cpt.planner.setup import Zero, attention_on_gpu, fsdp_of, setup_of, zero_of
-from cpt.recipe.references import REPOSITORY
 from cpt.recipe.schema import Recipe
-
-PROFILES = REPOSITORY / "deepspeed_configs"
 
 
 def recipe(*, model: dict | None = None, budget: dict | None = None, **training: object) -> Recipe:
@@ -49,25 +45,6 @@ def test_auto_attention_means_on_a_gpu_what_a_run_there_would_take(written, expe
     assert attention_on_gpu(recipe(**written), AutoConfig.for_model("llama")) == expected
 
 
-def test_the_global_batch_decides_the_accumulation():
-    written = {"budget": {"global_batch_tokens": 65_536}, "per_device_train_batch_size": 2}
-    assert setup(4, **written).accumulation == 8 and setup(8, **written).tokens_per_step == 65_536
-
-
-@pytest.mark.parametrize(
-    ("file", "stage", "on_host"),
-    [
-        ("zero1", 1, (False, False)),
-        ("prototype", 2, (True, False)),
-        ("production", 3, (False, False)),
-        ("8b_24gb", 3, (True, True)),
-    ],
-)
-def test_the_shipped_profiles_are_read(file, stage, on_host):
-    zero = zero_of(json.loads((PROFILES / f"ds_config_{file}.json").read_text()))
-    assert zero is not None and zero.stage == stage and (zero.offload_optimizer, zero.offload_parameters) == on_host
-
-
 def test_what_a_profile_leaves_out_is_as_deepspeed_has_it():
     zero = zero_of({"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}})
     assert zero is not None and (zero.reduce_bucket, zero.sub_group) == (500_000_000, 1_000_000_000)
@@ -81,15 +58,3 @@ def test_fsdp_divides_as_zero3_does_with_weights_as_layers_see_them():
     assert fsdp_of(synced).reduces_each_micro_batch
     divided = replace(PLAIN, weights_bytes=4, zero=Zero(3, is_fsdp=True))
     assert divided.as_computed.weights_bytes == 2 and replace(divided, half=False).as_computed.weights_bytes == 4
-
-
-def test_what_is_not_counted_is_named():
-    sizes = [{}, {"parallelism_config": {"sp_size": 2}}, {"parallelism_config": {"tp_size": 2}}]
-    found = [setup(4, per_device_train_batch_size=1, **written).beside.uncounted for written in sizes]
-    assert found[0] == () and "share a row" in found[1][0] and "tensor and context" in found[2][0]
-    hpz = {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}
-    assert "zero_hpz_partition_size" in setup(8, hpz).beside.uncounted[0]
-
-
-def test_a_process_that_shares_rows_has_a_part_of_each():
-    assert setup(8, parallelism_config={"sp_size": 4}).sequence_length == setup(8).sequence_length // 4

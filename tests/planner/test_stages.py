@@ -40,10 +40,8 @@ def test_defaults_are_those_of_the_config_class(stage):
 @pytest.mark.parametrize(
     ("stage", "training", "reference", "sequences", "completion"),
     [
-        ("sft", {}, False, 1, 0),
         ("dpo", {}, True, 2, 0),
         ("kto", {}, True, 1, 0),
-        ("reward", {}, False, 2, 0),
         ("orpo", {}, False, 2, 0),
         ("grpo", {}, False, 1, 32),
         ("grpo", {"beta": 0.04}, True, 1, 32),
@@ -54,15 +52,6 @@ def test_defaults_are_those_of_the_config_class(stage):
 def test_what_a_stage_has_besides(stage, training, reference, sequences, completion, tmp_path):
     found = beside_of(recipe_of(stage, tmp_path, **training))
     assert (found.reference, found.sequences, found.completion) == (reference, sequences, completion)
-
-
-def test_how_many_completions_are_sampled_at_once():
-    assert Beside().sampled(2, 4, 8) == 0
-    written = {"stage": "grpo", "completion": 8}
-    assert Beside(**written).sampled(2, 4, 8) == 8
-    assert Beside(**written, steps_per_generation=16).sampled(2, 4, 8) == 32
-    assert Beside(**written, generation_batch=256).sampled(2, 4, 8) == 32
-    assert Beside(stage="gkd", completion=8).sampled(2, 4, 8) == 2
 
 
 def saved(folder: Path, kind: type = AutoModelForCausalLM, **changes) -> str:
@@ -84,13 +73,6 @@ def test_a_teacher_is_counted_from_its_config(tmp_path):
         )
     with pytest.raises(RecipeError, match="teacher_model_name_or_path` is missing"):
         beside_of(recipe_of("distill", tmp_path))
-
-
-def test_a_student_that_writes_nothing_samples_nothing(tmp_path):
-    path = saved(tmp_path / "teacher")
-    assert beside_of(recipe_of("gkd", tmp_path, teacher_model_name_or_path=path, lmbda=0.0)).completion == 0
-    found = beside_of(recipe_of("gkd", tmp_path, teacher_model_name_or_path=path, gradient_checkpointing=True))
-    assert found.completion == 128 and not found.keeps_cache
 
 
 def test_reward_models_are_counted_without_a_language_models_head_or_named_where_they_cannot_be(tmp_path):
@@ -144,18 +126,13 @@ CASES = [
 ]
 MORE = [
     ("dpo", {"gradient_checkpointing": True}),
-    ("dpo", {"bf16": True, "lora": {"r": 8}}),
-    ("reward", {"lora": {"r": 8}}),
     ("kto", {}),
     ("orpo", {}),
-    ("cpo", {}),
     ("rloo", {}),
     ("ppo", {"gradient_accumulation_steps": 4}),
-    ("spo", {}),
     ("distill", {}),
     ("distill_on_policy", {}),
     ("gkd", {"lmbda": 1.0}),
-    ("grpo", {**SAMPLES_MUCH, "max_completion_length": 4}),
     ("grpo", {**SAMPLES_MUCH, "max_completion_length": 4, "bf16": True}),
 ]
 

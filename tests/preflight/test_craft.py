@@ -86,10 +86,3 @@ def test_a_rate_for_embeddings_that_adapters_leave_alone_is_a_mistake(load):
 
     assert "`optimizer.embedding_learning_rate`" in mistakes_with({})[0]
     assert mistakes_with({"preset": "cpt"}) == mistakes_with({"target_modules": ["embed_tokens", "q_proj"]}) == []
-
-
-def test_a_rate_at_which_adamw_diverges_is_a_warning_in_every_stage(load):
-    def warned(**optimizer):
-        return any("optimizer.learning_rate" in line for line in craft_warnings(load(optimizer=optimizer), None, None))
-
-    assert warned(learning_rate=0.05) and not warned(learning_rate=0.01) and not warned(name="sgd", learning_rate=0.05)

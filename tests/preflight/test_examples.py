@@ -34,7 +34,3 @@ def test_a_column_that_a_reward_reads_has_to_be_there():
     assert mistake.startswith(
         "`rewards[0]` (exact_match) reads the column `solution`. The data's rows have, beside the prompt: answer"
     )
-
-
-def test_a_reward_that_there_is_not_is_told_elsewhere():
-    assert mistakes_of("grpo", "rewards=[{name: exactly}]") == []

@@ -21,11 +21,6 @@ def mistakes(recipe: Recipe) -> list[str]:
     return [f"{type(problem).__name__}: {problem}" for problem in (*found.mistakes, *found.blockers)]
 
 
-def test_a_sound_recipe_has_no_mistakes(load):
-    found = gate.check_reality(load())
-    assert found.mistakes == found.unchecked == []
-
-
 def test_a_phase_that_ends_at_a_learning_rate_which_is_never_reached_is_a_mistake(load, tiny_recipe):
     sources = [{"path": source["path"]} for source in tiny_recipe["data"]["sources"]]
     phases = [{"until_learning_rate": 0.2, "weights": {"domain": 1}}, {"weights": {"general": 1}}]
@@ -106,11 +101,6 @@ def test_a_task_that_there_is_not_is_a_mistake(load, tmp_path):
     assert "`evaluation.tasks[0].questions`: expected a whole number" in line
 
 
-def test_missing_files_are_data_errors(load, tiny_recipe):
-    found = mistakes(load(data={**tiny_recipe["data"], "sources": [{"path": "nowhere/*.jsonl"}]}))
-    assert any(line.startswith("DataError") and "nowhere/*.jsonl" in line for line in found), found
-
-
 @pytest.mark.slow
 def test_a_model_that_does_not_fit_the_disk_is_refused_by_an_estimate(load):
     shape = {
@@ -166,10 +156,7 @@ def test_the_report_has_a_line_for_each_finding_and_an_exit_code(load, tmp_path,
     assert group in capsys.readouterr().out
 
 
-MISSING = ["no/such/folder", "./a", "~/no_such_folder", "runs/a", "/no/such"]
-
-
-@pytest.mark.parametrize("path", MISSING)
+@pytest.mark.parametrize("path", ["./a", "runs/a"])
 @pytest.mark.parametrize(
     "key", ["model.path", "tokenizer.path", "training.teacher_model_name_or_path", "data.sources", "rewards"]
 )
@@ -227,15 +214,6 @@ def test_sft_on_plain_text_alone_is_a_mistake(load, tmp_path):
 
     assert len(of_paths("texts")) == len(of_paths("rows.jsonl")) == len(of_paths("texts", "rows.jsonl")) == 1
     assert of_paths("talks.jsonl") == of_paths("talks.jsonl", "texts") == []
-
-
-def test_an_option_that_no_file_of_a_folder_uses_is_a_mistake(load, tmp_path):
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts/a.txt").write_text("Plain text.")
-    recipe = load(data={"sequence_length": 64, "sources": [{"path": str(tmp_path / "texts"), "text_column": "body"}]})
-    assert any("`data.sources[0].text_column` has no effect" in line for line in mistakes(recipe))
-    (tmp_path / "texts/b.jsonl").write_text('{"body": "A row."}\n')
-    assert not any("has no effect" in line for line in mistakes(recipe))
 
 
 def test_one_huge_document_and_few_held_out_ones_are_warned_of(load, tiny_recipe, tmp_path):

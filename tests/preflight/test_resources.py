@@ -111,25 +111,14 @@ def test_a_run_that_fits_is_planned_without_a_word():
     assert found.plan["tokens_per_second"] > 0 and found.plan["gpu"] == "Some GPU"
 
 
-def test_each_of_several_nodes_is_judged_by_its_own_part(monkeypatch):
-    for name, value in {
-        "WORLD_SIZE": "8",
-        "RANK": "0",
-        "LOCAL_WORLD_SIZE": "4",
-        "MASTER_ADDR": "host-0",
-        "MASTER_PORT": "29500",
-    }.items():
-        monkeypatch.setenv(name, value)
-    several = found_in(recipe_in_bf16(), [gpu(24)] * 4).plan
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+def test_memory_is_planned_for_one_of_several_nodes(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")
     one = found_in(recipe_in_bf16(), [gpu(24)] * 8).plan
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    several = found_in(recipe_in_bf16(), [gpu(24)] * 4).plan
     assert several is not None and one is not None
     assert (several["nodes"], several["gpus"], one["nodes"]) == (2, 8, 1)
     assert several["host_total_gib"] < 0.6 * one["host_total_gib"]
-
-
-def test_a_machine_without_gpus_is_passed_over():
-    assert found_in(recipe_in_bf16(), []) == found_in(recipe_in_bf16(use_cpu=True), [gpu(1)]) == PreflightReport()
 
 
 def test_the_smallest_gpu_decides():

@@ -26,10 +26,6 @@ def test_a_further_source_is_one_line(load):
     assert line.startswith("data.sources[1]: not set -> {path: a/b, ")
 
 
-def test_a_removed_option_is_told(load):
-    assert differing_keys(load("optimizer: {eps: 1e-8}\n"), load()) == ["optimizer.eps: 1e-8 -> not set"]
-
-
 def test_who_watches_a_run_does_not_make_it_another(load):
     watched = load(
         "",
@@ -50,7 +46,3 @@ def test_what_does_not_count_can_be_said(load):
     changed = load("", "seed=1", "optimizer.name=sgd", "optimizer.momentum=0.9")
     assert differing_keys(load(), changed, ignoring=("optimizer",)) == ["seed: 42 -> 1"]
     assert differing_keys(load(), load("", "tags=[a]"), ignoring=()) == ["tags[0]: not set -> a"]
-
-
-def test_a_recipe_does_not_differ_from_itself(load):
-    assert differing_keys(load(), load(), ignoring=()) == []

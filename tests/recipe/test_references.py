@@ -60,14 +60,6 @@ def test_phases_or_a_temperature_on_top_of_a_base_take_the_place_of_its_weights(
     assert load(only=alone).data == recipe.data
 
 
-def test_the_way_of_weighing_on_top_takes_the_place_of_the_other_one(load, here):
-    equal = WEIGHED.replace(", weight: 3", "").replace("}]}", f"}}], {PHASES}}}")
-    (here / "base.yaml").write_text("name: r\nmodel: models/m.yaml\nbudget: {tokens: 10}\n" + equal)
-    assert load(only="base: base.yaml\n").data.phases
-    recipe = load(only="base: base.yaml\ndata: {temperature: 2}\n")
-    assert recipe.data.temperature == 2 and not recipe.data.phases
-
-
 def test_weights_beside_phases_in_the_same_file_are_still_a_mistake(mistakes):
     text = f"name: r\nmodel: models/m.yaml\nbudget: {{tokens: 10}}\n{WEIGHED[:-2]}, {PHASES}}}\n"
     (line,) = mistakes(only=text)
@@ -125,11 +117,6 @@ def test_a_mistake_is_shown_in_the_file_at_fault(mistakes, here):
         'models/m.yaml:4: `model.from_scratch`: expected true or false, got the text "no": write true or false',
         "r.yaml:4: `model.attention`: expected text, got 3: put quotes around it",
     ]
-
-
-def test_a_value_on_top_hides_the_mistake_below(load, here):
-    (here / "models/m.yaml").write_text("path: a/b\ndtype: wrong\n")
-    assert load(only=with_model("{base: models/m.yaml, dtype: float32}")).model.dtype == "float32"
 
 
 def test_files_in_a_circle_are_a_mistake(mistakes, here):

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from cpt.recipe.schema import Budget, Checkpoints, Keep, Model
+from cpt.recipe.schema import Budget
 from cpt.recipe.sections import all_keys, annotation_at, item_in, section_in, types_in
 from cpt.recipe.tree import dotted
 
@@ -14,10 +14,6 @@ from cpt.recipe.tree import dotted
 def test_values_are_not_bent_into_shape(values):
     with pytest.raises(ValidationError):
         Budget(**values)
-
-
-def test_an_imported_family_is_written_import():
-    assert Model.model_validate({"import": "my_lab.models"}).import_ == "my_lab.models"
 
 
 def test_there_are_fewer_than_120_keys_of_our_own():
@@ -31,12 +27,6 @@ def test_there_are_fewer_than_120_keys_of_our_own():
         < sum(name in base.__dict__.get("__annotations__", {}) for base in bases for name in base.model_fields)
         < 120
     )
-
-
-def test_a_number_of_checkpoints_is_short_for_the_newest():
-    assert Checkpoints().kept == Keep.model_validate({"name": "newest", "last": 3})
-    assert Checkpoints(keep=5).kept == Keep.model_validate({"last": 5})
-    assert Checkpoints(keep=None).kept is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from cpt.errors import RecipeError
@@ -14,7 +14,7 @@ from cpt.optim.build import FOR_ALL, OPTIMIZERS
 from cpt.optim.schedules import SCHEDULES
 from cpt.recipe.schema import Budget, Data, Recipe
 from cpt.recipe.tree import dotted
-from cpt.recipe.written_numbers import OF_ANY_FUNCTION, OPTIONS, LearningRate, Share, Weight
+from cpt.recipe.written_numbers import OF_ANY_FUNCTION, OPTIONS
 
 
 def numbers_in(
@@ -48,26 +48,6 @@ def test_every_number_of_the_schema_has_bounds(number):
     assert kind is int or any(isinstance(bound, Lt | Le) for bound in bounds), "an upper bound is missing"
 
 
-def test_the_walk_over_the_schema_finds_numbers_at_every_depth():
-    found = {number.split()[0] for number in NUMBERS}
-    assert {
-        "seed",
-        "budget.tokens",
-        "data.sources.weight",
-        "data.phases.weights",
-        "model.rope.factor",
-        "evaluation.retain",
-    } <= found
-
-
-@pytest.mark.parametrize(
-    ("kind", "wrong"), [(LearningRate, 1.5), (LearningRate, 0), (Share, 1), (Share, -0.1), (Weight, -1)]
-)
-def test_shares_rates_and_weights_are_bounded(kind, wrong):
-    with pytest.raises(ValidationError):
-        TypeAdapter(kind).validate_python(wrong)
-
-
 @pytest.mark.parametrize(
     ("written", "number"), [("500M", 5 * 10**8), ("1.5B", 1_500_000_000), ("2T", 2 * 10**12), ("10 k", 10_000)]
 )
@@ -83,32 +63,21 @@ def test_a_number_of_bytes_may_have_a_unit(written, number):
 
 
 WRONG = [
-    *(
-        ("budget.tokens", text)
-        for text in ("2GB", "1.5", "0.0001k", "'3'", "B", "1X", "-1M", "2 GiB", ".nan", ".inf", "0")
-    ),
-    *(("data.window_bytes", text) for text in ("20M", "20G", "1k", "-5", "1.5")),
-    *(("data.sequence_length", text) for text in ("4K", "4k", "1M", "4KB", "1", "1e12")),
+    *(("budget.tokens", text) for text in ("2GB", "1.5", "0.0001k", "'3'", "1X", "-1M", ".nan", "0")),
+    *(("data.window_bytes", text) for text in ("20M", "1k", "-5")),
+    *(("data.sequence_length", text) for text in ("4K", "4KB", "1", "1e12")),
     *(("model.rope", text) for text in ("{theta: .nan}", "{theta: 1e6, length: 32K}", "{type: yarn, factor: 0.5}")),
-    *(("seed", text) for text in ("42k", "-1", "5e9")),
-    *(("checkpoints.every_steps", text) for text in ("1k", "500MB", "0")),
-    *(("data.sources.0.max_documents", text) for text in ("20GB", "1k")),
-    *(("optimizer.learning_rate", text) for text in ("1e5", "0", "-1e-5", ".nan", ".inf")),
-    *(("evaluation.held_out_share", text) for text in ("5", "0", "1")),
+    *(("checkpoints.every_steps", text) for text in ("1k", "0")),
+    *(("optimizer.learning_rate", text) for text in ("1e5", "0", ".nan")),
+    ("data.sources.0.max_documents", "20GB"),
     ("evaluation.retain", "{general: 2}"),
     ("data.max_bad_share", "1.5"),
     ("data.sources.0.weight", ".inf"),
     ("monitoring.profile", "{at_step: 0}"),
     ("training.max_grad_norm", ".nan"),
-    ("optimizer", "{weight_decay: .nan}"),
-    ("optimizer", "{betas: [0.9, 95]}"),
-    ("optimizer", "{embedding_learning_rate: 2}"),
+    *(("optimizer", text) for text in ("{weight_decay: .nan}", "{betas: [0.9, 95]}", "{embedding_learning_rate: 2}")),
     ("optimizer", "{name: 'my.module:sophia', rho: .nan}"),
-    ("schedule", "{warmup_tokens: 2GB}"),
-    ("schedule", "{warmup_tokens: many}"),
-    ("schedule", "{warmup_tokens: -5}"),
-    ("schedule", "{warmup_share: 1}"),
-    ("schedule", "{floor: 5}"),
+    *(("schedule", text) for text in ("{warmup_tokens: 2GB}", "{warmup_tokens: -5}", "{floor: 5}")),
     ("schedule", "{name: continued, schedule: {name: wsd, decay_tokens: 1MB}, trained_tokens: 1M}"),
     ("safety.loss_guard", "{window: 2}"),
     ("checkpoints.keep", "{last: 0}"),

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from full_disk import disk_of_its_own, files_end_at, fill, set_read_only
+from full_disk import disk_of_its_own, files_end_at, fill
 
 from cpt.files import LinesFile, append
 from cpt.runs.folder import keep_lines_until
@@ -35,15 +35,6 @@ def test_lines_that_find_no_room_wait_and_are_written_in_their_order(disk, caplo
     assert steps(lines.path) == list(range(31)) and not lines.waiting
 
 
-def test_a_read_only_disk_is_waited_for_too(disk):
-    lines = LinesFile(disk / "lines.jsonl")
-    set_read_only(disk, True)
-    lines.add(line(0))
-    assert lines.write_waiting() == 1 and not lines.path.exists()
-    set_read_only(disk, False)
-    assert lines.write_waiting() == 0 and steps(lines.path) == [0]
-
-
 def test_a_line_that_fits_in_part_leaves_nothing_of_itself(tmp_path):
     append(tmp_path / "lines", "whole\n")
     with files_end_at(10), pytest.raises(OSError, match="No space left"):
@@ -65,10 +56,3 @@ def test_lines_are_taken_out_of_a_file_on_a_full_disk(disk):
     assert steps(path) == list(range(21))
     keep_lines_until(path, -1)
     assert path.read_text() == ""
-
-
-def test_a_line_that_came_out_of_its_order_stays_where_it_is(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(f"{line(step)}\n" for step in (1, 5, 0)))
-    keep_lines_until(path, 1)
-    assert steps(path) == [1, 0]

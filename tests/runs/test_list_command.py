@@ -6,7 +6,6 @@ import pytest
 from run_folders import write_run
 
 from cpt.cli import main
-from cpt.runs.list_command import told_age
 
 
 def listed(capsys, *words):
@@ -53,14 +52,3 @@ def test_neither_runs_nor_compare_import_torch(tmp_path):
         code = f"import sys; from cpt.cli import main\ntry: main({words!r})\nexcept SystemExit: pass\n"
         code += "assert not {'torch', 'transformers', 'datasets'} & sys.modules.keys()"
         assert "one" in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-
-
-def test_ages_are_told_in_the_largest_unit_of_which_there_are_two():
-    assert [told_age(seconds) for seconds in (-5, 1, 119, 121, 7300, 200_000)] == [
-        "0 s",
-        "1 s",
-        "119 s",
-        "2 min",
-        "2 h",
-        "2 d",
-    ]

@@ -28,24 +28,6 @@ def test_runs_are_found_at_any_depth_but_not_inside_checkpoints(runs):
     assert sorted(names(runs)) == ["good", "search/bad"]
 
 
-def test_a_run_is_told_by_its_files(runs):
-    (run,) = list_runs(runs, ["name=good"])
-    assert run.values | {"age": 0} == {
-        "name": "good",
-        "stage": "cpt",
-        "state": "finished",
-        "step": 20,
-        "steps": 20,
-        "tokens": 20_480,
-        "loss": pytest.approx(3.0),
-        "bits_per_byte": 1.25,
-        "tokens_per_second": 1020.0,
-        "age": 0,
-        "tags": ["demo"],
-        "eval_domain_bits_per_byte": 1.25,
-    }
-
-
 @pytest.mark.parametrize(
     ("condition", "found"),
     [

@@ -6,12 +6,10 @@ import sys
 import time
 
 import pytest
-from full_disk import disk_of_its_own, files_end_at, fill
+from full_disk import files_end_at
 
-from cpt.errors import CheckpointError, DataError, Interrupted, LaunchError, RecipeError
-from cpt.ranks import CONTINUE, same_command
+from cpt.errors import CheckpointError, DataError, LaunchError, RecipeError
 from cpt.recipe.schema import Recipe
-from cpt.runs.events import read_events, record_event
 from cpt.runs.record import Run, claim_new_folder, command_to_continue, hold, start_run
 
 
@@ -31,10 +29,6 @@ def test_a_run_starts_with_its_recipe_and_environment_on_record(tmp_path):
     assert {path.name for path in run.folder.iterdir()} == {"recipe.yaml", "environment.json", ".lock"}
 
 
-def test_the_same_recipe_comes_back_to_its_folder(tmp_path):
-    assert start_run(recipe(tmp_path)).folder == start_run(recipe(tmp_path, tags=["again"])).folder
-
-
 def test_a_later_start_is_recorded_with_what_differs_from_the_first(tmp_path, monkeypatch):
     run = start_run(recipe(tmp_path))
     run.write_status("running")
@@ -46,22 +40,6 @@ def test_a_later_start_is_recorded_with_what_differs_from_the_first(tmp_path, mo
         json.loads(line).keys() == {"started", "variables"}
         and json.loads(line)["variables"]["OMP_NUM_THREADS"] == "77"
     )
-
-
-def test_the_plan_is_kept_where_there_is_one(tmp_path):
-    run = Run(tmp_path)
-    run.record_plan(None)
-    assert not (tmp_path / "plan.json").exists()
-    run.record_plan({"gpu_total_gib": 20.5})
-    assert json.loads((tmp_path / "plan.json").read_text()) == {"gpu_total_gib": 20.5}
-
-
-def test_a_first_start_whose_record_is_damaged_is_told_in_full_at_the_next(tmp_path):
-    run = start_run(recipe(tmp_path))
-    run.write_status("running")
-    (run.folder / "environment.json").write_text("{")
-    start_run(recipe(tmp_path))
-    assert {"started", "variables", "python"} <= json.loads((run.folder / "starts.jsonl").read_text()).keys()
 
 
 def test_a_status_or_plan_that_cannot_be_written_ends_no_run(tmp_path):
@@ -102,18 +80,6 @@ def test_a_run_that_failed_before_its_first_step_takes_another_recipe(tmp_path):
     (run.folder / "metrics.jsonl").touch()
     with pytest.raises(RecipeError):
         start_run(recipe(tmp_path))
-
-
-def test_new_starts_beside_the_old_run(tmp_path):
-    start_run(recipe(tmp_path))
-    assert start_run(recipe(tmp_path), new=True).folder.name == "a-run-2"
-    assert start_run(recipe(tmp_path), new=True).folder.name == "a-run-3"
-
-
-def test_an_unwritable_output_folder_is_a_recipe_error(tmp_path):
-    (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(RecipeError, match="cannot write"):
-        start_run(recipe(tmp_path / "file"))
 
 
 def test_the_status_tells_how_the_run_ended(tmp_path):
@@ -187,32 +153,12 @@ def test_a_forked_worker_that_outlives_its_run_does_not_keep_the_lock(tmp_path):
         os.waitpid(pid, 0)
 
 
-def test_a_run_that_was_told_to_stop_says_so(tmp_path):
-    run = Run(tmp_path)
-    with pytest.raises(Interrupted), run.reporting():
-        raise Interrupted("stopped by SIGTERM")
-    assert (run.status()["state"], run.status()["exit_code"]) == ("interrupted", 75)
-
-
 def test_half_a_status_is_none(tmp_path):
     (tmp_path / "status.json").write_text('{"state": "fini')
     run = Run(tmp_path)
     assert run.status() == {} and not run.is_finished
     run.write_status("running", step=3)
     assert run.status()["step"] == 3
-
-
-def test_events_that_never_found_room_are_counted_when_the_run_ends(tmp_path, caplog):
-    with disk_of_its_own(tmp_path / "disk", "64k") as disk:
-        run = Run(disk)
-        with run.reporting():
-            ballast = fill(disk)
-            record_event(disk, "save_failed", "x" * 5000)
-        assert "1 event(s) of this run found no room" in caplog.text and run.status()["state"] == "finished"
-        ballast.unlink()
-        with run.reporting():
-            assert read_events(disk) == []
-        assert [event["kind"] for event in read_events(disk)] == ["save_failed"]
 
 
 @pytest.mark.parametrize(
@@ -226,11 +172,3 @@ def test_events_that_never_found_room_are_counted_when_the_run_ends(tmp_path, ca
 )
 def test_a_run_that_began_with_new_names_the_command_that_continues_it(typed, folder, continues):
     assert command_to_continue(typed.split(), folder, "b" if "name=b" in typed else "a-run") == continues
-
-
-def test_every_process_of_a_new_run_names_the_same_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["cpt", "train", "r.yaml", "--new"])
-    monkeypatch.setenv(CONTINUE, "")
-    start_run(recipe(tmp_path))
-    start_run(recipe(tmp_path), new=True)
-    assert same_command() == "`cpt train r.yaml name=a-run-2`" and same_command() in capsys.readouterr().out

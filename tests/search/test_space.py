@@ -8,7 +8,7 @@ from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.references import REPOSITORY
 from cpt.search.command import refuse_unlogged_metric
-from cpt.search.space import load_space, overrides_of, recipes_at_ends
+from cpt.search.space import load_space, recipes_at_ends
 from cpt.search.study import open_study, values_of_grid
 
 LOSS = {"metric": "loss"}
@@ -34,15 +34,6 @@ def test_all_mistakes_come_at_once_with_their_lines(tmp_path):
         load_space(path)
     lines = [line.partition("space.yaml:")[2] for line in str(problem.value).splitlines()]
     assert [line[0] for line in lines] == ["1", "2", "4", "5"] and "`trials`" in lines[0]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "- a\n", "search: {metric: loss}\n", "search: [\n", "optimizer.learning_rate: [1]\n"]
-)
-def test_a_file_that_is_not_a_space_is_refused(tmp_path, text):
-    (tmp_path / "space.yaml").write_text(text)
-    with pytest.raises(RecipeError, match=r"space.yaml:"):
-        load_space(tmp_path / "space.yaml")
 
 
 @pytest.mark.parametrize(
@@ -95,10 +86,6 @@ def test_a_choice_may_be_a_section(tiny_recipe, tmp_path):
     assert [one.name for one in schedules] == ["cosine", "wsd"] and schedules[1].options == {"decay_tokens": 512}
 
 
-def test_drawn_numbers_are_short_overrides():
-    assert overrides_of({"a": 0.00123456789, "b": 3, "c": "true"}) == ["a=0.00123457", "b=3", "c=true"]
-
-
 def test_a_grid_has_all_combinations_and_needs_steps(tmp_path):
     axes = {"schedule.floor": [0.0, 0.1], "optimizer.weight_decay": {"low": 0.0, "high": 0.2, "step": 0.1}}
     assert list(values_of_grid(space_of(tmp_path, axes))) == [["0.0", "0.1"], pytest.approx([0.0, 0.1, 0.2])]
@@ -118,11 +105,6 @@ def test_a_grid_has_all_combinations_and_needs_steps(tmp_path):
 def test_a_sampler_or_pruner_that_optuna_refuses_is_named(tmp_path, settings):
     with pytest.raises(RecipeError, match=rf"space.yaml:\d+: `search.{next(iter(settings))}`"):
         open_study("sqlite://", "search", space_of(tmp_path, **settings))
-
-
-def test_any_class_of_optuna_can_be_named(tmp_path):
-    space = space_of(tmp_path, sampler="optuna.samplers:QMCSampler", pruner={"name": "percentile", "percentile": 25.0})
-    assert open_study("sqlite://", "search", space).trials == []
 
 
 @pytest.mark.parametrize(

@@ -1,44 +1,44 @@
-import subprocess
-import sys
-from pathlib import Path
+"""`cpt chat`: the terminal and the page."""
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from gradio_client import Client
 from typer.testing import CliRunner
 
 from cpt.cli import application
 from cpt.errors import CheckpointError, LaunchError
+from cpt.serving.chat import build_page, free_port
+from cpt.serving.checks import check_servable
+from cpt.serving.server import serving
 
 
-def test_a_model_without_a_chat_template_is_refused_with_the_ways_out(plain_folder):
-    result = CliRunner().invoke(application("chat"), ["chat", str(plain_folder)])
-    assert isinstance(result.exception, CheckpointError)
-    assert "no chat template" in str(result.exception) and "cpt serve" in str(result.exception)
+def refusal(*words):
+    return CliRunner().invoke(application("chat"), ["chat", *map(str, words)]).exception
 
 
-def test_a_word_that_sets_nothing_is_refused_before_the_model_is_loaded(chat_folder):
-    result = CliRunner().invoke(application("chat"), ["chat", str(chat_folder), "nonsense"])
-    assert isinstance(result.exception, LaunchError) and "`nonsense`: what goes to the generation" in str(
-        result.exception
-    )
+def test_options_of_the_other_place_are_refused(chat_folder):
+    for words in (
+        ["nonsense"],
+        ["--port", "9000"],
+        ["--browser", "temperature=0"],
+        ["--browser", "--system-prompt", "x"],
+    ):
+        assert isinstance(refusal(chat_folder, *words), LaunchError)
+
+
+def test_the_terminal_refuses_a_model_without_a_chat_template(plain_folder):
+    problem = refusal(plain_folder)
+    assert isinstance(problem, CheckpointError) and "--browser" in str(problem)
 
 
 @pytest.mark.slow
-def test_a_piped_chat_answers_each_line(chat_folder):
-    words = [str(Path(sys.executable).parent / "cpt"), "chat", str(chat_folder), "max_new_tokens=4", "do_sample=False"]
-    ended = subprocess.run(
-        words, input="the model reads\n\na document\n!exit\nnever\n", capture_output=True, text=True, timeout=300
-    )
-    assert ended.returncode == 0 and "Traceback" not in ended.stderr
-    model = AutoModelForCausalLM.from_pretrained(chat_folder)
-    tokenizer = AutoTokenizer.from_pretrained(chat_folder)
-    messages, expected = [], ""
-    for line in ("the model reads", "a document"):
-        messages.append({"role": "user", "content": line})
-        ids = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-        written = model.generate(**ids, do_sample=False, max_new_tokens=4)[0, ids["input_ids"].shape[1] :]
-        messages.append({"role": "assistant", "content": tokenizer.decode(written, skip_special_tokens=True)})
-        expected += messages[-1]["content"] + "\n"
-    assert ended.stdout.replace("\r\n", "\n").endswith(expected)
+@pytest.mark.parametrize("kind", ["chat_folder", "plain_folder"])
+def test_the_page_answers_with_the_served_model(kind, request):
+    model, ports = check_servable(str(request.getfixturevalue(kind))), (free_port(), free_port())
+    with serving(model, host="127.0.0.1", port=ports[0], dtype="auto", device="cpu") as url:
+        page = build_page(model, url)
+        page.launch(server_port=ports[1], prevent_thread_lock=True, quiet=True, ssr_mode=False)
+        try:
+            answer = Client(f"http://127.0.0.1:{ports[1]}", verbose=False).predict("the model reads", api_name="/chat")
+        finally:
+            page.close(verbose=False)
+    assert answer and (kind == "chat_folder" or answer.startswith("the model reads"))

@@ -1,12 +1,22 @@
+"""What is refused before a model is loaded."""
+
 import json
 import shutil
 import socket
+from pathlib import Path
 
 import pytest
+import transformers
 from tiny_checkpoints import save_adapter
 
 from cpt.errors import CheckpointError, LaunchError, ResourceError
-from cpt.serving.checks import check_port, check_servable
+from cpt.serving.checks import check_architecture, check_port, check_servable
+
+CONFIG = {
+    "model_type": "lstm_lm",
+    "architectures": ["LstmForCausalLM"],
+    "auto_map": {"AutoConfig": "lstm_language_model.LstmConfig"},
+}
 
 
 @pytest.fixture
@@ -15,85 +25,81 @@ def copied(chat_folder, tmp_path):
 
 
 def test_a_model_is_known_with_or_without_a_chat_template(chat_folder, plain_folder):
-    assert (
-        check_servable(str(chat_folder)).has_chat_template and not check_servable(str(plain_folder)).has_chat_template
-    )
+    assert check_servable(str(chat_folder)).has_chat_template
+    assert not check_servable(str(plain_folder)).has_chat_template
 
 
 def test_of_a_finished_run_the_exported_model_is_served(chat_folder, tmp_path):
     shutil.copytree(chat_folder, tmp_path / "final")
     (tmp_path / "recipe.yaml").touch()
-    with pytest.raises(CheckpointError, match="without a finished model.*cpt export"):
+    with pytest.raises(CheckpointError, match="cpt export"):
         check_servable(str(tmp_path))
     (tmp_path / "status.json").write_text('{"state": "finished"}')
     assert check_servable(str(tmp_path)).name == str(tmp_path / "final")
 
 
 def test_an_adapter_is_refused_with_the_command_that_merges_it(chat_folder, tmp_path):
-    adapter = save_adapter(tmp_path / "adapter", chat_folder)
-    with pytest.raises(CheckpointError, match="is a LoRA adapter.*cpt export"):
-        check_servable(str(adapter))
+    with pytest.raises(CheckpointError, match="LoRA.*cpt export"):
+        check_servable(str(save_adapter(tmp_path / "adapter", chat_folder)))
 
 
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
-        ("model.safetensors", "is no model that can be served"),
-        ("config.json", "is no model"),
-        ("tokenizer*", "has no tokenizer"),
-    ],
-)
-def test_an_incomplete_folder_is_refused(copied, file, message):
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer*"])
+def test_an_incomplete_folder_is_refused(copied, file):
     for path in copied.glob(file):
         path.unlink()
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=str(copied)):
         check_servable(str(copied))
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_type": "minimind2"}, "which only cpt reads.*cpt export"),
-        ({"architectures": ["MyOwnModel"]}, "names MyOwnModel, no causal language model"),
-        ({"architectures": None}, "names .none named."),
-    ],
+    "changes", [{"model_type": "minimind2"}, {"architectures": ["MyOwnModel"]}, {"architectures": None}]
 )
-def test_what_the_server_could_not_load_is_refused(copied, changes, message):
+def test_a_model_that_transformers_does_not_know_is_refused(copied, changes):
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | changes))
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match="cpt export"):
         check_servable(str(copied))
 
 
 def test_a_folder_name_that_the_server_would_misread_is_refused(chat_folder, tmp_path):
-    with pytest.raises(CheckpointError, match="beginning of a revision"):
+    with pytest.raises(CheckpointError, match="model@home"):
         check_servable(str(shutil.copytree(chat_folder, tmp_path / "model@home")))
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "message"),
-    [
-        ("/no/such/folder", CheckpointError, "no folder"),
-        ("someone/model", ResourceError, "^someone/model is neither a folder here"),
-    ],
-)
-def test_a_model_that_is_nowhere_is_refused(name, error, message):
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize(("name", "error"), [("/no/such/folder", CheckpointError), ("someone/model", ResourceError)])
+def test_a_model_that_does_not_exist_is_refused(name, error):
+    with pytest.raises(error, match=name):
         check_servable(name)
 
 
-def test_a_port_in_use_is_refused_with_another():
+def test_a_port_in_use_and_a_foreign_address_are_refused():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        with pytest.raises(
-            LaunchError, match=f"127.0.0.1:{port}: Address already in use. Choose another: --port {port % 65535 + 1}"
-        ):
+        with pytest.raises(LaunchError, match=f"--port {port % 65535 + 1}"):
             check_port("127.0.0.1", port)
     check_port("127.0.0.1", port)
-
-
-def test_an_address_of_another_machine_is_refused():
-    with pytest.raises(LaunchError, match="cannot listen on 192.0.2.1"):
+    with pytest.raises(LaunchError, match=r"192\.0\.2\.1"):
         check_port("192.0.2.1", 8000)
+
+
+def test_a_folder_with_code_that_was_not_imported_is_refused_with_the_option(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["UnknownForCausalLM"]}))
+    (tmp_path / "lstm_language_model.py").touch()
+    with pytest.raises(CheckpointError, match=r"--import package\.module"):
+        check_architecture(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["option", "recipe of the run"])
+def test_a_class_of_the_users_own_is_where_the_server_looks(tmp_path, how, monkeypatch):
+    monkeypatch.delattr(transformers, "LstmForCausalLM", raising=False)
+    model = tmp_path / "final"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    if how == "option":
+        check_architecture(model, "examples.lstm.lstm_language_model")
+    else:
+        (tmp_path / "recipe.yaml").write_text(Path("examples/lstm/pretrain.yaml").read_text())
+        check_architecture(model)
+    assert transformers.LstmForCausalLM.__name__ == "LstmForCausalLM"

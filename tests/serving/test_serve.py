@@ -1,3 +1,5 @@
+"""`cpt serve`: Hugging Face's server as OpenAI's client sees it."""
+
 import os
 import signal
 import subprocess
@@ -5,42 +7,99 @@ import sys
 from pathlib import Path
 
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cpt.errors import LaunchError
 from cpt.serving.chat import free_port
-from cpt.serving.checks import Servable
-from cpt.serving.serve import ready_lines
+from cpt.serving.checks import check_servable
+from cpt.serving.server import serving
+
+PROMPT = "the model reads"
+MESSAGES = [{"role": "user", "content": PROMPT}]
 
 
-def test_the_ready_line_gives_a_request_that_fits_the_model():
-    chat, plain = (ready_lines(Servable("m", has), "http://localhost:8000") for has in (True, False))
-    assert "/v1/chat/completions" in chat and '"messages"' in chat
-    assert "/v1/completions" in plain and "no chat template" in plain and '"prompt"' in plain
+def greedy(folder, prompt, tokens):
+    """What transformers itself writes."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(prompt, return_tensors="pt")
+    written = model.generate(**ids, do_sample=False, max_new_tokens=tokens)[0, ids["input_ids"].shape[1] :]
+    return tokenizer.decode(written, skip_special_tokens=True)
+
+
+def served(folder, dtype="auto"):
+    return serving(check_servable(str(folder)), host="127.0.0.1", port=free_port(), dtype=dtype, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def client(chat_folder):
+    with served(chat_folder) as url:
+        yield OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def test_chat_and_completions_come_whole_and_streamed(client, chat_folder):
+    name, expected = str(chat_folder), greedy(chat_folder, PROMPT, 8)
+    assert [model.id for model in client.models.list()] == [name]
+    options = {"model": name, "max_tokens": 8, "temperature": 0}
+    whole = client.completions.create(prompt=PROMPT, **options)
+    assert whole.choices[0].text == expected and whole.usage.completion_tokens == 8
+    parts = [part.choices[0].text for part in client.completions.create(prompt=PROMPT, stream=True, **options)]
+    assert len(parts) > 1 and "".join(parts) == expected
+    answer = client.chat.completions.create(messages=MESSAGES, **options).choices[0].message.content
+    streamed = client.chat.completions.create(messages=MESSAGES, stream=True, **options)
+    assert answer == "".join(part.choices[0].delta.content or "" for part in streamed) and answer
+    with pytest.raises(BadRequestError):
+        client.completions.create(model="another", prompt=PROMPT)
+
+
+@pytest.mark.parametrize(
+    "options", [{"n": 2}, {"logprobs": 0}, {"echo": True}, {"presence_penalty": 1}, {"prompt": ["a", "b"]}]
+)
+def test_a_parameter_that_the_server_would_ignore_is_refused_by_name(client, chat_folder, options):
+    with pytest.raises(BadRequestError, match=f"`{next(iter(options))}`"):
+        client.completions.create(**{"model": str(chat_folder), "prompt": PROMPT, **options})
+
+
+def test_openais_parameters_mean_what_openai_says(client, chat_folder):
+    def complete(**options):
+        options = {"model": str(chat_folder), "prompt": PROMPT, "max_tokens": 8, **options}
+        return client.completions.create(**options).choices[0].text
+
+    first = complete()
+    assert complete(prompt=[PROMPT], n=1, user="me", stop=None) == first
+    sampled = {seed: complete(temperature=1.5, seed=seed) for seed in (1, 2, 3)}
+    assert len({*sampled.values(), first}) > 1, "a temperature samples"
+    assert complete(temperature=1.5, seed=1) == sampled[1]
+    biased = client.chat.completions.create(
+        model=str(chat_folder), messages=MESSAGES, max_tokens=4, logit_bias={"40": 100}
+    )
+    assert len(set(biased.choices[0].message.content)) == 1, "only the biased token"
+
+
+def test_a_model_without_a_chat_template_completes_and_refuses_chats(plain_folder):
+    with served(plain_folder) as url:
+        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        with pytest.raises(BadRequestError, match="/v1/completions"):
+            client.chat.completions.create(model=str(plain_folder), messages=MESSAGES)
+        assert client.completions.create(model=str(plain_folder), prompt=PROMPT, max_tokens=3).choices[0].text
+
+
+def test_an_error_of_hugging_faces_server_names_the_model(chat_folder):
+    with pytest.raises(LaunchError, match="chat"), served(chat_folder, dtype="bfloat17"):
+        pass
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-def test_the_command_serves_until_it_is_stopped_and_its_own_curl_line_works(plain_folder, number):
-    words = [
-        str(Path(sys.executable).parent / "cpt"),
-        "serve",
-        str(plain_folder),
-        "--port",
-        str(free_port()),
-        "--host",
-        "127.0.0.1",
-    ]
+def test_the_command_serves_until_it_is_stopped_and_its_curl_line_works(plain_folder, number):
+    program = str(Path(sys.executable).parent / "cpt")
+    words = [program, "serve", str(plain_folder), "--port", str(free_port()), "--host", "127.0.0.1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as server:
-        for line in server.stdout:
-            if line.startswith("Ready: "):
-                break
-        url = line.split()[1]
-        assert "completions only" in line
+        ready = next(line for line in server.stdout if line.startswith("Ready: "))
         answered = subprocess.run(server.stdout.readline().strip(), shell=True, capture_output=True, text=True)
-        assert '"text_completion"' in answered.stdout, answered.stderr
-        client = OpenAI(base_url=url, api_key="none", max_retries=0)
-        assert client.completions.create(model=str(plain_folder), prompt="the model", max_tokens=3).choices[0].text
+        assert '"text_completion"' in answered.stdout and "no chat template" in ready
         server.send_signal(number)
         assert server.stdout.read().rstrip().endswith("Stopped.") and server.wait(timeout=30) == 0

@@ -21,7 +21,7 @@ def recipe(**changes):
 
 
 def arguments(recipe, tmp_path, held_out=("a",)):
-    return training_arguments(recipe, tmp_path, SimpleNamespace(form="document", num_rows=15, held_out=held_out))
+    return training_arguments(recipe, tmp_path, SimpleNamespace(form="document", num_rows=100, held_out=held_out))
 
 
 def test_intervals_in_tokens_become_steps(tmp_path):

@@ -69,11 +69,6 @@ def test_the_models_own_settings_do_not_count(make_model, tokenizer):
     assert answers(strange, tokenizer, 2, temperature=0) == answers(plain, tokenizer, 2, temperature=0)
 
 
-def test_a_small_share_of_the_probability_is_all_but_greedy(make_model, tokenizer):
-    model = make_model("llama")
-    assert answers(model, tokenizer, 2, temperature=1.0, top_p=1e-6) == answers(model, tokenizer, 2, temperature=0)
-
-
 def test_an_answer_ends_at_the_models_own_end_of_turn_and_what_has_not_ended_is_cut_off(make_model, tokenizer):
     model = make_model("llama")
     written = greedy(model, encode(tokenizer, QUESTIONS[0]))

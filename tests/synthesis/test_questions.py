@@ -4,13 +4,6 @@ from cpt.errors import RecipeError
 from cpt.synthesis.questions import Question, cut, encode
 
 
-def test_without_a_chat_template_the_prompt_is_the_beginning_of_a_text(tokenizer):
-    assert (
-        tokenizer.decode(Question(tokenizer, "Say: {text}\nSaid:\n").ids("one {text} two"))
-        == "Say: one {text} two\nSaid:\n"
-    )
-
-
 def test_a_chat_template_is_written_around_the_prompt_as_the_tokenizer_does_it(chat_tokenizer):
     message = [{"role": "user", "content": "Say: hello\n"}]
     expected = chat_tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
@@ -37,10 +30,6 @@ def test_a_bos_comes_first_where_the_tokenizer_puts_one(tokenizer):
         single="<|turn|> $A", special_tokens=[("<|turn|>", 258)]
     )
     assert Question(tokenizer, "{text}").ids("a")[0] == 258 == tokenizer.bos_token_id
-
-
-def test_a_short_text_is_one_piece(tokenizer):
-    assert cut("one\n\ntwo", 8, tokenizer) == ["one\n\ntwo"]
 
 
 def test_a_long_text_is_cut_at_the_ends_of_paragraphs(tokenizer):

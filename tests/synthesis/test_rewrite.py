@@ -1,11 +1,9 @@
 import json
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
-from cpt.data.readers.sources import open_source
-from cpt.errors import CheckpointError, DataError, RecipeError
+from cpt.errors import RecipeError
 from cpt.recipe.schema import DocumentSource, Model
 from cpt.synthesis import rewrite as rewriting
 from cpt.synthesis.answers import Answer
@@ -56,12 +54,6 @@ def test_a_long_document_becomes_several_texts(task, tmp_path):
     assert all(row["piece"] < row["pieces"] for row in rows_of(tmp_path / "out"))
 
 
-def test_a_source_reads_what_was_made(task, tmp_path):
-    rewrite(task(), tmp_path / "out")
-    texts = [document.text for document in open_source(DocumentSource(path=str(tmp_path / "out")), "k")]
-    assert texts == [row["text"] for row in rows_of(tmp_path / "out")]
-
-
 @pytest.mark.parametrize("prompt", ["easy", "back_translation"])
 def test_neither_batches_nor_groups_nor_the_order_change_a_text(task, tmp_path, corpus, monkeypatch, prompt):
     rewrite(task(prompt=find_prompt(prompt), batch_size=8), tmp_path / "together")
@@ -109,21 +101,6 @@ def test_a_source_that_has_changed_is_made_anew_where_it_has(task, tmp_path, cor
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "fresh")
 
 
-def test_more_documents_of_the_source_are_added_to_those_that_are_done(task, tmp_path, monkeypatch):
-    monkeypatch.setattr(rewriting, "GROUP", 2)
-    whole = task(max_input_tokens=1000)
-    fewer = replace(whole, source=whole.source.model_copy(update={"max_documents": 4}))
-    assert rewrite(fewer, tmp_path / "out").documents == 4
-    done = rewrite(whole, tmp_path / "out")
-    assert done.groups_done_before == 2 and done.documents == 7
-
-
-def test_one_folder_holds_one_task(task, tmp_path):
-    rewrite(task(), tmp_path / "out")
-    with pytest.raises(RecipeError, match=r"made otherwise \(prompt, prompt_sha256, run_seed differ\)"):
-        rewrite(task(seed=1, prompt=find_prompt("scholarly")), tmp_path / "out")
-
-
 def test_dropped_answers_are_counted_by_reason_and_leave_no_empty_file(task, tmp_path):
     done = rewrite(task(cut_off="drop"), tmp_path / "out")
     assert done.dropped["cut off at max_new_tokens"] == done.pieces - done.texts > 0
@@ -152,11 +129,3 @@ def test_a_window_that_is_too_small_is_told_before_anything_is_made(task, tmp_pa
         RecipeError, match="need up to .* tokens, the model has room for 2,048. Lower --max-input-tokens"
     ):
         rewrite(task(sampling=Sampling(max_new_tokens=2000)), tmp_path / "out")
-
-
-def test_what_is_not_there_is_said(task, tmp_path, model_folder):
-    with pytest.raises(DataError, match=r"no such file.*source\.path"):
-        rewrite(task(path="missing.jsonl"), tmp_path / "out")
-    (model_folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError):
-        rewrite(task(), tmp_path / "out")

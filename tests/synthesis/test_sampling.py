@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from cpt.synthesis.sampling import GumbelNoise, Sampling, mixed
+from cpt.synthesis.sampling import GumbelNoise, mixed
 
 
 def draws(logits, seeds, prompt_length=1, tokens=1):
@@ -16,19 +16,6 @@ def test_the_largest_logit_with_noise_is_a_draw_from_the_softmax():
     torch.testing.assert_close(shares, logits.softmax(-1), atol=0.01, rtol=0)
 
 
-def test_the_draws_of_one_text_are_independent_of_each_other():
-    logits = torch.zeros(4)
-    drawn = torch.stack([draws(logits, range(4000), tokens=token) for token in range(2)])
-    pairs = torch.bincount(drawn[0] * 4 + drawn[1], minlength=16) / 4000
-    torch.testing.assert_close(pairs, torch.full((16,), 1 / 16), atol=0.015, rtol=0)
-
-
-def test_a_rows_draw_depends_on_nothing_beside_it():
-    logits = torch.randn(50)
-    together, alone = draws(logits, [5, 2**64 - 1, 7]), draws(logits, [7], prompt_length=9)
-    assert together[2] == alone[0]
-
-
 def test_mixing_is_splitmix64():
     """As the reference gives it for the state 1234567 (prng.di.unimi.it/splitmix64.c)."""
     golden = 0x9E3779B97F4A7C15
@@ -38,10 +25,6 @@ def test_mixing_is_splitmix64():
         3203168211198807973,
         9817491932198370423,
     ]
-
-
-def test_temperature_0_is_greedy():
-    assert len(Sampling(temperature=0).processors([1], 1)) == 0
 
 
 @pytest.mark.gpu

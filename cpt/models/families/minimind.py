@@ -25,8 +25,6 @@ class MiniMind2Config(LlamaConfig):
 
 
 class MiniMind2ForCausalLM(LlamaForCausalLM):
-    """Llama's forward pass, under MiniMind2's model type."""
-
     config: MiniMind2Config
 
 
@@ -56,6 +54,4 @@ class MiniMind3Config(Qwen3Config):
 
 
 class MiniMind3ForCausalLM(Qwen3ForCausalLM):
-    """Qwen3's forward pass, under MiniMind-3's model type."""
-
     config: MiniMind3Config

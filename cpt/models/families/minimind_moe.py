@@ -140,8 +140,6 @@ class MiniMind3MoEConfig(Qwen3MoeConfig):
 
 
 class MiniMind3MoEForCausalLM(BalancedForCausalLM, Qwen3MoeForCausalLM):
-    """Qwen3-MoE's layers with MiniMind-3's balance loss."""
-
     config: MiniMind3MoEConfig
 
     def balance(self, router_logits: tuple[torch.Tensor, ...], num_sequences: int) -> torch.Tensor:
@@ -237,8 +235,6 @@ class MiniMind2MoEPreTrainedModel(LlamaPreTrainedModel):
 
 
 class MiniMind2MoEModel(MiniMind2MoEPreTrainedModel, LlamaModel):
-    """Llama's forward pass over the mixture's layers."""
-
     def __init__(self, config: MiniMind2MoEConfig) -> None:
         super().__init__(config)
         self.layers = nn.ModuleList(MiniMind2MoELayer(config, index) for index in range(config.num_hidden_layers))
@@ -246,8 +242,6 @@ class MiniMind2MoEModel(MiniMind2MoEPreTrainedModel, LlamaModel):
 
 
 class MiniMind2MoEForCausalLM(BalancedForCausalLM, MiniMind2MoEPreTrainedModel, LlamaForCausalLM):
-    """MiniMind2's mixture with its head."""
-
     _tp_plan: dict[str, str] = {}  # see base_model_tp_plan
 
     def __init__(self, config: MiniMind2MoEConfig) -> None:

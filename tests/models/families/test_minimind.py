@@ -30,8 +30,3 @@ def test_a_state_dict_of_another_shape_is_refused(tmp_path: Path):
     torch.save({"model.embed_tokens.weight": torch.zeros(96, 32)}, tmp_path / "pretrain.pth")
     with pytest.raises(CheckpointError, match="lacks"):
         build_model(Model(path=str(tmp_path / "pretrain.pth"), config=tiny_config("minimind2")), make_tokenizer())
-
-
-def test_minimind3_heads_are_as_wide_as_hidden_over_heads():
-    model = build_model(Model(from_scratch=True, config=tiny_config("minimind3")), make_tokenizer())
-    assert model.config.head_dim == 8 and model.model.layers[0].self_attn.q_norm.weight.shape == (8,)

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,43 +9,6 @@ from cpt.models.families.native import export_native
 from cpt.recipe.schema import Model
 
 IDS = torch.arange(3, 63).view(2, 30)
-NATIVE = {
-    "cpt-gpt2": "GPT2LMHeadModel",
-    "minimind2": "LlamaForCausalLM",
-    "minimind2_moe": "Qwen2MoeForCausalLM",
-    "minimind3": "Qwen3ForCausalLM",
-    "minimind3_moe": "Qwen3MoeForCausalLM",
-}
-LOAD = """
-import sys, torch
-from transformers import AutoModelForCausalLM
-for folder in sys.argv[1:]:
-    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"], info
-    logits = model.eval()(torch.arange(3, 63).view(2, 30)).logits
-    torch.save((type(model).__name__, logits.detach()), folder + "/seen.pt")
-assert not any(name == "cpt" or name.startswith("cpt.") for name in sys.modules)
-"""
-
-
-@pytest.mark.slow
-def test_every_family_exports_to_a_folder_that_loads_without_this_package(tmp_path: Path):
-    expected = {}
-    for model_type in NATIVE:
-        for kind, shard_size in (("whole", "1GB"), ("sharded", "20KB")):
-            model = build_model(
-                Model(from_scratch=True, config=tiny_config(model_type)), make_tokenizer(), seed=5
-            ).eval()
-            folder = tmp_path / f"{model_type}-{kind}"
-            model.save_pretrained(folder, max_shard_size=shard_size)
-            assert export_native(folder)
-            assert len(list(folder.glob("model*.safetensors"))) > 1 or kind == "whole"
-            expected[folder] = (NATIVE[model_type], model(IDS).logits)
-    subprocess.run([sys.executable, "-c", LOAD, *map(str, expected)], check=True, cwd=tmp_path)
-    for folder, (name, logits) in expected.items():
-        seen_name, seen = torch.load(folder / "seen.pt")
-        assert seen_name == name
-        torch.testing.assert_close(seen, logits[..., : seen.shape[-1]], atol=2e-6, rtol=0, msg=folder.name)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +17,7 @@ def test_every_family_exports_to_a_folder_that_loads_without_this_package(tmp_pa
 def test_an_exported_minimind2_mixture_keeps_its_options(options: dict[str, int], tmp_path: Path):
     config = tiny_config("minimind2_moe") | options
     model = build_model(Model(from_scratch=True, config=config), make_tokenizer(), seed=5).eval()
-    model.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert export_native(tmp_path)
     native = build_model(Model(path=str(tmp_path)), make_tokenizer()).eval()
     torch.testing.assert_close(native(IDS).logits, model(IDS).logits, atol=2e-6, rtol=0)

@@ -1,1 +1,0 @@
-"""What watching a run costs."""

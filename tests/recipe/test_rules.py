@@ -1,0 +1,219 @@
+"""The second gate: sections that contradict each other, and settings without effect, each reported with its line."""
+
+import pytest
+
+from cpt.recipe.schema import Evaluation, HeldOut, Source
+from cpt.recipe.sense import with_public_set
+from cpt.recipe.sense_data import reported_name
+
+SCRATCH = "stage: pretrain\ntokenizer: {path: a/b}\n"
+LLAMA = "{from_scratch: true, config: {model_type: llama}"
+EVERY = "checkpoints.every_steps=1"
+
+
+@pytest.mark.parametrize(
+    ("added", "overrides", "named"),
+    [
+        ("stage: cptt\n", [], "r.yaml:5: `cptt` `cpt`"),
+        ("stage: my_lab:stage\n", [], "r.yaml:5: `my_lab:stage`"),
+        ("stage: grpo\n", [], "`grpo` `rewards`"),
+        ("stage: sft\nrewards: [exact_match]\n", [], "`rewards` effect `sft`"),
+        ("stage: ppo\nrewards: [{name: length, weight: 0}]\n", [], "`rewards[0].weight` effect"),
+        ("stage: cpt\n", ["model.from_scratch=true"], "`model.from_scratch` pretrain"),
+        ("", ["model={attention: sdpa}"], "`model.path`"),
+        (SCRATCH, ["model={from_scratch: true}"], "`model.config` `model.path`"),
+        (SCRATCH, ["model={from_scratch: true, config: {n: 1}}"], "`model.config.model_type`"),
+        ("stage: pretrain\n", [f"model={LLAMA}}}"], "`tokenizer.path`"),
+        (SCRATCH, [f"model={LLAMA}, path: a/b}}"], "`model.path` effect"),
+        (SCRATCH, ["model={path: a/b, from_scratch: true, lora: {}}"], "LoRA weights"),
+        (SCRATCH, ["model={path: a/b, from_scratch: true, hashes: {x: y}}"], "`model.hashes` effect"),
+        ("stage: dpo\ntraining: {beta: 0}\n", [], "r.yaml:6: `dpo` `training.beta`"),
+        ("stage: distill\n", [], "`distill` `training.teacher_model_name_or_path`"),
+        ("", ["model={path: a/b, train_only: new_rows, lora: {}}"], "LoRA new_rows"),
+        (SCRATCH, ["model={path: a/b, from_scratch: true, train_only: new_rows}"], "new_rows"),
+        ("training: {fsdp: true}\n", ["model.train_only=new_rows"], "FSDP DeepSpeed"),
+        ("", ["model.trust_remote_code=true"], "`model.revision`"),
+        ("", ["model={path: a/b, trust_remote_code: true, revision: main}"], "`model.revision`"),
+        (SCRATCH, [f"model={LLAMA}, revision: x}}"], "`model.revision` effect `model.path`"),
+        ("", ["model.parameters=5", "model.active_parameters=6"], "`model.parameters`"),
+        (
+            "checkpoints: {every_steps: 1, every_tokens: 1}\n",
+            [],
+            "`checkpoints.every_steps` `checkpoints.every_tokens`",
+        ),
+        (
+            "evaluation: {every_steps: 1, every_tokens: 1, held_out_share: 0.1}\n",
+            [],
+            "`evaluation.every_steps` (`evaluation.every_tokens`: line 5)",
+        ),
+        ("evaluation: {every_steps: 1}\n", [], "`evaluation.every_steps` effect `evaluation.held_out_share`"),
+        ("monitoring: {project: x}\n", [], "`monitoring.project` effect trackers"),
+        ("checkpoints: {keep: 5}\n", [], "`checkpoints.keep` effect `checkpoints.every_tokens`"),
+        ("checkpoints: {average: 2}\n", [], "`checkpoints.average` `checkpoints.every_tokens`"),
+        ("checkpoints: {average: 4}\n", [EVERY], "`checkpoints.average` `checkpoints.keep`"),
+        ("checkpoints: {average: 2}\n", [EVERY, "model.lora=cpt"], "`checkpoints.average` LoRA"),
+        ("optimizer: {lr: 1}\n", [], "`optimizer.lr` `optimizer.learning_rate`"),
+        ("optimizer: {adam_beta1: 0.9}\n", [], "`optimizer.adam_beta1` `optimizer.betas`"),
+        ("schedule: {warmup_steps: 10}\n", [], "`schedule.warmup_steps` `schedule.warmup_tokens`"),
+        ("training: {bf16: true, fp16: true}\n", [], "`training.fp16` `training.bf16`"),
+        (
+            "training: {fsdp: true, deepspeed: {}}\n",
+            ["training.deepspeed.x=1"],
+            "`training.fsdp` `training.deepspeed`",
+        ),
+        ("", ["budget={}"], "`budget.tokens` `budget.epochs`"),
+        ("", ["budget.epochs=2"], "`budget.epochs` (`budget.tokens`: r.yaml:4)"),
+        ("", ["data.total_tokens=2_000"], "r.yaml:4: `budget.tokens` 2,000"),
+        ("", ["data.total_tokens=2_000", "budget={epochs: 1}"], "`budget.tokens: 2000`"),
+        ("", ["budget.global_batch_tokens=1000"], "1024"),
+        ("training: {per_device_train_batch_size: 3}\n", ["budget.global_batch_tokens=1024"], "384 1152"),
+        (
+            "training:\n  gradient_accumulation_steps: 4\n",
+            ["budget.global_batch_tokens=1024"],
+            "r.yaml:6: `budget.global_batch_tokens`",
+        ),
+        ("", ["data.sources=[{path: a/texts}, {path: b/texts}]"], "`texts` `name`"),
+        ("evaluation: {perplexity: [{path: a/b}, {path: c/d, name: b}]}\n", [], "`b` `name`"),
+        ("evaluation: {held_out_share: 0.1, perplexity: [{path: other/texts}]}\n", [], "`texts` `name`"),
+        ("evaluation: {perplexity: [{path: b.jsonl, split: test}]}\n", [], "`evaluation.perplexity[0].split` effect"),
+        ("", ["data.packing=sliding_window"], "`data.stride` 64"),
+        ("", ["data.stride=64"], "`data.stride` effect sliding_window"),
+        ("", ["data.packing=sliding_window", "data.stride=129"], "`data.stride` `data.sequence_length` 128"),
+        ("", ["data.packing=token_budget"], "token_budget `training.per_device_train_batch_size: 1`"),
+    ],
+)
+def test_a_contradiction_is_reported_with_both_sides(mistakes, added, overrides, named):
+    (line,) = mistakes(added, *overrides)
+    assert all(word in line for word in named.split(" "))
+
+
+TWO = "data.sources=[{path: a/code}, {path: a/prose}]"
+BOTH = "{code: 1, prose: 1}"
+
+
+@pytest.mark.parametrize(
+    ("phases", "named"),
+    [
+        ("[{until: 9, weights: {code: 1}}, {until: 5, weights: {prose: 1}}]", "`data.phases[1].until` 9"),
+        ("[{weights: {code: 1}}, {until: 5, weights: {prose: 1}}]", "`data.phases[0].until` missing"),
+        ("[{until: 2000, weights: {code: 1}}, {weights: {prose: 1}}]", "`data.phases[1]` 2,000"),
+        ("[{weights: {code: 1, prose: 1, prosa: 1}}]", "`prosa` `prose`"),
+        ("[{until: 9, weights: {code: 0}}, {weights: {code: 1, prose: 1}}]", "`data.phases[0].weights`"),
+        ("[{weights: {code: 1}}]", "`prose` weight"),
+        ("[{weights: {code: 1, prose: -1}}]", "`data.phases[0].weights.prose`: 0.0"),
+        (f"[{{until: 9, change: linear, weights: {BOTH}}}]", "first phase"),
+        ("[{until: 9, weights: {code: 1}}, {change: linear, weights: {prose: 1}}]", "`until` `until_learning_rate`"),
+        (f"[{{until: 9, until_learning_rate: 0.2, weights: {BOTH}}}]", "`data.phases[0].until_learning_rate`"),
+        (
+            f"[{{until_learning_rate: 0.2, weights: {BOTH}}}, {{until_learning_rate: 0.5, weights: {BOTH}}}]",
+            "`data.phases[1].until_learning_rate` 0.2",
+        ),
+        (f"[{{context_length: 256, weights: {BOTH}}}]", "128"),
+    ],
+)
+def test_phases_that_cannot_be_run_are_reported(mistakes, phases, named):
+    (line,) = mistakes("", TWO, f"data.phases={phases}")
+    assert all(word in line for word in named.split(" "))
+
+
+def test_a_phase_that_ends_at_a_learning_rate_needs_a_length_in_tokens(mistakes):
+    (line,) = mistakes("", TWO, f"data.phases=[{{until_learning_rate: 0.2, weights: {BOTH}}}]", "budget={epochs: 1}")
+    assert "`data.phases[0].until_learning_rate`" in line and "`budget.tokens`" in line
+
+
+@pytest.mark.parametrize("instead", ["temperature=2", f"phases=[{{weights: {BOTH}}}]"])
+def test_weights_beside_what_decides_them_have_no_effect(mistakes, instead):
+    (line,) = mistakes("", "data.sources=[{path: a/code, weight: 2}, {path: a/prose}]", f"data.{instead}")
+    assert "`data.sources[0].weight` has no effect" in line and f"`data.{instead.split('=')[0]}`" in line
+
+
+def test_phases_and_temperature_exclude_each_other(mistakes):
+    (line,) = mistakes("", TWO, "data.temperature=2", f"data.phases=[{{weights: {BOTH}}}]")
+    assert "`data.phases`" in line and "`data.temperature`" in line
+
+
+@pytest.mark.parametrize(
+    ("source", "key"),
+    [
+        ("{path: ./a, subset: x}", "subset"),
+        ("{path: ./a, streaming: true}", "streaming"),
+        ("{path: a.json.zst, data_files: [b]}", "data_files"),
+        ("{path: a.txt, text_column: b}", "text_column"),
+        ("{path: a.jsonl, text_documents: line}", "text_documents"),
+        ("{path: a/b, options: {x: 1}}", "options"),
+        ('{path: a.jsonl, template: "{a}", text_column: b}', "template"),
+        ("{path: a.jsonl, chat: messages, text_column: b}", "chat"),
+        ("{path: a.jsonl, chat: {promt: a, completion: b}}", "prompt"),
+        ("{path: a.jsonl, chat: messages, fill_in_the_middle: {}}", "fill_in_the_middle"),
+    ],
+)
+def test_options_of_a_source_without_effect_are_reported(mistakes, source, key):
+    (line,) = mistakes("", f"data.sources=[{source}]")
+    assert f"`{key}`" in line or f".{key}`" in line
+
+
+HELD = "perplexity: [{path: a/b, name: code}, {path: a/c, name: prose}]"
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "named"),
+    [
+        (f"{{{HELD}, retain: {{prosa: null}}}}", "`prosa` `prose` fineweb-edu"),
+        ("{retain: {general: null}}", "`general` none fineweb-edu"),
+        (f"{{{HELD}, retain: {{prose: null, code: null}}}}", "`evaluation.retain`"),
+        (f"{{{HELD}, retain: {{prose: 0.02}}}}", "`evaluation.retain.prose` `evaluation.every_tokens`"),
+        (f"{{{HELD}, retain: {{prose: 0}}, every_steps: 5}}", "`evaluation.retain.prose`: 0.0"),
+    ],
+)
+def test_retained_sets_are_held_out_and_measured(mistakes, evaluation, named):
+    (line,) = mistakes(f"evaluation: {evaluation}\n")
+    assert all(word in line for word in named.split(" "))
+
+
+def test_only_a_general_set_that_is_missing_gets_a_public_one():
+    sets = [{"path": "a.jsonl", "name": "code"}, {"path": "b.jsonl", "name": "prose"}]
+    evaluation = Evaluation.model_validate({"perplexity": sets, "retain": {"prose": None}})
+    complaint = "`evaluation.perplexity[{}].path`: nothing there."
+    assert with_public_set(complaint.format(0), evaluation) == complaint.format(0)
+    assert "fineweb-edu" in with_public_set(complaint.format(1), evaluation)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["stage=pretrain", "model.from_scratch=true"],
+        ["stage=my_lab.stage"],
+        ["evaluation.every_steps=5", "evaluation.held_out_share=0.1"],
+        ["monitoring={trackers: [wandb], project: x}"],
+        ["optimizer={name: my_lab.optim:mine, lr: 3}"],
+        ["training.bf16=true", "training.fp16=false"],
+        ["data.total_tokens=1000"],
+        ["budget={epochs: 0.5}"],
+        ["budget.global_batch_tokens=2048"],
+        ["evaluation.perplexity=[{path: other/texts}]"],
+        ["data.packing=token_budget", "training.per_device_train_batch_size=1"],
+        ["data.sources=[{path: a/b, subset: x, split: test, revision: y, streaming: true, data_files: [x]}]"],
+        ["data.sources=[{path: 'lab.data:dump', options: {x: 1}}]"],
+        [TWO, f"data.phases=[{{until: 9, weights: {{code: 1}}}}, {{until: 99, change: linear, weights: {BOTH}}}]"],
+        ["evaluation={perplexity: [{path: a/b}, {path: a/c}], retain: {c: 0.02}, every_steps: 5}"],
+        ["data.sources=[{path: a/b, name: x}, {path: a/c}]", "evaluation={held_out_share: 0.1, retain: {x: null}}"],
+    ],
+)
+def test_what_fits_together_passes(load, overrides):
+    load("", *overrides)
+
+
+def test_rules_run_beside_mistakes_in_other_sections_and_not_on_a_section_with_a_mistake(mistakes):
+    text = "seed: x\nmonitoring: {project: p}\ntraining: {max_steps: 3}\nstag: cpt\n"
+    assert len(mistakes(text, "budget.epochs=2")) == 5
+    assert len(mistakes("", "budget={tokens: many}")) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("a/b/*.txt", "b"), ("/a/b/**/c-*.parquet", "b"), ("./x.MD", "x"), ("x.tar", "x.tar"), ("*.txt", "*")]
+    + [("v1.5", "v1.5"), ("a/b.jsonl.gz", "b"), ("b.tar.gz", "b.tar.gz"), ("s3://bucket/c/*.parquet", "c")],
+)
+def test_a_source_is_named_after_the_last_part_of_its_path(path, name):
+    assert reported_name(Source(path=path)) == name
+    assert reported_name(HeldOut(path=path, name="mine")) == "mine"
