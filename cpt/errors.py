@@ -40,11 +40,13 @@ class UserCodeError(CptError):
 
 
 class Interrupted(CptError):  # noqa: N818 - it is no error of anybody
-    """Start it again as it was: it was told to stop, or has to begin anew with what it learned, and goes on from its
-    checkpoint."""
+    """Start it again as it was: it was stopped by a signal, and resumes from its checkpoint."""
 
     exit_code = 75  # EX_TEMPFAIL: what schedulers take for "put it into the queue again"
 
 
 class RestartNeeded(Interrupted):
-    """Start it again at once, as a supervisor does by itself: what it learned only takes effect in new processes."""
+    """Start it again: what the run learned only takes effect in new processes. `cpt train` and its launchers do so
+    automatically."""
+
+    exit_code = 76

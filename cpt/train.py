@@ -23,7 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.checkpoints.average import export_average
 from cpt.checkpoints.export import export_model
 from cpt.checkpoints.resume import Wanted, choose_checkpoint, wanted_checkpoint
-from cpt.errors import RecipeError
+from cpt.errors import RecipeError, RestartNeeded
 from cpt.evaluation.after_training import needs_judging
 from cpt.evaluation.verdict_page import write_verdict
 from cpt.launchers.attempts import BY_THE_LAUNCHER, MOST_RESTARTS
@@ -42,15 +42,15 @@ from cpt.runs.record import Run, start_run
 from cpt.safety.group_timeouts import GroupTimeouts
 from cpt.safety.heartbeat import Heartbeat
 from cpt.safety.preemption import Preemption
+from cpt.safety.restart import restart
 from cpt.stages.arguments import training_arguments
 from cpt.stages.build import build_trainer
-from cpt.stages.checkpointing.exported import seal_export
-from cpt.stages.checkpointing.resuming import go_on, keep_dtype, keep_global_batch
-from cpt.stages.checkpointing.saving_on_errors import saved_on_errors
 from cpt.stages.data import data_of
+from cpt.stages.failures import lost_ranks_named, saved_on_errors
 from cpt.stages.inputs import describe_inputs
 from cpt.stages.model import model_for
-from cpt.stages.roll_call import lost_processes_named
+from cpt.stages.resuming import keep_dtype, keep_global_batch, train_from
+from cpt.stages.saving import seal_export
 from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer.load import load_tokenizer
 from cpt.verdict import judge
@@ -66,7 +66,7 @@ def train(
     trust_checkpoint: bool = False,
     ready: Callable[[CPTTrainer], None] | None = None,
 ) -> Path:
-    """Run the recipe, going on from its newest sound checkpoint, and return the folder of the exported model.
+    """Run the recipe, resuming from its newest sound checkpoint, and return the folder of the exported model.
 
     Args:
         new: start beside a run of the same name instead of going on with it.
@@ -77,7 +77,9 @@ def train(
         ready: called with the trainer when all is built, before its first step.
 
     Raises:
-        CptError: one of its children, for whatever the user can mend.
+        CptError: one of its children, for whatever the user can fix.
+        RestartNeeded: call it again in a new process, as `cpt train` does: the run learned a micro-batch that fits, or
+            rows to leave out.
     """
     launch = join_processes(recipe.training)
     compare_nodes(recipe)
@@ -89,7 +91,7 @@ def train(
     if run.is_finished and resume == "latest":
         tell(f"{run.folder} is finished: its model is in {run.export_folder}. For another run: name=... or --new.")
         return run.export_folder
-    with run.reporting(), Preemption() as preemption, Heartbeat(run.folder) as heartbeat, lost_processes_named(run):
+    with run.reporting(), Preemption() as preemption, Heartbeat(run.folder) as heartbeat, lost_ranks_named(run):
         recipe = with_chosen_values(recipe, deepspeed=launch.deepspeed_config)
         run.record_plan(refuse_mistakes(recipe, deepspeed=launch.deepspeed_config, root=root))
         start_deepspeed(launch)
@@ -106,7 +108,7 @@ def train(
         if ready is not None:
             ready(trainer)
         with saved_on_errors(trainer):
-            go_on(trainer, data, point)
+            train_from(trainer, data, point)
         preemption.raise_if_stopped(run.status().get("checkpoint"))
         if is_main_process() and (data.held_out or recipe.evaluation.tasks):
             write_verdict(
@@ -175,9 +177,21 @@ def command(
         )
         return
     wanted = wanted_checkpoint(resume)
-    final = train(
-        loaded, new=new, root=root, resume=wanted, allow_restart=allow_restart, trust_checkpoint=trust_checkpoint
-    )
+    names: list[str] = []
+    try:
+        final = train(
+            loaded,
+            new=new,
+            root=root,
+            resume=wanted,
+            allow_restart=allow_restart,
+            trust_checkpoint=trust_checkpoint,
+            ready=lambda trainer: names.append(trainer.run_folder.name),
+        )
+    except RestartNeeded as problem:
+        given = {"--lora": lora, "--trust-checkpoint": trust_checkpoint}
+        flags = [flag for flag, is_given in given.items() if is_given]
+        restart(problem, [str(recipe), *(overrides or ()), *(f"name={name}" for name in names), *flags])
     run = Run(final.parent)
     leave_processes(then=["cpt.verdict", str(run.folder)] if needs_judging(run) else ())
     if needs_judging(run):

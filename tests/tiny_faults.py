@@ -1,9 +1,12 @@
 """Train a few steps in this process, with whatever goes wrong in them, and see what the run made of it."""
 
+import pytest
 import torch
 from tiny import write_recipe
 
+from cpt.checkpoints.resume import latest_checkpoint
 from cpt.data.build import build_data
+from cpt.errors import RestartNeeded
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
@@ -41,6 +44,17 @@ def trainer_of(sections, folder, *, callbacks=(), faults=None, **changes):
             return faults(trainer, inputs, CPTTrainer.compute_loss(trainer, model, inputs, *arguments, **options))
 
         trainer.compute_loss = compute_loss
+    return trainer
+
+
+def train_to_the_end(make, *, restarts):
+    """Train in a new trainer after each restart, as `cpt train` does in a new process."""
+    for _ in range(restarts):
+        trainer = make()
+        with pytest.raises(RestartNeeded):
+            trainer.train(resume_from_checkpoint=latest_checkpoint(trainer.run_folder))
+    trainer = make()
+    trainer.train(resume_from_checkpoint=latest_checkpoint(trainer.run_folder))
     return trainer
 
 

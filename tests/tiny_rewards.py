@@ -1,7 +1,6 @@
 """A bandit of words for the stages that learn from rewards: each prompt has one right answer, among as many words as
 the tokenizer has."""
 
-import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,16 +34,6 @@ TRAINING = {
     "max_completion_length": 1,
     "logging_steps": 1,
 }
-DRAWN = random.Random(0)
-SHUFFLED = [{"name": "tiny_rewards:shuffled"}, {"name": "exact_match", "weight": 0.0}]
-"""What is learned from says nothing, and beside it is told what is right."""
-
-
-def shuffled(completions, answer):
-    """The right rewards, given to the wrong completions."""
-    rewards = [float(said.strip() == right) for said, right in zip(completions, answer, strict=True)]
-    DRAWN.shuffle(rewards)
-    return rewards
 
 
 def words() -> PreTrainedTokenizerFast:

@@ -19,7 +19,7 @@ from cpt.recipe.schema import Recipe
 from cpt.safety.heartbeat import Heartbeat
 from cpt.safety.preemption import Preemption
 from cpt.stages.build import build_trainer
-from cpt.stages.steps.guarded import LastWord
+from cpt.stages.guards import StepGuardCallback
 from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer.load import load_tokenizer
 from cpt.tokenizer.train_bpe import train_bpe
@@ -30,7 +30,7 @@ SIZES = {
     "medium": 512,
 }  # width; what guards cost does not depend on it, and shows where all else is little
 VOCABULARY_SIZE = 512
-GUARDS = (LastWord, Heartbeat, Preemption)
+GUARDS = (StepGuardCallback, Heartbeat, Preemption)
 
 
 class ByTurns(TrainerCallback):
@@ -51,7 +51,7 @@ class ByTurns(TrainerCallback):
         if state.global_step == 1:
             handler = self.trainer.callback_handler
             self.guards = [callback for callback in handler.callbacks if isinstance(callback, GUARDS)]
-            self.parts = self.trainer.guard, self.trainer.budget, self.trainer.vote
+            self.parts = self.trainer.guard, self.trainer.budget
         self.turn(on=state.global_step % 2 == 0)
         self.began = (time.perf_counter(), time.process_time())
 
@@ -62,7 +62,7 @@ class ByTurns(TrainerCallback):
         handler.callbacks = [*others, *self.guards] if on else others
         if not on and trainer.guard is not None:
             list(trainer.guard.read())
-        trainer.guard, trainer.budget, trainer.vote = self.parts if on else (None, None, None)
+        trainer.guard, trainer.budget = self.parts if on else (None, None)
 
 
 def recipe_of(folder: Path, size: str, steps: int) -> Recipe:

@@ -15,9 +15,8 @@ from cpt.checkpoints.agreement import in_words
 from cpt.checkpoints.manifest import make_durable
 from cpt.checkpoints.merge_lora import BASE_WEIGHTS, merge_into_base
 from cpt.checkpoints.model_card import write_model_card
-from cpt.checkpoints.model_folder import HEADS, Tensors
+from cpt.checkpoints.model_folder import HEADS, Tensors, write_tensors
 from cpt.checkpoints.rotation import published_in
-from cpt.checkpoints.shards import write_tensors
 from cpt.checkpoints.transaction import LEAVING
 from cpt.errors import CheckpointError
 from cpt.models.families.native import export_native

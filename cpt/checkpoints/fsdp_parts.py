@@ -3,12 +3,11 @@ parameter names.
 
 fsdp/part_0_of_2.pt    rows of every parameter, of its moments, and the counters that are no rows
 
-A parameter's rows lie on the processes in their order, as `fully_shard` cuts them, so the parts of one that was cut in
-two can be read by any number of processes, or by none that shards at all.
+`fully_shard` gives the processes the rows of a parameter in order, so any number of processes can read the parts.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -63,48 +62,78 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-class FsdpKept:
-    """The trained weights and states of a checkpoint, put together parameter by parameter as they are asked for.
+@torch.no_grad()
+def load_parts(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, trust: bool = False) -> None:
+    """Fill this process's rows of the weights and of the optimizer's states, whatever number of processes wrote them.
 
     Raises:
-        CheckpointError: a part is missing.
+        CheckpointError: a part is missing, or it is of another model.
     """
-
-    def __init__(self, checkpoint: Path, *, trust: bool = False) -> None:
-        found = {
-            int(match[1]): match
-            for path in (checkpoint / FOLDER).glob("*.pt")
-            if (match := PART.fullmatch(f"{FOLDER}/{path.name}"))
+    parts = read_parts(checkpoint, trust=trust)
+    parameters, stored = trained_parameters(model), parts[0]["weights"]
+    if differing := sorted(parameters.keys() ^ stored.keys()):
+        raise CheckpointError(
+            f"{checkpoint} is of another model: {len(differing)} trained parameters do not match"
+            f" ({', '.join(differing[:3])}). Choose a checkpoint of this run."
+        )
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    for name, parameter in parameters.items():
+        local_part(parameter).copy_(rows_here(whole([part["weights"][name] for part in parts]), parameter))
+        states = {
+            key: whole([part["states"][name][key] for part in parts]) if isinstance(value, dict) else value
+            for key, value in parts[0]["states"][name].items()
         }
-        processes = int(found[0][2]) if 0 in found else 0
-        if not processes or sorted(found) != list(range(processes)):
-            raise CheckpointError(
-                f"{checkpoint} lacks parts in {FOLDER}/: each process of its run wrote one. Copy them all."
-            )
-        files = [checkpoint / found[rank][0] for rank in range(processes)]
-        self.parts = [load_data(file, mmap=True, trust=trust) for file in files]
+        if states:
+            optimizer.state[parameter] = {
+                key: placed(value, parameter, groups[id(parameter)]) for key, value in states.items()
+            }
 
-    def names(self) -> set[str]:
-        """Of all trained parameters."""
-        return set(self.parts[0]["weights"])
 
-    def weight(self, name: str) -> torch.Tensor:
-        """As it was trained."""
-        return whole([part["weights"][name] for part in self.parts])
-
-    def state(self, name: str) -> dict[str, Any]:
-        """Of the optimizer."""
-        kept: Mapping[str, Any] = self.parts[0]["states"][name]
-        return {
-            key: whole([part["states"][name][key] for part in self.parts]) if isinstance(value, dict) else value
-            for key, value in kept.items()
-        }
+def read_parts(checkpoint: Path, *, trust: bool) -> list[dict[str, Any]]:
+    """What `part_here` gave on each process, by rank."""
+    found = {
+        int(match[1]): match
+        for path in (checkpoint / FOLDER).glob("*.pt")
+        if (match := PART.fullmatch(f"{FOLDER}/{path.name}"))
+    }
+    processes = int(found[0][2]) if 0 in found else 0
+    if not processes or sorted(found) != list(range(processes)):
+        raise CheckpointError(
+            f"{checkpoint} lacks parts in {FOLDER}/: each process of its run wrote one. Copy them all."
+        )
+    return [load_data(checkpoint / found[rank][0], mmap=True, trust=trust) for rank in range(processes)]
 
 
 def whole(parts: list[dict[str, Any]]) -> torch.Tensor:
     """The rows of all processes below each other."""
     rows = torch.cat([part["rows"].flatten() for part in parts])
     return rows.view(parts[0]["shape"])
+
+
+def rows_here(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The rows of a whole tensor that this process has of the parameter."""
+    if not isinstance(parameter, DTensor):
+        return tensor
+    rows = -(-parameter.shape[0] // parameter.device_mesh.size())
+    begin = min(rows * parameter.device_mesh.get_local_rank(), parameter.shape[0])
+    return tensor[begin : begin + parameter.to_local().shape[0]]
+
+
+def placed(value: Any, parameter: torch.Tensor, group: dict[str, Any]) -> Any:
+    """A parameter's state on the device where the optimizer expects it."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    device = local_part(parameter).device
+    if value.dim() == 0:  # a step counter
+        return value.to(device if group.get("fused") or group.get("capturable") else "cpu", copy=True)
+    dtype = parameter.dtype if value.is_floating_point() else value.dtype
+    rows = rows_here(value.view(parameter.shape), parameter).to(device, dtype, copy=True)
+    if not isinstance(parameter, DTensor):
+        return rows
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(
+        rows, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
 
 
 def gathered_later(model: nn.Module, *, only_trained: bool) -> ZeroParts:

@@ -2,14 +2,16 @@
 by one."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from cpt.errors import CheckpointError
 
@@ -125,3 +127,26 @@ def _damage_told(file: Path) -> Iterator[None]:
         raise CheckpointError(
             f"{file} is damaged: {' '.join(str(problem).split())[:200]}. Copy it again, or choose another checkpoint."
         ) from problem
+
+
+def write_tensors(
+    folder: Path,
+    shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    compute: Callable[[str], torch.Tensor],
+    max_shard_size: int | str,
+) -> None:
+    """Compute each tensor and write them as safetensors, sharded as transformers does it.
+
+    Args:
+        shapes: name -> (shape, dtype) of what will be computed.
+        compute: gives the tensor of a name; it is called once for each.
+        max_shard_size: bytes, or `5GB`.
+    """
+    planned = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
+    plan = split_torch_state_dict_into_shards(planned, max_shard_size=max_shard_size)
+    for file, names in plan.filename_to_tensors.items():
+        tensors = {name: compute(name).to(shapes[name][1]).contiguous() for name in names}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")

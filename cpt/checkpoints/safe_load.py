@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pickle import UnpicklingError
@@ -28,6 +29,7 @@ HARMLESS = {  # what DeepSpeed puts beside its tensors; making one of these does
     "deepspeed.utils.tensor_fragment": ("fragment_address",),
 }
 
+BEFORE_CUDA = 9  # torch asks in the order of these numbers; its own begin with 10
 CALLED = re.compile(r"GLOBAL (\w+(?:\.\w+)+)")  # in torch's message; of a damaged file it may name nonsense
 trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 
@@ -89,3 +91,14 @@ def load_data(path: Path, *, map_location: Any = "cpu", mmap: bool = False, trus
     """
     with only_data(path, trust=trust):
         return torch.load(path, map_location=map_location, mmap=mmap, weights_only=not trusted.get())
+
+
+@cache
+def know_indexed_cpu() -> None:
+    """Let torch restore to `cpu:0`, which transformers 5.17 asks for in runs of several CPU processes; 5.18 asks for
+    `cpu`."""
+
+    def restore(storage: Any, location: str) -> Any:
+        return storage if location.startswith("cpu:") else None
+
+    torch.serialization.register_package(BEFORE_CUDA, lambda storage: None, restore)

@@ -10,8 +10,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from cpt.checkpoints.average import copy_beside, open_model, refuse_other_shapes, written_dtype
-from cpt.checkpoints.model_folder import Tensors
-from cpt.checkpoints.shards import write_tensors
+from cpt.checkpoints.model_folder import Tensors, write_tensors
 from cpt.checkpoints.vocabularies import add_tokens, match_rows, merge_rows, vocabulary_tensors
 from cpt.errors import CheckpointError
 from cpt.models.families.register import FAMILIES, register_families

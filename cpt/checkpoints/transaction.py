@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from cpt.checkpoints.agreement import Agreement, SaveFailed
-from cpt.checkpoints.disk import refuse_small_disk
 from cpt.checkpoints.manifest import FileEntry, Manifest, make_durable, write_manifest
 from cpt.checkpoints.snapshot import bytes_in
 from cpt.checkpoints.writing import Task, all_at_once, hash_durably, write_state, write_text
@@ -27,6 +26,8 @@ from cpt.errors import CheckpointError
 from cpt.ranks import is_main_process
 
 Weights = dict[str, torch.Tensor]
+MIB = 2**20
+RESERVE = 16 * MIB  # for what else the run writes, and for the file system's own tables
 STAGING, LEAVING = ".saving", ".del-"
 SECONDS_FOR_FILES_TO_APPEAR = 60.0
 MODEL_PART = ".model"  # in the staging folder: the model's files, before they move to the others
@@ -211,3 +212,15 @@ def clear_leftovers(folder: Path) -> list[str]:
         shutil.rmtree(path, ignore_errors=True)
     remove_if_empty(folder / STAGING)
     return sorted(path.name for path in leftovers)
+
+
+def refuse_small_disk(folder: Path, needed: int) -> None:
+    """See that the folder's disk has room.
+
+    Raises:
+        OSError: it has not.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed + RESERVE:
+        room = f"{needed / MIB:,.0f} MiB and {RESERVE / MIB:.0f} MiB for what else the run writes"
+        raise OSError(f"the checkpoint takes {room}, and {folder} has {free / MIB:,.0f} MiB free")

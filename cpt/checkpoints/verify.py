@@ -1,11 +1,19 @@
 """Whether a checkpoint is what was written, and all that a run needs to go on from it exactly."""
 
 import json
+import math
+import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from peft import PeftModel
+from safetensors import safe_open
+from torch import nn
+from transformers import PreTrainedModel
+
+from cpt.checkpoints.agreement import SaveFailed
 from cpt.checkpoints.fsdp_parts import FOLDER as FSDP_PARTS
 from cpt.checkpoints.fsdp_parts import file_of_part, parts_in
 from cpt.checkpoints.manifest import MANIFEST, CheckpointDamage, damages, read_manifest, wrong_contents
@@ -131,3 +139,58 @@ def verify_folder(folder: Path) -> Verified:
         return Verified(folder, None, 0, damages(folder))
     found = defects(folder) if manifest.kind == "full" else damages(folder)
     return Verified(folder, manifest.step, sum(entry.size for entry in manifest.files.values()), found)
+
+
+def read_back(folder: Path, model: nn.Module) -> None:
+    """Read the first checkpoint of a run from the disk: compare it with its manifest, and count the weights.
+
+    Args:
+        model: whose checkpoint it is.
+
+    Raises:
+        SaveFailed: a file is not what was written (a later try may do better), or the checkpoint holds no whole model.
+    """
+    forget_cached(path for path in folder.rglob("*") if path.is_file())
+    manifest = read_manifest(folder)
+    if found := damages(folder):
+        raise SaveFailed("storage", f"the disk does not hold what was written: {'; '.join(map(str, found[:3]))}")
+    if manifest.kind == "full" and (found := defects(folder)):
+        raise SaveFailed("error", f"no run could go on from this checkpoint: {'; '.join(map(str, found[:3]))}")
+    stored, needed = count_stored(folder), sum(numbers for _, numbers in saved_parameters(model))
+    if stored < needed:
+        text = (
+            f"the checkpoint's weights are {stored:,} numbers of {needed:,}: no model could be loaded from it, nor"
+            " exported"
+        )
+        raise SaveFailed("error", text)
+
+
+def forget_cached(files: Iterable[Path]) -> None:
+    """Ask the system to drop its copies, so that reading asks the disk; only what is durable can be dropped."""
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def count_stored(folder: Path) -> int:
+    """How many numbers the weights' files hold, an adapter's or a model's."""
+    total = 0
+    for path in folder.rglob("*.safetensors"):
+        with safe_open(path, framework="pt") as opened:
+            total += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118  # it is no mapping
+    return total
+
+
+def saved_parameters(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
+    """Each parameter that a checkpoint of the model must hold (of an adapter: the trained ones), and how many numbers
+    it has.
+
+    Of what ZeRO-3 keeps in parts it is the whole.
+    """
+    ignored = set(model._keys_to_ignore_on_save or ()) if isinstance(model, PreTrainedModel | PeftModel) else set()
+    for name, parameter in model.named_parameters():
+        if name not in ignored and (parameter.requires_grad or not isinstance(model, PeftModel)):
+            yield parameter, int(vars(parameter).get("ds_numel", parameter.numel()))

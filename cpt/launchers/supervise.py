@@ -23,6 +23,7 @@ from cpt.runs.folder import EVENTS
 from cpt.runs.record import Run, start_run
 from cpt.runs.signs import Sign, forget_signs, is_of_this_host, name_processes, pids_here, read_signs
 from cpt.safety.heartbeat import SIGNAL_FOR_STACKS, STACKS
+from cpt.safety.restart import MOST_WITHOUT_PROGRESS
 
 SECONDS_BETWEEN_LOOKS = 0.5  # at the heartbeats
 SECONDS_FOR_STACKS = 2.0
@@ -234,6 +235,11 @@ def next_move(endings: Sequence[Ended], *, restarts: int | None, resumes: bool =
     if last.state == "finished" or (last.state == "running" and last.code == 0):
         return Decision("done")
     if last.error == RestartNeeded.__name__:
+        # A step, a smaller micro-batch or another roll-back changes the message.
+        repeated = [ending.message for ending in endings[-MOST_WITHOUT_PROGRESS - 1 :]].count(last.message)
+        if repeated > MOST_WITHOUT_PROGRESS:
+            why = f"{last.message} It was restarted {MOST_WITHOUT_PROGRESS} times without progress"
+            return Decision("give up", why, RestartNeeded.exit_code)
         return Decision("again", last.message)
     if last.state == "interrupted":
         return Decision("stop", last.message, Interrupted.exit_code)

@@ -114,10 +114,6 @@ class SmoothedLoss(TrainerCallback):
         self.total, self.weight = 0.0, 0.0
         self.add(float(line["loss"]) for line in state.log_history if "loss" in line)
 
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """The same if the run rolled back to a checkpoint: the Trainer's loop starts again."""
-        self.on_train_begin(args, state, control)
-
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         logs = kwargs["logs"]
         if "loss" in logs:

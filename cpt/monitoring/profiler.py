@@ -37,10 +37,6 @@ class StepProfile(TrainerCallback):
         if state.is_world_process_zero and state.global_step >= self.first and not self.file.exists():
             self.report("profile_left_out", f"not profiled: the run resumes at step {state.global_step}")
 
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """The Trainer's loop starts again after a roll-back or an out-of-memory error."""
-        self.give_up("not profiled to their end, because the run went back or ran out of memory")
-
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Begin with the step before the first one, or with the run's first."""
         if state.is_world_process_zero and self.profiler is None and state.global_step + 1 == max(1, self.first - 1):
@@ -75,13 +71,10 @@ class StepProfile(TrainerCallback):
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The run may end before the last of these steps."""
-        self.give_up("not profiled to their end, because the run ended")
-
-    def give_up(self, why: str) -> None:
         if self.profiler is not None:
             self.profiler.stop()
             self.profiler = None
-            self.report("profile_left_out", why)
+            self.report("profile_left_out", "not profiled to their end, because the run ended")
 
     def report(self, kind: str, what: str) -> None:
         record_event(self.run, kind, f"Steps {self.first} to {self.last}: {what}.", step=self.first)

@@ -39,13 +39,6 @@ class MetricsFile(TrainerCallback):
             self.lines.waiting = [line for line in self.lines.waiting if is_until(line, self.cut_at)]
             self.cut()
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """The same if the run rolled back to a checkpoint: the Trainer's loop starts again."""
-        if state.global_step:
-            self.on_train_begin(args, state, control, **kwargs)
-
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             tokens = state.global_step * self.tokens_per_step

@@ -58,10 +58,6 @@ class ModelFlopsUtilization(TrainerCallback):
         attended = attended_length(self.data.rows.documents_in(row) for row in range(first, first + ROWS_MEASURED))
         return flops_per_token(build_on_meta(config), attended, trains_weights=self.trains_weights)
 
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """The run may have rolled back."""
-        self.since = state.global_step
-
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Over the time since the last log, like `tokens_per_second`."""
         logs = kwargs["logs"]

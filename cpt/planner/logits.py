@@ -12,7 +12,7 @@ TILE_TOKENS, TILE_WORDS = 4096, 32768  # of TRL's kernels, which never have more
 COPIES_ON_CPU = (3, 7)
 # Of each logit at the loss, in fp32 and in half precision, both models' with a teacher; measured on a CPU.
 BYTES_OF_KIND = {PAIRS: (13.5, 15.5), TAUGHT: (11, 13), TAUGHT_WHOLE: (63, 65)}
-CHUNK_TOKENS, CHUNK_BYTES = 1024, 20  # of `cpt.stages.divergence`: five copies in fp32 besides
+CHUNK_TOKENS, CHUNK_BYTES = 1024, 20  # of `cpt.stages.distill`: five copies in fp32 besides
 BEFORE = 0.7  # share of these before there is a gradient
 
 

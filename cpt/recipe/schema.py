@@ -239,11 +239,11 @@ class Safety(Section):
     loss_guard: LossGuard | None = LossGuard()
     """Steps whose loss or gradient is not finite, or far above the last ones, are skipped; in the first steps a loss
     above 10 x ln(vocabulary size), or 11 times the steps before. Options: `window` (the last 128 steps), `sigmas` (6
-    robust standard deviations), `skips` (more than 4 in the window: back to the last checkpoint, without their rows),
-    `rollbacks` (3, then the run stops). Null applies every update."""
+    robust standard deviations), `skips` (more than 4 in the window: restart from the checkpoint before them, without
+    their rows), `rollbacks` (3, then the run stops). Null applies every update."""
     on_oom: Literal["split_batch", "abort"] = "split_batch"
-    """split_batch: out of memory halves the micro-batch and doubles the accumulation, for this and the next starts.
-    abort: ends the run."""
+    """split_batch: after out of memory the run restarts with half the micro-batch and twice the accumulation.
+    abort: the run ends."""
     on_error: Literal["resume", "abort"] = "resume"
     """What `cpt train --supervise` does after an error: start again from the last checkpoint, or end."""
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from cpt.errors import CheckpointError, CptError, Interrupted, LaunchError, RecipeError
+from cpt.errors import CheckpointError, CptError, Interrupted, LaunchError, RecipeError, RestartNeeded
 from cpt.files import DAMAGED, LinesFile, read_sealed, sealed, write_atomic
 from cpt.ranks import CONTINUE, is_main_process, main_process_first, same_command, tell
 from cpt.recipe.difference import differing_keys
@@ -122,7 +122,9 @@ class Run:
                 else 1
             )
             state = "interrupted" if isinstance(problem, Interrupted) else "failed"
-            self.write_status(state, error=type(problem).__name__, message=str(problem), exit_code=code)
+            # Only the process that is out of memory may know; the others wait for it until they are killed.
+            write = self.put_status if isinstance(problem, RestartNeeded) else self.write_status
+            write(state, error=type(problem).__name__, message=str(problem), exit_code=code)
             raise
         else:
             self.write_status("finished", exit_code=0, seconds=round(time.time() - started, 1))

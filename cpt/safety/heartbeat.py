@@ -17,12 +17,13 @@ from typing import Any
 
 import psutil
 import torch
+import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from cpt.errors import Interrupted, LaunchError
 from cpt.hardware import GIB
-from cpt.ranks import rank
+from cpt.ranks import rank, world_size
 from cpt.runs.signs import Phase, Sign, write_sign
-from cpt.safety.lost_others import own_words
 
 STACKS = "stacks"
 SECONDS_BETWEEN_WRITES = 1.0
@@ -199,3 +200,23 @@ def seconds_below() -> float:
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total
+
+
+def lost_others(problem: BaseException) -> bool:
+    """Whether a collective failed: a process that it needed is gone, cannot be reached, or took longer than the group
+    waits."""
+    if world_size() == 1 or not isinstance(problem, RuntimeError):
+        return False
+    # gloo raises plain RuntimeErrors, which begin with the place in its own sources.
+    return isinstance(problem, dist.DistError) or "gloo/transport" in str(problem)
+
+
+def own_words(problem: BaseException | None) -> str:
+    """The error that ended this process; empty where it ended well, because it was told to, or because of others."""
+    if (
+        problem is None
+        or isinstance(problem, Interrupted | KeyboardInterrupt | SystemExit | LaunchError)
+        or lost_others(problem)
+    ):
+        return ""
+    return f"{type(problem).__name__}: {problem}"

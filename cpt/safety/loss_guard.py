@@ -8,12 +8,13 @@ is done with it, so that no step waits for the host.
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
 import torch
 
+from cpt.data.mixture import RowsOfSteps, Stretch
 from cpt.errors import RecipeError
 from cpt.extend import check_options, find
 from cpt.recipe.schema import Component
@@ -79,19 +80,6 @@ def ranked(values: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     return values.sort(dim=1).values.gather(1, place)
 
 
-def robust_on_host(step: list[float], history: list[list[float]], count: int, *, sigmas: float = 6.0) -> list[bool]:
-    """The same in plain Python, for a run on the CPU, where torch's many small operations take several times as
-    long."""
-    if count == 0:
-        return [False, False]
-    limit, middle, spikes = sigmas + sigmas * YOUTH / (1 if count < FEWEST else count), count // 2, []
-    for value, accepted in zip(step, history, strict=True):
-        median = sorted(accepted)[middle]
-        deviation = sorted([abs(one - median) for one in accepted])[middle]
-        spikes.append(value - median > limit * max(SIGMA_OF_MAD * deviation, 1))
-    return spikes
-
-
 LOSS_GUARDS: dict[str, Callable[..., torch.Tensor]] = {"robust": robust}
 
 
@@ -141,9 +129,6 @@ class LossGuard:
         self.skips = int(options.pop("skips", SKIPS))
         self.rollbacks = int(options.pop("rollbacks", ROLLBACKS))
         self.spikes = partial(find("loss guard", section.name, LOSS_GUARDS), **options)
-        self.on_host: Callable[..., list[bool]] | None = None
-        if device.type == "cpu" and section.name == "robust":
-            self.on_host = partial(robust_on_host, **options)
         self.device = device
         self.highest_loss = highest_loss
         self.history = torch.full((2, self.window), math.inf, device=device)
@@ -161,11 +146,6 @@ class LossGuard:
             step: its number.
             figures: [2], loss and gradient norm, the same on all ranks.
         """
-        if self.on_host is not None:
-            pair = figures.tolist()
-            is_skipped, by_both = self.decide_on_host(pair)
-            self.read_from.numpy()[self.next_place(step)] = (*pair, *by_both)
-            return torch.tensor(is_skipped)
         skip, spikes = self.decide(figures)
         self.note(step, torch.cat((figures.float(), spikes.float())))
         return skip
@@ -173,9 +153,6 @@ class LossGuard:
     def decide(self, figures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The verdict alone: whether to skip, and [2], whether loss and gradient norm are spikes; `note` then tells
         the host."""
-        if self.on_host is not None:
-            is_skipped, by_both = self.decide_on_host(figures.tolist())
-            return torch.tensor(is_skipped), torch.tensor(by_both)
         values = on_one_scale(figures.float())
         spikes = self.spikes(values, self.history, self.accepted.clamp(max=self.window)).expand(2)
         spikes = torch.stack((spikes[0] | (figures[0] > self.highest_loss), spikes[1]))
@@ -185,29 +162,10 @@ class LossGuard:
         self.accepted += ~skip
         return skip, spikes
 
-    def decide_on_host(self, figures: list[float]) -> tuple[bool, list[bool]]:
-        """The same where the device is the host."""
-        assert self.on_host is not None
-        accepted = int(self.accepted.numpy())
-        values = [
-            math.asinh(figure / small) / harmless
-            for figure, small, harmless in zip(figures, SMALL, HARMLESS, strict=True)
-        ]
-        spikes = self.on_host(values, self.history.tolist(), min(accepted, self.window))
-        spikes[0] = spikes[0] or figures[0] > self.highest_loss
-        skip = any(spikes) or not all(math.isfinite(value) for value in values)
-        if not skip:
-            self.history.numpy()[:, accepted % self.window] = values
-            self.accepted += 1
-        return skip, spikes
-
     def learn_norm(self, norm: torch.Tensor, *, skipped: torch.Tensor) -> None:
         """The gradient norm of the step that was decided last, where it was not known then."""
         slot = ((self.accepted - 1) % self.window).reshape(1)
-        if self.on_host is not None:
-            scaled = torch.tensor([math.asinh(float(norm) / LEAST_NORM) / HARMLESS_NORM])
-        else:
-            scaled = on_one_scale(torch.stack((norm, norm)).float())[1:]
+        scaled = on_one_scale(torch.stack((norm, norm)).float())[1:]
         self.history[1].scatter_(0, slot, torch.where(skipped, self.history[1].gather(0, slot), scaled))
 
     def note(self, step: int, verdict: torch.Tensor) -> None:
@@ -251,6 +209,61 @@ class LossGuard:
             self.accepted.fill_(state["accepted"])
         else:
             self.forget()
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A step whose update was left out."""
+
+    step: int
+    rows: Stretch
+
+
+@dataclass
+class SkipBudget:
+    """More than `skips` skipped steps within `window` exhaust it; then the run goes back before the first of them.
+
+    Args:
+        rows: which rows a step reads.
+    """
+
+    rows: RowsOfSteps
+    window: int
+    skips: int
+    recent: list[Skipped] = field(default_factory=list)
+    total: int = 0
+    """Skipped steps of the whole run, those before a roll-back included."""
+    rollbacks: int = 0
+
+    def note(self, judged: Judged) -> Skipped | None:
+        """A step's verdict; what was skipped, if it was."""
+        if not judged.is_skipped:
+            return None
+        skipped = Skipped(judged.step, self.rows.of(judged.step - 1))
+        self.recent = [other for other in self.recent if other.step > judged.step - self.window] + [skipped]
+        self.total += 1
+        return skipped
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Too many were skipped: their data or the weights are no good."""
+        return len(self.recent) > self.skips
+
+    def roll_back(self) -> list[Skipped]:
+        """Count a roll-back, and return the steps that led to it."""
+        bad, self.recent = self.recent, []
+        self.rollbacks += 1
+        return bad
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        recent = [[skipped.step, *skipped.rows] for skipped in self.recent]
+        return {"recent": recent, "total": self.total, "rollbacks": self.rollbacks}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        self.recent = [Skipped(step, (first, end)) for step, first, end in state["recent"]]
+        self.total, self.rollbacks = state["total"], state["rollbacks"]
 
 
 def check_loss_guard(section: Component | None) -> None:

@@ -8,7 +8,6 @@ import trl
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
-from trl.trainer.utils import split_tensor_dict
 from xxhash import xxh3_64_intdigest
 
 from cpt.data.loader import CPTDataLoader
@@ -70,21 +69,6 @@ class OnPolicyTrainer(ExampleTrainer, trl.DistillationTrainer):  # type: ignore[
         """The Trainer's loop, with TRL's count of micro-batches where the run stands."""
         self._step = self.first_step * self.generations.accumulation
         super()._run_epoch(**options)
-
-    def begin_anew(self, options: dict[str, Any], checkpoint: Any) -> None:
-        """Likewise after a roll-back; completions are made anew."""
-        super().begin_anew(options, checkpoint)
-        self._step, self._buffered_inputs = self.first_step * self.generations.accumulation, None
-
-    def make_smaller(self, problem: RuntimeError) -> None:
-        """Halve the micro-batch: the step's completions are cut into smaller parts."""
-        before = self.args.per_device_train_batch_size
-        super().make_smaller(problem)
-        parts = before // self.args.per_device_train_batch_size
-        if self._buffered_inputs is not None:
-            self._buffered_inputs = [
-                part for batch in self._buffered_inputs for part in split_tensor_dict(batch, parts)
-            ]
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Of the completions that were trained on; sampling them is not counted."""

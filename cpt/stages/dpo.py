@@ -2,14 +2,10 @@
 rows."""
 
 import trl
-from torch import nn
-from transformers import PreTrainedTokenizerBase
 
-from cpt.data.prepared import PreparedData
-from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer
-from cpt.stages.length import RunLength
 from cpt.stages.model import reference_model
+from cpt.stages.trainer import builder
 
 CONFIG = trl.DPOConfig
 COLUMNS = ("prompt", "chosen", "rejected")
@@ -19,23 +15,5 @@ class DPOTrainer(ExampleTrainer, trl.DPOTrainer):  # type: ignore[misc]
     """TRL's DPOTrainer as a run of ours."""
 
 
-def build_trainer(
-    recipe: Recipe,
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    data: PreparedData,
-    arguments: trl.DPOConfig,
-    length: RunLength,
-) -> DPOTrainer:
-    """The trainer of this stage; its reference is the model as the run found it."""
-    reference = reference_model(recipe, tokenizer, arguments)
-    return DPOTrainer(
-        recipe,
-        model,
-        arguments,
-        rows=data.rows,
-        length=length,
-        held_out=data.held_out,
-        tokenizer=tokenizer,
-        ref_model=reference,
-    )
+# The reference is the model as the run found it.
+build_trainer = builder(DPOTrainer, ref_model=reference_model)

@@ -15,7 +15,6 @@ from cpt.errors import Interrupted, RecipeError
 from cpt.evaluation.document_losses import measure_and_keep
 from cpt.stages.model import PACKED
 from cpt.stages.sampling.fused_head import fit_fused_head
-from cpt.stages.steps.lean_steps import LeanSteps
 from cpt.stages.trainer import CPTTrainer
 
 TRLS_REFERENCE = "ref"  # the name under which TRL adds a copy of an adapter
@@ -76,14 +75,6 @@ class ExampleTrainer(CPTTrainer):
         """TRL's own collator."""
         collate: Callable[[list[Any]], Any] = self.data_collator
         return collate
-
-    def only_needs_backward(self) -> bool:
-        """TRL's trainers count their steps in `training_step`."""
-        return False
-
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        """As TRL's trainer does: it may generate what is trained on."""
-        return super(LeanSteps, self)._prepare_inputs(inputs)
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
         """TRL's own loss, its auxiliary loss included.

@@ -5,14 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import trl
-from torch import nn
-from transformers import PreTrainedTokenizerBase
 
-from cpt.data.prepared import PreparedData
-from cpt.recipe.schema import Recipe
-from cpt.stages.length import RunLength
 from cpt.stages.sampling.generation_batches import GenerationBatches, reference_for
 from cpt.stages.sampling.generations import prompts_of_step
+from cpt.stages.trainer import builder
 
 CONFIG = trl.GRPOConfig
 COLUMNS = ("prompt",)
@@ -35,23 +31,5 @@ def rows_of_step(training: Mapping[str, Any], rows: int) -> int:
     return prompts_of_step(CONFIG, training, rows)
 
 
-def build_trainer(
-    recipe: Recipe,
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    data: PreparedData,
-    arguments: trl.GRPOConfig,
-    length: RunLength,
-) -> GRPOTrainer:
-    """The trainer of this stage; its reference, where `beta` asks for one, is the model as the run found it."""
-    reference = reference_for(recipe, tokenizer, arguments)
-    return GRPOTrainer(
-        recipe,
-        model,
-        arguments,
-        rows=data.rows,
-        length=length,
-        held_out=data.held_out,
-        tokenizer=tokenizer,
-        reference=reference,
-    )
+# The reference, where `beta` asks for one, is the model as the run found it.
+build_trainer = builder(GRPOTrainer, reference=reference_for)

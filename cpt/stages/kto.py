@@ -4,14 +4,10 @@ rows."""
 from typing import Any
 
 import trl
-from torch import nn
-from transformers import PreTrainedTokenizerBase
 
-from cpt.data.prepared import PreparedData
-from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer
-from cpt.stages.length import RunLength
 from cpt.stages.model import reference_model
+from cpt.stages.trainer import builder
 
 CONFIG = trl.KTOConfig
 COLUMNS = ("prompt", "completion", "label")
@@ -37,23 +33,5 @@ class KTOTrainer(ExampleTrainer, trl.KTOTrainer):  # type: ignore[misc]
         return with_others
 
 
-def build_trainer(
-    recipe: Recipe,
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    data: PreparedData,
-    arguments: trl.KTOConfig,
-    length: RunLength,
-) -> KTOTrainer:
-    """The trainer of this stage; its reference is the model as the run found it."""
-    reference = reference_model(recipe, tokenizer, arguments)
-    return KTOTrainer(
-        recipe,
-        model,
-        arguments,
-        rows=data.rows,
-        length=length,
-        held_out=data.held_out,
-        tokenizer=tokenizer,
-        ref_model=reference,
-    )
+# The reference is the model as the run found it.
+build_trainer = builder(KTOTrainer, ref_model=reference_model)

@@ -12,7 +12,7 @@ from cpt.errors import RecipeError
 from cpt.parallelism import groups_of_rows
 from cpt.ranks import is_main_process, world_size
 from cpt.recipe.schema import Recipe
-from cpt.safety.out_of_memory import learned_micro_batch
+from cpt.safety.restart import learned_micro_batch
 from cpt.stages.find import find_stage
 
 log = logging.getLogger("cpt")

@@ -12,17 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig
 
-from cpt.data.prepared import PreparedData
 from cpt.recipe.schema import Recipe
-from cpt.stages.length import RunLength
 from cpt.stages.sampling.generation_batches import reference_for
 from cpt.stages.sampling.generations import prompts_of_step
 from cpt.stages.sampling.rewarded import RewardedTrainer, single_answers
 from cpt.stages.sampling.value_head import ValueHead, clipped_value_loss, estimate_advantages
+from cpt.stages.trainer import builder
 
 COLUMNS = ("prompt",)
 
@@ -138,23 +135,5 @@ def rows_of_step(training: Mapping[str, Any], rows: int) -> int:
     return prompts_of_step(CONFIG, training, rows)
 
 
-def build_trainer(
-    recipe: Recipe,
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    data: PreparedData,
-    arguments: PPOConfig,
-    length: RunLength,
-) -> PPOTrainer:
-    """The trainer of this stage; its reference, where `beta` asks for one, is the model as the run found it."""
-    reference = reference_for(recipe, tokenizer, arguments)
-    return PPOTrainer(
-        recipe,
-        model,
-        arguments,
-        rows=data.rows,
-        length=length,
-        held_out=data.held_out,
-        tokenizer=tokenizer,
-        reference=reference,
-    )
+# The reference, where `beta` asks for one, is the model as the run found it.
+build_trainer = builder(PPOTrainer, reference=reference_for)

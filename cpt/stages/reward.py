@@ -5,15 +5,13 @@ from typing import Any
 
 import trl
 from peft import PeftModel
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.data.prepared import PreparedData
 from cpt.models.scoring import scoring_model
 from cpt.recipe.schema import Recipe
 from cpt.stages.arguments import weights_dtype
 from cpt.stages.examples import ExampleTrainer
-from cpt.stages.length import RunLength
+from cpt.stages.trainer import builder
 
 CONFIG = trl.RewardConfig
 COLUMNS = ("prompt", "chosen", "rejected")
@@ -44,15 +42,4 @@ def model_for(
     return scoring_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments))
 
 
-def build_trainer(
-    recipe: Recipe,
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    data: PreparedData,
-    arguments: trl.RewardConfig,
-    length: RunLength,
-) -> RewardTrainer:
-    """The trainer of this stage."""
-    return RewardTrainer(
-        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer
-    )
+build_trainer = builder(RewardTrainer)

@@ -15,17 +15,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig
 
-from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
-from cpt.stages.length import RunLength
 from cpt.stages.sampling.generation_batches import on_device, reference_for
 from cpt.stages.sampling.generations import Prompt, prompts_of_step
 from cpt.stages.sampling.rewarded import RewardedTrainer, single_answers
 from cpt.stages.sampling.value_tracker import ValueTracker
+from cpt.stages.trainer import builder
 
 COLUMNS = ("prompt",)
 SAMPLED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
@@ -164,23 +162,5 @@ def rows_of_step(training: Mapping[str, Any], rows: int) -> int:
     )
 
 
-def build_trainer(
-    recipe: Recipe,
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    data: PreparedData,
-    arguments: SPOConfig,
-    length: RunLength,
-) -> SPOTrainer:
-    """The trainer of this stage; its reference, where `beta` asks for one, is the model as the run found it."""
-    reference = reference_for(recipe, tokenizer, arguments)
-    return SPOTrainer(
-        recipe,
-        model,
-        arguments,
-        rows=data.rows,
-        length=length,
-        held_out=data.held_out,
-        tokenizer=tokenizer,
-        reference=reference,
-    )
+# The reference, where `beta` asks for one, is the model as the run found it.
+build_trainer = builder(SPOTrainer, reference=reference_for)

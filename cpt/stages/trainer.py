@@ -15,6 +15,7 @@ from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from cpt.data.held_out import HeldOutSet
 from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import RowsOfSteps
+from cpt.data.prepared import PreparedData
 from cpt.data.rows.rows import stack_rows
 from cpt.errors import Interrupted, RecipeError, ResourceError
 from cpt.evaluation.document_losses import measure_and_keep
@@ -29,14 +30,12 @@ from cpt.optim.schedules import build_schedule
 from cpt.ranks import main_process_decides, tell
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS
-from cpt.safety.out_of_memory import is_out_of_memory
+from cpt.safety.restart import is_out_of_memory
+from cpt.stages.guards import GuardedTrainer
 from cpt.stages.length import RunLength
-from cpt.stages.steps.lean_steps import LeanSteps
-from cpt.stages.steps.released_steps import ReleasedSteps
-from cpt.stages.steps.sequence_parallel import SharedRows
 
 
-class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
+class CPTTrainer(GuardedTrainer):
     """Hugging Face's Trainer over rows that are a function of their global number.
 
     Args:
@@ -64,9 +63,7 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
             arguments.ddp_find_unused_parameters is None
         ):  # only a router may leave parameters out, and looking for them costs each step
             arguments.ddp_find_unused_parameters = any(".experts." in name for name, _ in model.named_parameters())
-        if (
-            arguments.ddp_broadcast_buffers is None
-        ):  # else ranks wait for each other in each forward, for constants (see SmallerBatches)
+        if arguments.ddp_broadcast_buffers is None:  # else ranks wait for each other in each forward, for constants
             arguments.ddp_broadcast_buffers = any(isinstance(module, BatchStatistics) for module in model.modules())
         keep_liger_to_layers(arguments)
         if self.trains_on_model_loss:
@@ -205,6 +202,12 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
+    def _prepare_input(self, data: Any) -> Any:
+        """Copy to the GPU without waiting for it: the loader's memory is pinned, and the host runs ahead."""
+        if isinstance(data, torch.Tensor) and not self.is_deepspeed_enabled:
+            return data.to(self.args.device, non_blocking=True)
+        return super()._prepare_input(data)
+
     def training_step(self, *arguments: Any, **options: Any) -> torch.Tensor:
         """Forward and backward pass of a micro-batch, its activations kept where the recipe says."""
         with self.activations:
@@ -284,3 +287,26 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
             Interrupted: the run is to stop; raised on all processes alike.
         """
         self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+
+
+def builder(trainer: Callable[..., CPTTrainer], **parts: Callable[..., Any]) -> Callable[..., CPTTrainer]:
+    """The `build_trainer` of a stage whose trainer takes the arguments of `CPTTrainer`.
+
+    Args:
+        trainer: its class.
+        parts: what else it takes, each made from recipe, tokenizer and arguments.
+    """
+
+    def build_trainer(
+        recipe: Recipe,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        data: PreparedData,
+        arguments: TrainingArguments,
+        length: RunLength,
+    ) -> CPTTrainer:
+        made = {name: make(recipe, tokenizer, arguments) for name, make in parts.items()}
+        given = {"rows": data.rows, "length": length, "held_out": data.held_out, "tokenizer": tokenizer}
+        return trainer(recipe, model, arguments, **given, **made)
+
+    return build_trainer

@@ -4,7 +4,7 @@
 #   bash launch/four_a100/node.sh
 #
 # SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this script: the run saves at the end of its step and ends; the same command resumes it.
-# A second SIGINT kills it. The exit code is the run's: 0 finished, 75 stopped and saved, 2 a mistake that you can fix, 1 any other error.
+# A second SIGINT kills it. The exit code is the run's: 0 finished, 75 stopped and saved, 76 needs a restart, 2 a mistake that you can fix, 1 any other error.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." # the folder that the recipe's paths are relative to
 

@@ -2,7 +2,7 @@ import shutil
 
 import pytest
 
-from cpt.checkpoints.disk import MIB, RESERVE, refuse_small_disk
+from cpt.checkpoints.transaction import MIB, RESERVE, refuse_small_disk
 
 
 def test_a_disk_must_have_room_for_the_checkpoint_and_what_else_the_run_writes(tmp_path, monkeypatch):

@@ -102,13 +102,13 @@ KILLED = """
 import os, signal, sys
 from cpt.checkpoints import export
 from cpt.recipe.load import load_recipe
-from cpt.stages.checkpointing import exported
+from cpt.stages import saving
 from cpt.train import train
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-setattr(*{"complete": (export, "finish"), "hash": (exported, "write_manifest"), "rename": (export, "make_durable")}[sys.argv[2]], die)
+setattr(*{"complete": (export, "finish"), "hash": (saving, "write_manifest"), "rename": (export, "make_durable")}[sys.argv[2]], die)
 train(load_recipe(sys.argv[1]))
 """  # noqa: E501
 MOMENTS = ["hash", *(pytest.param(moment, marks=pytest.mark.long) for moment in ("complete", "rename"))]

@@ -9,8 +9,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from cpt.checkpoints.agreement import Agreement
-from cpt.checkpoints.by_name import load_kept
-from cpt.checkpoints.fsdp_parts import FsdpKept, file_of_part, gathered_later, part_here, parts_in, whole
+from cpt.checkpoints.fsdp_parts import (
+    file_of_part,
+    gathered_later,
+    load_parts,
+    part_here,
+    parts_in,
+    read_parts,
+    whole,
+)
 from cpt.errors import CheckpointError
 from cpt.models.build import build_model
 from cpt.optim.build import build_optimizer
@@ -53,7 +60,7 @@ def test_a_model_in_parts_goes_on_from_what_it_wrote_bit_for_bit(tmp_path):
     torch.save(part_here(model, optimizer), path)
     straight = steps(model, optimizer, 2)
     again, of_again = sharded(seed=2)
-    load_kept(again, of_again, FsdpKept(tmp_path))
+    load_parts(tmp_path, again, of_again)
     assert all(isinstance(state["exp_avg"], DTensor) for state in of_again.state.values())
     assert steps(again, of_again, 2) == straight
 
@@ -79,16 +86,20 @@ def parts_of_two(folder: Path, rows: torch.Tensor):
 def test_rows_of_several_processes_are_one_tensor(tmp_path):
     rows = torch.arange(12.0).view(3, 4)
     parts_of_two(tmp_path, rows)
-    kept = FsdpKept(tmp_path)
-    assert kept.names() == {"w"} and torch.equal(kept.weight("w"), rows)
-    assert torch.equal(kept.state("w")["exp_avg"], 2 * rows) and kept.state("w")["step"] == 3
+    model = torch.nn.ParameterDict({"w": torch.zeros(3, 4)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    load_parts(tmp_path, model, optimizer)
+    state = optimizer.state[model["w"]]
+    assert torch.equal(model["w"], rows) and torch.equal(state["exp_avg"], 2 * rows) and state["step"] == 3
+    with pytest.raises(CheckpointError, match="another model"):
+        load_parts(tmp_path, torch.nn.ParameterDict({"v": torch.zeros(3, 4)}), optimizer)
 
 
 def test_a_missing_part_is_told(tmp_path):
     parts_of_two(tmp_path, torch.zeros(3, 4))
     (tmp_path / file_of_part(1, 2)).unlink()
     with pytest.raises(CheckpointError, match="lacks parts in fsdp/"):
-        FsdpKept(tmp_path)
+        read_parts(tmp_path, trust=False)
 
 
 def test_the_last_process_may_have_no_rows():

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cpt.checkpoints.agreement import SaveFailed
-from cpt.checkpoints.read_back import count_stored, read_back, saved_parameters
+from cpt.checkpoints.verify import count_stored, read_back, saved_parameters
 
 
 def test_a_checkpoint_with_all_its_weights_passes(tmp_path):

@@ -1,7 +1,6 @@
 import torch
 
-from cpt.checkpoints.model_folder import Tensors
-from cpt.checkpoints.shards import write_tensors
+from cpt.checkpoints.model_folder import Tensors, write_tensors
 
 CONTENT = {f"layer.{number}": torch.full((64, 64), float(number)) for number in range(8)}
 SHAPES = {name: (tuple(tensor.shape), torch.bfloat16) for name, tensor in CONTENT.items()}

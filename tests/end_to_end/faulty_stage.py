@@ -1,8 +1,7 @@
 """A stage of a user's, whose steps go wrong as the variable CPT_TEST_FAULTS says: the pre-training stage otherwise.
 
 Each fault is a dict: `kind` (nan, spike, gradient, memory, memory_backward, error) and when: `steps` (from 1 on),
-`rows` (global numbers), `above` (rows in a micro-batch), `rank`. With `once` it happens at each of its steps a single
-time, also when the step is redone.
+`rows` (global numbers), `above` (rows in a micro-batch), `rank`.
 """
 
 import json
@@ -29,12 +28,9 @@ class FaultyTrainer(CPTTrainer):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self.faults = json.loads(os.environ.get("CPT_TEST_FAULTS", "[]"))
-        self.done = set()
 
     def compute_loss(self, model, inputs, *arguments, **options):
-        faults = [
-            fault for number, fault in enumerate(self.faults) if model.training and self.is_due(number, fault, inputs)
-        ]
+        faults = [fault for fault in self.faults if model.training and self.is_due(fault, inputs)]
         kinds = {fault["kind"] for fault in faults}
         if "error" in kinds:
             raise ValueError("something of the user's own (injected)")
@@ -49,7 +45,7 @@ class FaultyTrainer(CPTTrainer):
             loss = SteepLoss.apply(loss)
         return MemoryEndsInBackward.apply(loss) if "memory_backward" in kinds else loss
 
-    def is_due(self, number, fault, inputs):
+    def is_due(self, fault, inputs):
         step = self.state.global_step + 1
         if fault.get("rank", rank()) != rank() or step not in fault.get("steps", [step]):
             return False
@@ -59,10 +55,6 @@ class FaultyTrainer(CPTTrainer):
             poisoned = [self.rows[row]["input_ids"].to(inputs["input_ids"].device) for row in fault["rows"]]
             if not any(torch.equal(row, bad) for row in inputs["input_ids"] for bad in poisoned):
                 return False
-        if fault.get("once"):
-            if (number, step) in self.done:
-                return False
-            self.done.add((number, step))
         return True
 
 

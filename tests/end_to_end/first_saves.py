@@ -4,7 +4,7 @@ import sys
 
 from cpt.launchers.processes import leave_processes
 from cpt.recipe.load import load_recipe
-from cpt.stages.checkpointing import saving
+from cpt.stages import saving
 from cpt.train import train
 
 read_back = saving.read_back

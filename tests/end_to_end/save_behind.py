@@ -6,10 +6,10 @@ import time
 
 from cpt.launchers.processes import leave_processes
 from cpt.recipe.load import load_recipe
-from cpt.stages.checkpointing.snapshots import Snapshots
+from cpt.stages.saving import SavingTrainer
 from cpt.train import train
 
-copy_to_host, wait_for_copies = Snapshots.copy_to_host, Snapshots.wait_for_copies
+copy_to_host, wait_for_copies = SavingTrainer.copy_to_host, SavingTrainer.wait_for_copies
 waits = []
 
 
@@ -25,7 +25,7 @@ def counted_wait(self, *arguments):
     wait_for_copies(self, *arguments)
 
 
-Snapshots.copy_to_host, Snapshots.wait_for_copies = slow_copy, counted_wait
+SavingTrainer.copy_to_host, SavingTrainer.wait_for_copies = slow_copy, counted_wait
 train(load_recipe(sys.argv[1]))
 assert sum(waits) >= 3, waits
 leave_processes()

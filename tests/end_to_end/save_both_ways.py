@@ -16,9 +16,9 @@ from cpt.launchers.processes import join_processes, leave_processes, start_deeps
 from cpt.models.build import build_model
 from cpt.ranks import is_main_process
 from cpt.recipe.load import load_recipe
+from cpt.stages import saving
 from cpt.stages.arguments import training_arguments, weights_dtype
 from cpt.stages.build import build_trainer
-from cpt.stages.checkpointing import snapshots
 from cpt.tokenizer.load import load_tokenizer
 
 OURS_ALONE = {"manifest.json", "data_position.json", "safety.json"}
@@ -61,7 +61,7 @@ def begin_behind(trainer):
 
 def without_memory(trainer):
     """Save in the background, where copies find no memory."""
-    with mock.patch.object(snapshots, "MOST_OF_THE_MEMORY", 0.0):
+    with mock.patch.object(saving, "MOST_OF_THE_MEMORY", 0.0):
         begin_behind(trainer)
     assert trainer.in_flight.thread is None and trainer.save_failure is None, trainer.save_failure
 

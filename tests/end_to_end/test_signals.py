@@ -39,13 +39,6 @@ def straight_run(folder, sections, **launched):
     return folder / "runs" / "tiny"
 
 
-@pytest.mark.slow
-def test_a_run_that_is_told_to_stop_saves_and_goes_on_exactly(tiny_recipe, tmp_path):
-    straight = straight_run(tmp_path / "straight", tiny_recipe)
-    (tmp_path / "stopped").mkdir()
-    stops_and_goes_on(recipe_in(tmp_path / "stopped", tiny_recipe), straight, number=signal.SIGTERM)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_every_signal_to_whoever_gets_it_in_every_kind_of_run(tiny_recipe, tmp_path, stage):

@@ -37,9 +37,8 @@ def test_what_a_full_disk_keeps_out_comes_with_the_next_step(tmp_path):
         for step in (1, 2, 3):
             metrics.on_log(None, TrainerState(global_step=step), TrainerControl(), logs={"loss": 2.5})
             metrics.on_step_end(None, TrainerState(global_step=step), TrainerControl())
-        metrics.on_epoch_begin(
-            None, TrainerState(global_step=2), TrainerControl()
-        )  # the run went back: the third is not to come
+        # the run resumes at step 2: the third line is not to come
+        metrics.on_train_begin(None, TrainerState(global_step=2), TrainerControl())
         ballast.unlink()
         metrics.on_step_end(None, TrainerState(global_step=3), TrainerControl())
         assert [line["step"] for line in written(metrics.path)] == [1, 2]

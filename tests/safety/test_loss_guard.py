@@ -2,14 +2,13 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cpt.data.mixture import RowsOfSteps
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Component
 from cpt.recipe.schema import LossGuard as Section
-from cpt.safety.loss_guard import STEPS_BEHIND, LossGuard, check_loss_guard, ranked, robust
+from cpt.safety.loss_guard import STEPS_BEHIND, Judged, LossGuard, SkipBudget, check_loss_guard, ranked
 
 CPU = torch.device("cpu")
 
@@ -54,16 +53,8 @@ def test_what_is_not_finite_is_skipped_from_the_first_step_on(bad):
 
 @pytest.mark.parametrize("highest", [math.inf, 100.0])
 def test_a_spike_in_the_first_steps_is_skipped_and_a_loss_that_doubles_is_none(highest):
-    found = [
-        LossGuard(Section(), CPU, highest),
-        LossGuard(Component(name="tests.safety.test_loss_guard:on_device"), CPU, highest),
-    ]
-    for one in found:
-        assert verdicts(one, [5.0, 1e6, 5.0, 10.0, 1e6, 5.0]) == [False, True, False, False, True, False]
-
-
-def on_device(step, history, count):
-    return robust(step, history, count)
+    one = LossGuard(Section(), CPU, highest)
+    assert verdicts(one, [5.0, 1e6, 5.0, 10.0, 1e6, 5.0]) == [False, True, False, False, True, False]
 
 
 def test_the_first_step_is_skipped_where_its_loss_is_above_what_a_language_model_can_have():
@@ -145,30 +136,8 @@ class NothingForTheHost(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-def as_on_a_gpu(**options):
-    """A guard that judges by torch alone, though its tensors are the host's."""
-    watcher = guard(**options)
-    watcher.on_host = None
-    return watcher
-
-
-@given(st.integers(0, 2**31), st.integers(5, 40), st.floats(0.001, 0.5), st.integers(0, 8))
-def test_host_and_device_decide_alike(seed, window, noise, jumps):
-    draw = torch.Generator().manual_seed(seed)
-    figures = torch.tensor([3.0, 0.8]) * (noise * torch.randn(3 * window, 2, generator=draw)).exp()
-    for _ in range(jumps):
-        step, which = (int(torch.randint(high, (), generator=draw)) for high in (len(figures), 2))
-        figures[step, which] *= float(10 ** torch.randn((), generator=draw)) if jumps % 2 else math.nan
-    here, there = guard(window=window), as_on_a_gpu(window=window)
-    for step, pair in enumerate(figures):
-        assert bool(here.judge(step, pair)) == bool(there.judge(step, pair))
-        assert list(map(str, here.read())) == list(map(str, there.read()))
-    assert torch.allclose(here.history, there.history, rtol=1e-5, equal_nan=True)
-    assert here.accepted == there.accepted
-
-
 def test_no_step_asks_the_device_for_a_value():
-    watcher = as_on_a_gpu()
+    watcher = guard()
     with NothingForTheHost():
         for step in range(1, 4):
             watcher.judge(step, torch.tensor([5.0, 1.0]))
@@ -177,7 +146,7 @@ def test_no_step_asks_the_device_for_a_value():
 def test_a_step_is_judged_without_leaving_the_device():
     """Tensors of the device `meta` have no values, so nothing can depend on them, and do not meet those of the
     host."""
-    watcher = as_on_a_gpu()
+    watcher = guard()
     watcher.history, watcher.accepted = watcher.history.to("meta"), watcher.accepted.to("meta")
     noted = []
     watcher.note = lambda step, verdict: noted.append(verdict)
@@ -213,3 +182,44 @@ def test_a_norm_that_is_known_later_takes_its_place_beside_its_loss():
         later.learn_norm(norm, skipped=skipped)
         assert bool(skipped) is (step == 7)
     assert torch.equal(at_once.history, later.history) and later.accepted == 10
+
+
+# --- the budget of skipped steps ---
+
+
+def note(budget, *steps, bad=()):
+    for step in steps:
+        budget.note(Judged(step, math.nan if step in bad else 2.0, 1.0, False, False))
+
+
+def budget(skips=2, window=10):
+    return SkipBudget(RowsOfSteps(4), window, skips)
+
+
+def test_more_skips_than_allowed_within_the_window_exhaust_it():
+    one = budget()
+    note(one, *range(1, 8), bad=(3, 5))
+    assert not one.is_exhausted
+    note(one, 8, bad=(8,))
+    assert one.is_exhausted and one.total == 3
+
+
+def test_skips_that_are_long_ago_do_not_count():
+    one = budget()
+    note(one, *range(1, 40), bad=(1, 12, 23, 34))
+    assert not one.is_exhausted and one.total == 4
+
+
+def test_a_roll_back_names_the_skipped_steps_with_their_rows():
+    one = budget()
+    note(one, *range(1, 6), bad=(2, 3, 5))
+    bad = one.roll_back()
+    assert [skipped.step for skipped in bad] == [2, 3, 5] and one.rollbacks == 1 and not one.recent
+    assert [skipped.rows for skipped in bad] == [(4, 8), (8, 12), (16, 20)]
+
+
+def test_its_state_goes_through_json_and_comes_back():
+    one, other = budget(), budget()
+    note(one, *range(1, 6), bad=(2, 3))
+    other.restore(one.state())
+    assert other == one

@@ -3,8 +3,7 @@ import json
 import pytest
 import torch
 from tiny import TINY_LLAMA, write_recipe
-from tiny_teachers import mean_kl, save_teacher, student_trainer, texts_of
-from transformers import AutoModelForCausalLM
+from tiny_teachers import save_teacher, student_trainer, texts_of
 
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
@@ -35,18 +34,6 @@ def recipe_of(tiny_recipe, tmp_path, teacher_folder):
         return load_recipe(write_recipe(sections, tmp_path / "r.yaml"), overrides)
 
     return load
-
-
-@pytest.mark.slow
-def test_the_student_comes_nearer_to_its_teacher_on_what_it_writes(recipe_of, teacher_folder):
-    trainer = student_trainer(recipe_of(steps=40))
-    trainer.train()
-    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    assert sum(losses[-3:]) < sum(losses[:3]) / 10
-    teacher = AutoModelForCausalLM.from_pretrained(teacher_folder)
-    assert all(value.equal(trainer.teacher_model.state_dict()[name]) for name, value in teacher.state_dict().items())
-    ids = trainer._buffered_inputs[0]["completion_ids"]
-    assert mean_kl(teacher, trainer.model, ids) < 1
 
 
 def test_each_step_reads_its_own_prompts(recipe_of):

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from cpt.stages import divergence as module
-from cpt.stages.divergence import summed_divergence
+from cpt.stages.distill import summed_divergence
 
 
 def by_hand(student, teacher, beta, temperature):
@@ -23,7 +22,7 @@ def by_hand(student, teacher, beta, temperature):
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 @pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_value_and_gradient_are_those_of_the_formula(beta, temperature, monkeypatch):
-    monkeypatch.setattr(module, "TOKENS_AT_ONCE", 3)
+    monkeypatch.setattr("cpt.stages.distill.TOKENS_AT_ONCE", 3)
     torch.manual_seed(0)
     student, teacher = (2 * torch.randn(10, 17)).requires_grad_(), 2 * torch.randn(10, 17)
     found = summed_divergence(student, teacher, beta=beta, temperature=temperature)

@@ -2,7 +2,7 @@ import pytest
 
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
-from cpt.safety.out_of_memory import remember_micro_batch
+from cpt.safety.restart import remember_micro_batch
 from cpt.stages.length import run_length, tell_rounding
 
 

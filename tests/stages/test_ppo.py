@@ -1,52 +1,9 @@
 import pytest
 import torch
-from safetensors.torch import load_file
-from tiny_rewards import SHUFFLED, bandit, quiet_trainer, rewards_of
+from tiny_rewards import bandit, quiet_trainer
 
 from cpt.errors import RecipeError
 from cpt.stages.ppo import CONFIG, PPOConfig, rows_of_step
-
-LARGE = {"per_device_train_batch_size": 64}
-COSINE = {"name": "cosine"}
-
-
-def rewards(tmp_path, **sections):
-    trainer = quiet_trainer(
-        bandit("ppo", tmp_path, steps=160, learning_rate=3e-3, schedule=COSINE, training=LARGE, **sections)
-    )
-    trainer.train()
-    return trainer, rewards_of(trainer)
-
-
-SEEDS = [pytest.param(42, marks=pytest.mark.slow), *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 3, 4))]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_it_learns_a_bandit(seed, tmp_path):
-    trainer, found = rewards(tmp_path, seed=seed)
-    assert found[0] <= 0.5 and sum(found[-5:]) / 5 > 0.9
-    values = [entry["value/mean"] for entry in trainer.state.log_history if "value/mean" in entry]
-    assert values[0] == 0 and abs(values[-1] - found[-1]) < 0.2  # by now the head expects what comes
-
-
-@pytest.mark.long
-def test_it_learns_nothing_of_shuffled_rewards(tmp_path):
-    assert max(rewards(tmp_path, rewards=SHUFFLED)[1]) <= 0.6
-
-
-@pytest.mark.long
-def test_an_adapter_learns_beside_a_head(tmp_path):
-    training = LARGE | {
-        "temperature": 0.05,
-        "entropy_coef": 0.1,
-    }  # the head of the random base only gives small logits
-    trainer = quiet_trainer(bandit("ppo", tmp_path, steps=240, schedule=COSINE, training=training, lora=True))
-    trainer.train()
-    found = rewards_of(trainer)
-    assert found[0] <= 0.5 and sum(found[-5:]) / 5 > 0.9
-    saved = load_file(tmp_path / "run" / "checkpoint-240" / "adapter_model.safetensors")
-    assert not [name for name in saved if "value_head" in name]
-    assert (tmp_path / "run" / "checkpoint-240" / "stage_state.pt").exists()
 
 
 def test_the_first_advantages_are_the_rewards_less_nothing(tmp_path):

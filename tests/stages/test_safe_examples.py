@@ -1,9 +1,10 @@
-"""Steps on examples that go wrong are skipped or redone, as in pre-training; what TRL cannot do is told in the
-recipe's words."""
+"""Bad steps on examples are skipped and out-of-memory restarts, as in pre-training; what TRL cannot do is an error
+that names the key."""
 
 import pytest
 import torch
 from example_runs import build_run
+from tiny_faults import train_to_the_end
 from tiny_rewards import bandit, quiet_trainer, rewards_of
 from transformers.trainer_callback import PrinterCallback
 
@@ -58,7 +59,7 @@ def test_a_loss_that_is_no_number_costs_its_step_alone(stage, tmp_path):
     ("stage", "rows"),
     [("dpo", 4), *(pytest.param(*case, marks=pytest.mark.long) for case in (("grpo", 8), ("reward", 4)))],
 )
-def test_out_of_memory_a_step_is_redone_in_smaller_parts_with_the_same_result(stage, rows, tmp_path):
+def test_out_of_memory_restarts_with_smaller_micro_batches_and_the_same_result(stage, rows, tmp_path):
     def fault(trainer, inputs, loss):
         size = len(next(inputs[key] for key in SIZED if key in inputs)) if isinstance(inputs, dict) else len(inputs)
         if trainer.state.global_step + 1 >= 4 and size > rows:
@@ -67,11 +68,10 @@ def test_out_of_memory_a_step_is_redone_in_smaller_parts_with_the_same_result(st
 
     reference = trainer_of(stage, tmp_path / "reference")
     reference.train()
-    trainer = trainer_of(stage, tmp_path / "small", fault)  # now, as it sets the seed
-    trainer.train()
+    trainer = train_to_the_end(lambda: trainer_of(stage, tmp_path / "small", fault), restarts=1)
     assert told(trainer, "kind", "step")[0] == ("out_of_memory", 4)
     assert trainer.args.per_device_train_batch_size < reference.args.per_device_train_batch_size
-    assert figures(trainer) == pytest.approx(figures(reference), rel=1e-4, abs=1e-5)
+    assert figures(trainer) == pytest.approx(figures(reference), rel=1e-4, abs=1e-5)  # those before the restart too
     if stage == "grpo":
         assert rewards_of(trainer) == rewards_of(reference)
     pairs = zip(trainer.model.parameters(), reference.model.parameters(), strict=True)

@@ -1,38 +1,9 @@
 import pytest
 import torch
-from tiny_rewards import SHUFFLED, bandit, quiet_trainer, rewards_of
+from tiny_rewards import bandit, quiet_trainer
 
 from cpt.errors import RecipeError
 from cpt.stages.spo import SPOConfig, rows_of_step
-
-LARGE = {"per_device_train_batch_size": 64}
-COSINE = {"name": "cosine"}
-
-
-def rewards(tmp_path, **sections):
-    trainer = quiet_trainer(
-        bandit("spo", tmp_path, steps=90, learning_rate=6e-3, schedule=COSINE, training=LARGE, **sections)
-    )
-    trainer.train()
-    return trainer, rewards_of(trainer)
-
-
-SEEDS = [pytest.param(42, marks=pytest.mark.slow), *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 3, 4))]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_it_learns_a_bandit_with_one_answer_to_a_prompt(seed, tmp_path):
-    trainer, found = rewards(tmp_path, seed=seed)
-    assert found[0] <= 0.5 and sum(found[-5:]) / 5 > 0.9
-    assert len(trainer.tracker.prompts) == 4
-    assert all(tracked.value > 0.8 for tracked in trainer.tracker.prompts.values())
-    drifts = [entry["value/drift"] for entry in trainer.state.log_history if "value/drift" in entry]
-    assert drifts[0] == 0 and drifts == sorted(drifts) and drifts[-1] > 0
-
-
-@pytest.mark.long
-def test_it_learns_nothing_of_shuffled_rewards(tmp_path):
-    assert max(rewards(tmp_path, rewards=SHUFFLED)[1]) <= 0.6
 
 
 def test_an_advantage_is_the_reward_less_the_value_from_before(tmp_path):

@@ -20,11 +20,11 @@ from cpt.data.held_out import HeldOutSet
 from cpt.data.loader import CPTDataLoader
 from cpt.errors import RecipeError, ResourceError
 from cpt.recipe.schema import Recipe
-from cpt.safety.out_of_memory import is_out_of_memory
-from cpt.stages.checkpointing.resuming import written_for
+from cpt.safety.restart import is_out_of_memory
 from cpt.stages.examples import ExampleTrainer
 from cpt.stages.length import RunLength
 from cpt.stages.model import reference_model
+from cpt.stages.resuming import written_for
 from cpt.stages.rewards.find import build_rewards
 from cpt.stages.sampling.fused_head import fit_fused_head
 from cpt.stages.sampling.generations import Generations, Prompt, generations_of
@@ -146,21 +146,13 @@ class GenerationBatches(ExampleTrainer):
     def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
         """As ever; a checkpoint that stands in the middle of a generation brings its completions."""
         if resume_from_checkpoint is not None:
-            self.restore_generation(Path(resume_from_checkpoint), with_completions=True)
+            self.restore_generation(Path(resume_from_checkpoint))
         return super().train(resume_from_checkpoint, **options)
 
     def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
         """The Trainer's loop, with TRL's count of micro-batches where the run stands."""
         self._step = self.first_step * self.generations.accumulation
         super()._run_epoch(**options)
-
-    def begin_anew(self, options: dict[str, Any], checkpoint: Path | None) -> None:
-        """Likewise; after a roll-back, completions are made anew: the old ones may answer prompts that are left out
-        now."""
-        super().begin_anew(options, checkpoint)
-        self._step = self.first_step * self.generations.accumulation
-        if checkpoint is not None:
-            self.restore_generation(checkpoint, with_completions=False)
 
     def take_snapshot(self, *, full: bool, beside_training: bool = False) -> Contents:
         """With the completions that later steps train on."""
@@ -178,18 +170,30 @@ class GenerationBatches(ExampleTrainer):
         """Its name in a checkpoint: each process has its own."""
         return "generation.pt" if self.args.world_size <= 1 else f"generation_{self.args.process_index}.pt"
 
-    def restore_generation(self, checkpoint: Path, *, with_completions: bool) -> None:
-        """Go on with what a checkpoint kept; where another number of processes wrote it, completions are made anew."""
+    def restore_generation(self, checkpoint: Path) -> None:
+        """Continue with what a checkpoint stored, and split completions where micro-batches are smaller now.
+
+        Completions are sampled anew where another number of processes or larger micro-batches wrote them.
+        """
         path = checkpoint / self.generation_file
         same = path.exists() and written_for(checkpoint) in (None, self.args.world_size)
         kept: dict[str, Any] = load_data(path) if same else {}
-        buffered = kept.pop("buffered", None) if with_completions else None
-        self._buffered_inputs = (
-            None if buffered is None else [on_device(batch, self.args.device) for batch in buffered]
-        )
+        self._buffered_inputs = None
+        buffered, arguments = kept.pop("buffered", None), self.args
+        if buffered is not None and arguments.steps_per_generation % len(buffered) == 0:  # type: ignore[attr-defined]
+            parts = arguments.steps_per_generation // len(buffered)  # type: ignore[attr-defined]
+            batches = [on_device(batch, self.args.device) for batch in buffered]
+            self._buffered_inputs = [part for batch in batches for part in split_tensor_dict(batch, parts)]
         self.restore_process(kept)
         if (checkpoint / STAGE_FILE).exists():  # not where another program wrote it
             self.restore_own(load_data(checkpoint / STAGE_FILE))
+
+    def restore_rollback(self) -> bool:
+        """Likewise, and sample anew: stored completions may answer prompts that are left out now."""
+        rolled_back = super().restore_rollback()
+        if rolled_back:
+            self._buffered_inputs = None
+        return rolled_back
 
     def state_of_process(self) -> dict[str, Any]:
         """What else this process has to keep."""
@@ -218,19 +222,6 @@ class GenerationBatches(ExampleTrainer):
         loss, norm = figures
         clipped = norm if self.args.max_grad_norm <= 0 else norm * 0
         return super().judge_figures(torch.stack((loss * 0, clipped)))
-
-    def make_smaller(self, problem: RuntimeError) -> None:
-        """Halve the micro-batch: a generation stays as large as it is, and its completions are cut into smaller
-        parts."""
-        before = self.args.per_device_train_batch_size
-        super().make_smaller(problem)
-        parts = before // self.args.per_device_train_batch_size
-        arguments: Any = self.args
-        arguments.steps_per_generation *= parts
-        if self._buffered_inputs is not None:
-            self._buffered_inputs = [
-                part for batch in self._buffered_inputs for part in split_tensor_dict(batch, parts)
-            ]
 
     def _generate_single_turn(self, *arguments: Any, **options: Any) -> Any:
         """Sample completions.

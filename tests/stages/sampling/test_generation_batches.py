@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+from tiny_faults import train_to_the_end
 from tiny_rewards import MODEL, bandit, losses_of, quiet_trainer, rewards_of, weights_of
 from transformers.trainer_utils import set_seed
 
@@ -64,27 +65,29 @@ def test_completions_of_another_number_of_processes_are_made_anew(tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["grpo", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("ppo", "spo"))])
-def test_memory_that_ends_halves_micro_batches_and_not_generations(stage, tmp_path):
-    trainer = quiet_trainer(
-        bandit(stage, tmp_path, steps=8, training={"per_device_train_batch_size": 16, **SPREAD["training"]})
-    )
-    loss_of, calls = trainer._compute_loss, []
+def test_out_of_memory_restarts_with_smaller_micro_batches_and_the_same_generations(stage, tmp_path):
+    calls = []
 
-    def ends_once(model, inputs):
-        calls.append(len(inputs["completion_ids"]))
-        if len(calls) == 3:
-            raise torch.OutOfMemoryError("out of memory")
-        return loss_of(model, inputs)
+    def trainer_that_fails_once():
+        trainer = quiet_trainer(
+            bandit(stage, tmp_path, steps=8, training={"per_device_train_batch_size": 16, **SPREAD["training"]})
+        )
+        loss_of = trainer._compute_loss
 
-    trainer._compute_loss = ends_once
-    trainer.train()
-    assert calls == [16] * 3 + [8] * 12
-    assert trainer.state.global_step == 8
-    assert (
-        trainer.args.generation_batch_size
-        == 32
-        == trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
-    )
+        def fails_once(model, inputs):
+            calls.append(len(inputs["completion_ids"]))
+            if len(calls) == 3:
+                raise torch.OutOfMemoryError("out of memory")
+            return loss_of(model, inputs)
+
+        trainer._compute_loss = fails_once
+        return trainer
+
+    trainer = train_to_the_end(trainer_that_fails_once, restarts=1)
+    assert calls == [16] * 3 + [8] * 12 and trainer.state.global_step == 8
+    arguments = trainer.args
+    assert arguments.generation_batch_size == 32
+    assert arguments.per_device_train_batch_size * arguments.steps_per_generation == 32
     assert len({str(batch["completion_ids"].shape) for batch in trainer._buffered_inputs}) == 1
 
 
@@ -116,10 +119,14 @@ def test_a_roll_back_makes_completions_anew_without_the_prompts_that_are_left_ou
         "safety": {"loss_guard": {"name": "robust", "skips": 4, "window": 16}},
         "checkpoints": {"every_steps": 2, "keep": {"last": 9}},
     }
-    trainer = quiet_trainer(bandit("grpo", tmp_path, steps=12, **SPREAD, **section))
     answered = []
-    trainer.choose = lambda prompts: answered.append([row["number"] for row in prompts]) or prompts
-    trainer.train()
+
+    def make():
+        trainer = quiet_trainer(bandit("grpo", tmp_path, steps=12, **SPREAD, **section))
+        trainer.choose = lambda prompts: answered.append([row["number"] for row in prompts]) or prompts
+        return trainer
+
+    trainer = train_to_the_end(make, restarts=1)
     assert trainer.rows_of_steps.left_out == [(12, 22)]
     first = [list(range(8)), list(range(8, 16)), list(range(16, 24))]
     assert answered == [

@@ -1,1 +1,0 @@
-"""A run's moment, saved and gone on from."""

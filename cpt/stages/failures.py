@@ -1,0 +1,158 @@
+"""What remains of a run that fails: a checkpoint of the finished step, and an error that names the lost processes."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from cpt.checkpoints.resume import published_checkpoints, step_of
+from cpt.errors import CptError, LaunchError
+from cpt.ranks import is_main_process, rank, same_command, world_size
+from cpt.runs.events import record_event
+from cpt.runs.folder import is_alive
+from cpt.runs.record import Run
+from cpt.runs.signs import Sign, is_of_this_host, name_processes, read_signs
+from cpt.safety.heartbeat import lost_others
+from cpt.stages.saving import SavingTrainer
+
+SECONDS_FOR_AN_ANSWER = 8.0  # four pulses
+SECONDS_BETWEEN_LOOKS = 0.2
+
+
+class StepBoundary(TrainerCallback):
+    """Knows whether a step is half done: then weights and position do not belong together."""
+
+    def __init__(self) -> None:
+        self.is_within = False
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.is_within = True
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.is_within = False
+
+
+@contextmanager
+def saved_on_errors(trainer: SavingTrainer) -> Iterator[None]:
+    """While it is open: an exception between two steps saves what was trained; any other names the checkpoint that the
+    run resumes from.
+
+    With several processes nothing is saved: the others do not know that this one has failed, and wait for its part of
+    the next step.
+    """
+    boundary = StepBoundary()
+    trainer.add_callback(boundary)
+    try:
+        yield
+    except CptError:
+        raise
+    except Exception as problem:
+        step, folder = trainer.state.global_step, trainer.run_folder
+        known = [step_of(checkpoint) for checkpoint in published_checkpoints(folder)]
+        if world_size() == 1 and not boundary.is_within and step > max(known, default=0):
+            trainer.save_once("full")
+            trainer.in_flight.wait()
+        if is_main_process() and not lost_others(problem):
+            record_event(folder, "failed", f"{what_failed(problem, step)} {resumes_from(folder)}", step=step)
+        raise
+
+
+def what_failed(problem: Exception, step: int) -> str:
+    return f"The run failed after step {step}: {type(problem).__name__}: {problem}."
+
+
+def resumes_from(folder: Path) -> str:
+    """What the next start will do."""
+    checkpoints = published_checkpoints(folder)
+    return f"{same_command()} resumes from {checkpoints[-1].name}." if checkpoints else "Nothing was saved yet."
+
+
+@dataclass(frozen=True)
+class LivenessReport:
+    """Which processes answered.
+
+    Attributes:
+        all: every process that ever gave a sign in this start.
+        gone: no sign of life while one waited for it.
+        failed: ended with an error of their own.
+    """
+
+    all: list[Sign]
+    gone: list[Sign]
+    failed: list[Sign]
+
+    @property
+    def first_left(self) -> int:
+        """The rank that speaks for the rest."""
+        lost = {sign.rank for sign in (*self.gone, *self.failed)}
+        return min(set(range(world_size())) - lost, default=0)
+
+
+@contextmanager
+def lost_ranks_named(run: Run) -> Iterator[None]:
+    """While it is open: a failed collective becomes an error that says which processes are gone, in events.jsonl and
+    status.json as well.
+
+    Raises:
+        LaunchError: in place of the library's error.
+    """
+    try:
+        yield
+    except RuntimeError as problem:
+        if not lost_others(problem):
+            raise
+        report = find_lost_ranks(run.folder)
+        message = f"{what_happened(report, problem)} {resumes_from(run.folder)}"
+        if rank() == report.first_left:
+            lost = [sign.rank for sign in (*report.gone, *report.failed)]
+            record_event(
+                run.folder, "lost", message, step=max((sign.step for sign in report.all), default=None), processes=lost
+            )
+            if rank() != 0:  # the main process cannot say how the run stands
+                run.put_status("failed", error=LaunchError.__name__, message=message, exit_code=LaunchError.exit_code)
+        raise LaunchError(message) from problem
+
+
+def find_lost_ranks(folder: Path) -> LivenessReport:
+    """Wait until each process gave a sign of life, or had the time for several.
+
+    Those of this host are asked for in the system as well: where a process died, the answer comes at once.
+    """
+    at_first = {sign.rank: sign.pulse for sign in others(folder)}
+    end = time.monotonic() + SECONDS_FOR_AN_ANSWER
+    while True:
+        signs = others(folder)
+        silent = [sign for sign in signs if sign.ended is None and sign.pulse == at_first.get(sign.rank)]
+        dead = [sign for sign in silent if is_of_this_host(sign) and not is_alive(sign.pid)]
+        if len(silent) == len(dead) or time.monotonic() > end:
+            return LivenessReport(read_signs(folder), silent, [sign for sign in signs if sign.ended])
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def others(folder: Path) -> list[Sign]:
+    """What the other processes last said."""
+    return [sign for sign in read_signs(folder) if sign.rank != rank() and sign.rank < world_size()]
+
+
+def what_happened(report: LivenessReport, problem: RuntimeError) -> str:
+    """One sentence; the library's own words where all processes are there."""
+    if report.failed:
+        ended = "; ".join(f"{name_processes([sign], report.all)} ended with {sign.ended}" for sign in report.failed)
+        return f"{ended}. The others cannot go on without it."
+    if report.gone:
+        steps = ", ".join(sorted({str(sign.step) for sign in report.gone}))
+        who = name_processes(report.gone, report.all)
+        return f"{who} is gone: there was no sign of life any more; the last was of step {steps}."
+    return (
+        f"The processes lost each other, while all of them are there: {name_processes(report.all, report.all)}. The"
+        " network between them broke, or one took longer than `training.ddp_timeout` lets the others wait."
+        f" {type(problem).__name__}: {problem}."
+    )

@@ -1,0 +1,320 @@
+"""Resume from a checkpoint: the same rows, weights, moments and random numbers, or a warning about what differs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
+from xxhash import xxh3_64_intdigest
+
+from cpt.checkpoints.fsdp_parts import load_parts
+from cpt.checkpoints.manifest import MANIFEST, Manifest, read_manifest
+from cpt.checkpoints.model_folder import Tensors, kind_of
+from cpt.checkpoints.resume import ResumePoint
+from cpt.checkpoints.safe_load import know_indexed_cpu, load_data, only_data
+from cpt.checkpoints.sharding import PLAIN, ZERO, is_zero, name_sharding, sharding_in, sharding_of
+from cpt.checkpoints.universal import make_universal, remove_parts, remove_universal
+from cpt.data.mixture import RowsOfSteps
+from cpt.data.prepared import PreparedData
+from cpt.data.rows.read_ahead import ReadAhead
+from cpt.errors import CheckpointError
+from cpt.optim.offloaded_adamw import replay_step_counter
+from cpt.parallelism import groups_of_rows
+from cpt.ranks import is_main_process, main_process_decides, world_size
+from cpt.recipe.schema import Recipe
+from cpt.runs.events import record_event
+from cpt.stages.sharded import ShardedTrainer
+
+BIT_EXACT = "bit-exact"
+DEFAULT_MICRO_BATCH = 8  # of TrainingArguments
+POSITION = "data_position.json"
+
+
+def train_from(trainer: "ResumingTrainer", data: PreparedData, point: ResumePoint) -> None:
+    """Train from this point to the end of the budget.
+
+    Raises:
+        CheckpointError: the checkpoint is of another engine.
+        DataError: the data are not those of the checkpoint.
+    """
+    trainer.resume_point = point
+    folder, checkpoint, manifest = Path(str(trainer.args.output_dir)), point.checkpoint, point.manifest
+    if is_main_process():
+        remove_universal(folder)
+    if checkpoint is None:
+        trainer.train()
+        return
+    trainer.refuse_other_engine(checkpoint, trust=point.trusted)
+    if (checkpoint / POSITION).exists():  # another program writes none
+        data.restore(json.loads((checkpoint / POSITION).read_text()))
+    if manifest is not None and manifest.world_size != world_size():
+        warn_elastic(folder, manifest)
+        if is_zero(trainer.sharding):
+            written = checkpoint
+            checkpoint = main_process_decides(lambda: make_universal(written, folder, trust=point.trusted))
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    if is_main_process():
+        remove_universal(folder)
+
+
+class DataPosition(TrainerCallback):
+    """Reads ahead while the run trains, and gives each checkpoint its `data_position.json`.
+
+    Args:
+        rows: which of them a step reads.
+    """
+
+    def __init__(self, data: PreparedData, rows: RowsOfSteps) -> None:
+        self.data, self.rows = data, rows
+        self.ahead: ReadAhead | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """On each machine one process begins to prepare the next chunks."""
+        if args.local_process_index == 0:
+            self.ahead = self.data.read_ahead(self.rows.first(state.global_step))
+            if self.ahead is not None:
+                self.ahead.start()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.ahead is not None:
+            self.ahead.stop()
+
+    def texts(self, first_row: int) -> dict[str, str]:
+        """What a checkpoint stores of the data, by file name.
+
+        Args:
+            first_row: the next row that the run will train on.
+        """
+        return {POSITION: json.dumps(self.data.state(first_row))}
+
+
+class ResumingTrainer(ShardedTrainer):
+    """The Trainer's loading: as data only, for any number of processes, bit for bit where the number is the same."""
+
+    recipe: Recipe
+    resume_point = ResumePoint()
+
+    @property
+    def exactness(self) -> str:
+        """How this run compares with an uninterrupted one; each checkpoint's manifest says it."""
+        repeats = self.args.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+        found = exactness(self.resume_point, deterministic=repeats)
+        asked = int(self.recipe.training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH))
+        fits = self.args.per_device_train_batch_size
+        if found == BIT_EXACT and fits < asked:
+            return f"rounding: {fits} rows at a time instead of {asked} after out-of-memory: sums in another order"
+        return found
+
+    def refuse_other_engine(self, checkpoint: Path, *, trust: bool) -> None:
+        """Optimizer states are not converted between engines.
+
+        Raises:
+            CheckpointError: with the commands that start from the checkpoint's weights.
+        """
+        written = sharding_in(checkpoint)
+        was, now = name_sharding(written), name_sharding(self.sharding)
+        if written == self.sharding or written == ZERO and is_zero(self.sharding):
+            on_host = written_on_host(checkpoint, trust=trust) if is_zero(self.sharding) else None
+            if on_host is None or on_host == self.offloads_optimizer:
+                return
+            was += f" and its optimizer {'in host memory' if on_host else 'on the GPU'}"
+            now += f" and its optimizer {'in host memory' if self.offloads_optimizer else 'on the GPU'}"
+        raise CheckpointError(
+            f"{checkpoint} was written with {was}, and this run uses {now}: optimizer states are not converted. Resume"
+            f" as before, or start a new run from the weights: cpt export {checkpoint} --output FOLDER && cpt train"
+            " RECIPE --new model.path=FOLDER"
+        )
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        """As the Trainer does, with DeepSpeed's pickles read as data only."""
+        if resume_from_checkpoint is None:
+            return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        checkpoint = Path(resume_from_checkpoint)
+        if self.is_fsdp_enabled:
+            prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
+            self.load_shards(checkpoint)
+            return prepared
+        universal = (checkpoint / "latest_universal").exists()
+        if universal:
+            self.accelerator.state.deepspeed_plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
+        with only_data(checkpoint, trust=self.resume_point.trusted):
+            prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        if universal:
+            engine: Any = self.model_wrapped
+            engine._config.load_universal_checkpoint = False  # what the run saves from now on is of its own processes
+            if engine.zero_optimization_stage() == 3:
+                separate_groups(self.kernel, checkpoint)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                remove_parts(checkpoint)
+        return prepared
+
+    def load_shards(self, checkpoint: Path) -> None:
+        """FSDP2's weights, states and schedule."""
+        model, trust = self.model, self.resume_point.trusted
+        assert model is not None and self.lr_scheduler is not None, "both were created before"
+        self.reshard()
+        load_parts(checkpoint, model, self.kernel, trust=trust)
+        saved_buffers = dict(model.named_buffers()).keys() & model.state_dict().keys()
+        if saved_buffers and kind_of(checkpoint) == "model":
+            stored = stored_weights(checkpoint)
+            for name, buffer in model.named_buffers():
+                if name in saved_buffers and name in stored:
+                    buffer.copy_(stored[name])
+        self.lr_scheduler.load_state_dict(load_data(checkpoint / "scheduler.pt", trust=trust))
+        wrapper: Any = self.optimizer
+        for group, rate in zip(wrapper.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Weights, as data only; FSDP2's are loaded once all is prepared."""
+        if not self.is_fsdp_enabled:
+            with only_data(Path(resume_from_checkpoint), trust=self.resume_point.trusted):
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """As the Trainer does; DeepSpeed's AdamW for the host counts its steps again."""
+        know_indexed_cpu()
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and self.offloads_optimizer:
+            steps = max((int(state.get("step", 0)) for state in self.kernel.state.values()), default=0)
+            replay_step_counter(self.kernel, steps)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """The random numbers of each process; another number of processes draws new ones."""
+        if checkpoint is None:
+            return
+        if written_for(Path(checkpoint)) in (None, self.args.world_size):
+            with only_data(Path(checkpoint), trust=self.resume_point.trusted):
+                super()._load_rng_state(checkpoint)
+        else:
+            set_seed(
+                xxh3_64_intdigest(f"{self.args.seed} {self.state.global_step} {self.args.process_index}".encode())
+                % 2**32
+            )
+
+
+def stored_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint's model."""
+    tensors = Tensors(checkpoint)
+    return {name: tensors.read(name) for name in tensors.files}
+
+
+def written_on_host(checkpoint: Path, *, trust: bool) -> bool | None:
+    """Whether DeepSpeed's AdamW for the host wrote ZeRO's states; None where the files do not say.
+
+    The two kernels differ in their groups and counters, and neither loads the other's.
+    """
+    part = next(iter(sorted(checkpoint.glob("*/*optim_states.pt"))), None)
+    states = {} if part is None else load_data(part, mmap=True, trust=trust).get("optimizer_state_dict", {})
+    base = states.get("base_optimizer_state") or states.get("optimizer_state_dict")
+    if not isinstance(base, dict) or "param_groups" not in base:
+        return None
+    return any("bias_correction" in group for group in base["param_groups"])
+
+
+def separate_groups(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
+    """Repair what DeepSpeed 0.19 makes of a universal checkpoint under ZeRO-3.
+
+    It gives all groups the weight decay and the learning rate of the first, and one step counter, which each of them
+    then counts up.
+    """
+    tag = (checkpoint / "latest_universal").read_text().strip()
+    saved = load_data(checkpoint / tag / "zero" / "optimizer_state.pt", mmap=True)["param_groups"]
+    for group, known in zip(optimizer.param_groups, saved, strict=True):
+        group.update({name: value for name, value in known.items() if name != "params"})
+    for state in optimizer.state.values():
+        if torch.is_tensor(state.get("step")):
+            state["step"] = state["step"].clone()
+
+
+def written_for(checkpoint: Path) -> int | None:
+    """How many processes wrote it; None without a manifest."""
+    return read_manifest(checkpoint).world_size if (checkpoint / MANIFEST).exists() else None
+
+
+def exactness(point: ResumePoint, *, deterministic: bool) -> str:
+    """`bit-exact`, or the weaker class of the run and why; a run never regains what it has lost."""
+    before = point.manifest
+    if before is not None and before.exactness != BIT_EXACT:
+        return before.exactness
+    if before is not None and before.world_size != world_size():
+        return (
+            f"elastic: from step {before.step} with {count_processes(world_size())} instead of {before.world_size}: "
+            "the same rows in the same steps, sums in another order and other random numbers for dropout"
+        )
+    if point.checkpoint is not None and before is None:
+        return f"unproven: resumed from {point.checkpoint}, which has no manifest"
+    if not deterministic:
+        return (
+            "rounding: GPU kernels add in any order; `training: {full_determinism: true}` makes them repeat, at a"
+            " price"
+        )
+    return BIT_EXACT
+
+
+def keep_global_batch(recipe: Recipe, point: ResumePoint) -> Recipe:
+    """The recipe for as many processes as run now, with as many rows in a step as before.
+
+    A recipe that states its global batch does so already; one that states accumulation means what it came to when the
+    run began.
+    """
+    manifest = point.manifest
+    if manifest is None or not manifest.step or recipe.budget.global_batch_tokens is not None:
+        return recipe
+    tokens = manifest.tokens // manifest.step
+    if tokens == tokens_of_step(recipe):
+        return recipe
+    return recipe.model_copy(update={"budget": recipe.budget.model_copy(update={"global_batch_tokens": tokens})})
+
+
+def keep_dtype(recipe: Recipe, point: ResumePoint, *, deepspeed: bool) -> Recipe:
+    """The recipe with the checkpoint's weight type in place of `model.dtype: auto`, which may mean another one on this
+    machine.
+
+    Weights of an engine and adapters are in fp32 in any case.
+    """
+    plain = not deepspeed and not recipe.training.get("fsdp") and recipe.model.lora is None
+    if (
+        point.checkpoint is None
+        or point.manifest is None
+        or sharding_of(point.manifest) != PLAIN
+        or recipe.model.dtype != "auto"
+        or not plain
+    ):
+        return recipe
+    stored = set(Tensors(point.checkpoint).dtypes.values())
+    if stored not in ({torch.bfloat16}, {torch.float32}):
+        return recipe
+    dtype = str(stored.pop()).removeprefix("torch.")
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": dtype})})
+
+
+def tokens_of_step(recipe: Recipe) -> int:
+    """What the stated accumulation comes to for the processes that run now."""
+    micro_batch = int(recipe.training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH))
+    accumulation = int(recipe.training.get("gradient_accumulation_steps", 1))
+    return micro_batch * accumulation * groups_of_rows(recipe.training, world_size()) * recipe.data.sequence_length
+
+
+def warn_elastic(folder: Path, manifest: Manifest) -> None:
+    """Record what another number of processes changes."""
+    if is_main_process():
+        record_event(
+            folder,
+            "elastic",
+            f"The run resumes with {count_processes(world_size())} instead of {manifest.world_size} from step"
+            f" {manifest.step}: the same rows in the same steps, equal up to rounding; dropout draws other numbers.",
+            step=manifest.step,
+            processes=world_size(),
+            processes_before=manifest.world_size,
+        )
+
+
+def count_processes(number: int) -> str:
+    return "1 process" if number == 1 else f"{number} processes"

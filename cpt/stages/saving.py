@@ -1,0 +1,581 @@
+"""Save a run as transactions: all processes take a snapshot together, then each writes, then one rename publishes.
+
+No write stands between collective operations, so a disk that fails on one process leaves all of them in step: the save
+is given up on all, and training continues.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import random
+import time
+from collections.abc import Callable
+from functools import cached_property, partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, Literal
+
+import numpy as np
+import psutil
+import torch
+from accelerate.utils import DeepSpeedSchedulerWrapper
+from peft import PeftModel
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from transformers import Trainer
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import TrainOutput
+from transformers.training_args import ParallelMode
+from transformers.utils import SAFE_WEIGHTS_NAME
+from xxhash import xxh3_128_hexdigest
+
+from cpt.checkpoints.agreement import Agreement, SaveFailed
+from cpt.checkpoints.archive import Archive
+from cpt.checkpoints.fsdp_parts import file_of_part, gathered_later, part_here
+from cpt.checkpoints.manifest import FORMAT, MANIFEST, FileEntry, Manifest, make_durable, write_manifest
+from cpt.checkpoints.rotation import published_in, rotate
+from cpt.checkpoints.snapshot import (
+    HostCopies,
+    changed_by_steps,
+    copy_beside_training,
+    mark,
+    memory_of,
+    refuse_non_finite,
+    tensors_in,
+)
+from cpt.checkpoints.transaction import Contents, Weights, clear_leftovers, hash_all, publish
+from cpt.checkpoints.verify import read_back, saved_parameters
+from cpt.checkpoints.zero_parts import parts_of
+from cpt.errors import CheckpointError, TrainingError
+from cpt.ranks import is_main_process
+from cpt.recipe.load import dump_recipe
+from cpt.runs.events import record_event
+from cpt.stages.length import RunLength
+from cpt.stages.resuming import DataPosition, ResumingTrainer
+
+log = logging.getLogger("cpt")
+
+Describe = Callable[[dict[str, FileEntry]], Manifest]
+Kind = Literal["full", "weights"]
+PREFIXES: dict[Kind, str] = {"full": "checkpoint-", "weights": "weights-"}
+SECONDS_BEFORE_RETRIES = (2.0, 8.0)  # of the last save of a run, which no later one makes up for
+MOST_OF_THE_MEMORY = 0.8  # of the free host memory: what copies may take
+PACKAGES = ("cpt", "torch", "transformers", "accelerate", "deepspeed", "peft", "safetensors")
+WRITTEN_LATER_TOO = (".md", ".html")  # the card, and the verdict's page
+
+
+class SaveInFlight:
+    """Runs saves one after another; what one raises comes out of `wait`."""
+
+    def __init__(self) -> None:
+        self.thread: Thread | None = None
+        self.problem: BaseException | None = None
+
+    def run(self, save: Callable[[], None], *, in_background: bool) -> None:
+        """Do it now, or begin it and return. The one before must have been waited for."""
+        assert self.thread is None, "at most one save is in flight"
+        if not in_background:
+            save()
+            return
+        self.thread = Thread(target=self._keep_problem, args=(save,), name="save", daemon=True)
+        self.thread.start()
+
+    def wait(self) -> None:
+        """Return when no save is in flight; raises what the last one raised."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        problem, self.problem = self.problem, None
+        if problem is not None:
+            raise problem
+
+    def _keep_problem(self, save: Callable[[], None]) -> None:
+        try:
+            save()
+        except BaseException as problem:  # the thread that trains raises it
+            self.problem = problem
+
+
+class SavingTrainer(ResumingTrainer):
+    """The Trainer's saving, as transactions; `recipe.checkpoints` says how often, how many stay, and whether training
+    waits.
+
+    Forward and backward passes only read what a checkpoint holds, except for buffers. So the copies of a background
+    save are made while the next step runs, and training waits for them in front of the optimizer.
+    """
+
+    length: RunLength
+    snapshot: Contents | None = None
+    """While one is taken: what the Trainer would write goes here."""
+    copies_are_too_large = False
+    save_failure: SaveFailed | None = None
+    """Why the last save was not published; None where it was."""
+    step_saved = 0
+    not_pushed: Path | None = None
+    """A checkpoint that the Hub does not have yet, where the recipe pushes."""
+
+    @cached_property
+    def agreement(self) -> Agreement:
+        """How the processes agree on a save; made at the first use, by all of them."""
+        return Agreement(self.args.ddp_timeout_delta)
+
+    @cached_property
+    def host_copies(self) -> HostCopies:
+        """The memory of snapshots in the background."""
+        return HostCopies()
+
+    @cached_property
+    def copied(self) -> Event:
+        """Set where no copies are being made."""
+        event = Event()
+        event.set()
+        return event
+
+    def wait_for_copies(self, *_: Any) -> None:
+        """Called before any optimizer's step."""
+        self.copied.wait()
+
+    @property
+    def saved_model(self) -> nn.Module:
+        """The model without what wraps it to train."""
+        assert self.model is not None, "the Trainer was built with a model"
+        return self.model
+
+    @cached_property
+    def in_flight(self) -> SaveInFlight:
+        """The save that is being written, at most one."""
+        return SaveInFlight()
+
+    @cached_property
+    def kinds_read_back(self) -> set[Kind]:
+        """What this process has proved to be readable."""
+        return set()
+
+    @cached_property
+    def archive(self) -> Archive | None:
+        """The second place, for the main process."""
+        place = self.recipe.checkpoints.archive
+        return Archive(self.run_folder, place) if place is not None and self.args.should_save else None
+
+    @property
+    def run_folder(self) -> Path:
+        """Where checkpoints are published."""
+        return Path(str(self.args.output_dir))
+
+    @property
+    def rows_trained(self) -> int:
+        """Rows of the run that lie behind it."""
+        return self.state.global_step * self.length.rows_per_step
+
+    def checkpoint_texts(self) -> dict[str, str]:
+        """Small files of a full checkpoint, by name; called on the main process."""
+        texts: dict[str, str] = {}
+        for position in self.data_positions():
+            texts |= position.texts(self.rows_trained)
+        return texts
+
+    def data_positions(self) -> list[DataPosition]:
+        """None where a program of the user's own built the trainer."""
+        return [callback for callback in self.callback_handler.callbacks if isinstance(callback, DataPosition)]
+
+    # --- when to save ------------------------------------------------------------------------------------------------
+
+    def train(self, *arguments: Any, **options: Any) -> TrainOutput:
+        """Train; no save is in flight when it returns or raises."""
+        if self.args.should_save and (names := clear_leftovers(self.run_folder)):
+            log.info("%s: removed what a stopped run left unfinished: %s.", self.run_folder, ", ".join(names))
+        if self.archive is not None:
+            self.archive.add_missing([checkpoint.folder for checkpoint in published_in(self.run_folder)])
+        self.agreement.gather(
+            None
+        )  # connected now: where the launcher is killed later, nobody is left who could introduce the processes
+        hook = register_optimizer_step_pre_hook(self.wait_for_copies)
+        try:
+            output = super().train(*arguments, **options)
+        except BaseException:
+            try:
+                self.wait_for_saves()
+            except Exception as problem:  # what went wrong first must be heard
+                log.warning("The save in flight failed too: %s", problem)
+            raise
+        finally:
+            hook.remove()
+        self.wait_for_saves()
+        if self.archive is not None:
+            self.archive.finish()
+        return output
+
+    def wait_for_saves(self) -> None:
+        """Return when no save is in flight; every process must call it.
+
+        Raises:
+            SaveFailed: the last one failed in a way that no later one will do better.
+        """
+        self.in_flight.wait()
+        self.push()
+
+    def push(self) -> None:
+        """Give the Hub what was published, as `training.push_to_hub` and `hub_strategy` say."""
+        checkpoint, self.not_pushed = self.not_pushed, None
+        if checkpoint is not None and self.args.push_to_hub:
+            self._push_from_checkpoint(str(checkpoint))
+
+    def _maybe_log_save_evaluate(self, *arguments: Any, **options: Any) -> None:
+        """As the Trainer does; then the weights alone, where they are due and this step's are not saved yet."""
+        super()._maybe_log_save_evaluate(*arguments, **options)
+        every = self.recipe.checkpoints.weights_every_steps
+        if every is not None and self.state.global_step % every == 0 and self.state.global_step != self.step_saved:
+            self.save_once("weights")
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Publish `checkpoint-N`, or tell why not; the last one of a run is tried again, and has to succeed."""
+        self.store_flos()
+        self.save_once("full")
+        if not self.control.should_training_stop and self.state.global_step < self.state.max_steps:
+            return
+        self.wait_for_saves()
+        for seconds in SECONDS_BEFORE_RETRIES:
+            if self.save_failure is None or self.save_failure.reason != "storage":
+                break
+            time.sleep(seconds)
+            self.save_once("full")
+            self.wait_for_saves()
+        if self.save_failure is not None:
+            raise self.unsaved_end(self.save_failure)
+
+    def unsaved_end(self, failure: SaveFailed) -> CheckpointError | TrainingError:
+        """A run whose last save failed has not done what it was started for."""
+        newest = published_in(self.run_folder)[-1:]
+        where = f"The newest checkpoint is {newest[0].folder}; " if newest else "There is no checkpoint; "
+        text = (
+            f"step {self.state.global_step} could not be saved ({failure}). {where}when this is mended, start the run"
+            " again."
+        )
+        return TrainingError(text) if failure.reason == "not finite" else CheckpointError(text)
+
+    # --- one save ----------------------------------------------------------------------------------------------------
+
+    def save_once(self, kind: Kind) -> None:
+        """Take a snapshot of this step, and have it written: now, or while training goes on."""
+        self.wait_for_saves()
+        step = self.step_saved = self.state.global_step
+        beside = self.recipe.checkpoints.in_background and not self.changes_unasked
+        contents = self.take_snapshot(full=kind == "full", beside_training=beside)
+        in_background = beside and self.detach(contents)
+        moment = mark() if in_background and self.args.device.type != "cpu" else None
+        copy = partial(self.copy_to_host, contents, moment) if in_background else None
+        save = partial(
+            self.write_out, kind, step, contents, partial(self.describe, kind, step, self.rows_trained), copy
+        )
+        self.in_flight.run(save, in_background=in_background)
+        if not in_background:
+            self.push()
+
+    def write_out(
+        self, kind: Kind, step: int, contents: Contents, describe: Describe, copy: Callable[[], None] | None
+    ) -> None:
+        """Publish, then tidy up; on a failure say so, and let training go on where a later save may do better."""
+        name = f"{PREFIXES[kind]}{step}"
+        check = None if kind in self.kinds_read_back else partial(read_back, model=self.saved_model)
+        try:
+            if copy is not None:
+                self.agreement.together(copy)
+            publish(self.run_folder, name, contents, describe, self.agreement, read_back=check)
+        except SaveFailed as failure:
+            self.save_failure = failure
+            if self.args.should_save:
+                record_event(
+                    self.run_folder,
+                    "save_failed",
+                    f"{name} was not saved: {failure}.",
+                    step=step,
+                    reason=failure.reason,
+                )
+            if failure.reason == "error":
+                raise
+            return
+        finally:
+            self.host_copies.release()
+        before, self.save_failure = self.save_failure, None
+        self.kinds_read_back.add(kind)
+        if kind == "full":
+            self.not_pushed = self.run_folder / name
+        if self.args.should_save:
+            if before is not None:  # the event of the failure may have found no place on a full disk
+                record_event(
+                    self.run_folder,
+                    "saved_again",
+                    f"{name} was saved; before it: {before}.",
+                    step=step,
+                    reason=before.reason,
+                )
+            self.tidy_up(kind, self.run_folder / name)
+
+    def tidy_up(self, kind: Kind, published: Path) -> None:
+        """Copy the new checkpoint to the archive, and remove the old ones that need not stay."""
+        if self.archive is not None and kind == "full":
+            self.archive.add(published)
+        spared = self.archive.in_use() if self.archive is not None else set()
+        try:
+            rotate(self.run_folder, self.recipe.checkpoints.kept, prefix=PREFIXES[kind], spared=spared)
+        except (
+            Exception
+        ) as problem:  # of the disk, or of a rule of the user's own: this process alone must not end for it
+            record_event(
+                self.run_folder,
+                "not_removed",
+                f"Old checkpoints could not be removed: {type(problem).__name__}: {problem}.",
+            )
+
+    def describe(self, kind: Kind, step: int, rows: int, files: dict[str, FileEntry]) -> Manifest:
+        """The manifest."""
+        return Manifest(
+            format=FORMAT,
+            kind=kind,
+            step=step,
+            rows=rows,
+            tokens=step * self.length.tokens_per_step,
+            world_size=self.args.world_size,
+            zero_stage=None if self.zero_section is None else int(self.zero_section.get("stage", 0)),
+            exactness=self.exactness,
+            recipe=xxh3_128_hexdigest(dump_recipe(self.recipe).encode()),
+            data=next((position.data.fingerprint for position in self.data_positions()), ""),
+            versions=versions(),
+            files=files,
+        )
+
+    # --- the snapshot ------------------------------------------------------------------------------------------------
+
+    def take_snapshot(self, *, full: bool, beside_training: bool = False) -> Contents:
+        """What this process has to write of this step; what processes do together happens here, or in `gather`.
+
+        Args:
+            full: with all that a run needs to go on; else the weights and the tokenizer.
+            beside_training: the next step does not wait for the rest of the save.
+        """
+        taken = self.snapshot = Contents()
+        nowhere = str(self.run_folder / f"step-{self.state.global_step}")
+        stage = None if self.zero_section is None else self.zero_section.get("stage")
+        self.reshard()
+        try:
+            if stage == 3:
+                self._save(nowhere, self.plan_gathering(taken, beside_training=beside_training))
+            elif self.is_fsdp_enabled:
+                taken.parts = gathered_later(self.saved_model, only_trained=isinstance(self.model, PeftModel))
+                taken.gather = partial(taken.parts.put_together, self.agreement)
+                self._save(nowhere)
+            elif stage is not None:  # the Trainer copies the model, on every process
+                self._save(nowhere, self.saved_model.state_dict())
+            else:
+                self.save_model(nowhere, _internal_call=True)
+            if full:
+                self._save_optimizer_and_scheduler(nowhere)
+                self._save_scaler(nowhere)
+                taken.states[random_states_file(self)] = random_states(self)
+            if full and self.args.should_save:
+                taken.texts |= {"trainer_state.json": progress(self), **self.checkpoint_texts()}
+        finally:
+            self.snapshot = None
+        return taken
+
+    def plan_gathering(self, taken: Contents, *, beside_training: bool) -> Weights | None:
+        """How ZeRO-3's weights will be put together; what there is already: none, where only its parts are to be
+        saved.
+
+        DeepSpeed's way uses the connections and the parameters of the training, which has to wait for it.
+        """
+        engine: Any = self.model_wrapped
+        of_adapter = isinstance(self.model, PeftModel)
+        if not of_adapter and not engine.zero_gather_16bit_weights_on_model_save():
+            return {}
+        in_its_way: Callable[[], Weights | None] = partial(
+            engine._zero3_consolidated_16bit_state_dict, exclude_frozen_parameters=of_adapter
+        )
+        taken.parts = parts_of(self.saved_model, only_trained=of_adapter) if beside_training else None
+        if beside_training and taken.parts is None:
+            return in_its_way()
+        taken.gather = in_its_way if taken.parts is None else partial(taken.parts.put_together, self.agreement)
+        return None
+
+    def detach(self, taken: Contents) -> bool:
+        """Copy what the next forward pass may change, and see that there is memory for the rest; False where training
+        has to wait."""
+        weights, parts = taken.weights, taken.parts
+        if taken.write_model is not None and weights is None and parts is None:
+            weights = self.saved_model.state_dict()
+        changing = changed_by_steps(self.saved_model)
+        copied = [
+            taken.states,
+            [tensor for tensor in tensors_in([weights, parts and parts.parts]) if memory_of(tensor) in changing],
+        ]
+        needed = self.host_copies.missing(copied) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if parts is not None and taken.write_model is not None:
+            needed += parts.bytes_of_whole()
+        if not all(self.agreement.gather(needed <= MOST_OF_THE_MEMORY * psutil.virtual_memory().available)):
+            self.warn_too_large(needed)
+            return False
+        memory_of_buffers = {memory_of(buffer) for buffer in self.saved_model.buffers()}
+        copy = partial(self.host_copies.copy, changing=lambda tensor: memory_of(tensor) in memory_of_buffers)
+        taken.states, taken.weights = copy(taken.states), copy(weights)
+        if parts is not None:
+            parts.named = copy(parts.named)
+        self.copied.clear()
+        return True
+
+    def copy_to_host(self, taken: Contents, moment: torch.Event | None) -> None:
+        """Copy the rest, beside the training, and let its next update go on."""
+        try:
+            copy_beside_training(moment)
+            changing = changed_by_steps(self.saved_model)
+            copy = partial(self.host_copies.copy, changing=lambda tensor: memory_of(tensor) in changing)
+            taken.states, taken.weights = self.host_copies.copy(taken.states), copy(taken.weights)
+            if taken.parts is not None:
+                taken.parts.parts = copy(taken.parts.parts)
+        finally:
+            self.copied.set()
+
+    def warn_too_large(self, needed: int) -> None:
+        """Once."""
+        if self.args.should_save and not self.copies_are_too_large:
+            size = f"{needed / 2**30:.1f} GiB"
+            message = (
+                f"Copies of what a checkpoint holds would take {size} of host memory, which is not free: training"
+                " waits for saves."
+            )
+            record_event(self.run_folder, "saves_block", message, step=self.state.global_step)
+        self.copies_are_too_large = True
+
+    @property
+    def changes_unasked(self) -> bool:
+        """True where DeepSpeed keeps the optimizer's states on a disk, or steps by itself."""
+        zero = self.zero_section or {}
+        offload = zero.get("offload_optimizer", {})
+        return offload.get("device") == "nvme" or bool(offload.get("super_offload")) or "zenflow" in zero
+
+    # --- where the Trainer would write -------------------------------------------------------------------------------
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """The model, its config and the tokenizer."""
+        if self.snapshot is None:
+            super()._save(output_dir, state_dict)
+        elif self.args.should_save:
+            self.snapshot.weights = state_dict
+            self.snapshot.write_model = self.write_model_files
+            self.snapshot.check = self.refuse_broken_weights
+            self.snapshot.model_bytes = sum(
+                numbers * parameter.element_size() for parameter, numbers in saved_parameters(self.saved_model)
+            )
+
+    def write_model_files(self, folder: Path, weights: Weights | None) -> None:
+        """What `_save` writes; it empties what it is given."""
+        super()._save(str(folder), None if weights is None else dict(weights))
+        if weights == {}:  # ZeRO-3 was told not to gather them: a file of no weights would be taken for a model
+            (folder / SAFE_WEIGHTS_NAME).unlink()
+
+    def refuse_broken_weights(self, weights: Weights | None) -> None:
+        """Only finite weights are published; frozen ones do not change."""
+        trained = {
+            name: parameter for name, parameter in self.saved_model.named_parameters() if parameter.requires_grad
+        }
+        if weights is None:
+            refuse_non_finite(trained.items())
+        else:
+            refuse_non_finite((name, tensor) for name, tensor in weights.items() if name in trained)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Moments, master weights, schedule."""
+        if self.snapshot is None:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        if self.is_deepspeed_enabled:
+            self.take_deepspeed(self.snapshot, output_dir)
+        elif self.is_fsdp_enabled:
+            part = part_here(self.saved_model, self.kernel)
+            self.snapshot.states[file_of_part(self.args.process_index, self.args.world_size)] = part
+        elif self.args.should_save:
+            assert self.optimizer is not None, "the Trainer makes it before the first step"
+            self.snapshot.states["optimizer.pt"] = self.optimizer.state_dict()
+        of_deepspeed = self.is_deepspeed_enabled and isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper)
+        if self.args.should_save and not of_deepspeed:
+            assert self.lr_scheduler is not None, "the Trainer makes it before the first step"
+            self.snapshot.states["scheduler.pt"] = self.lr_scheduler.state_dict()
+
+    def take_deepspeed(self, taken: Contents, folder: str) -> None:
+        """What the engine saves, of this process."""
+        from cpt.checkpoints.deepspeed_engine import LATEST, files_beside, kept_states, tag_of
+
+        engine: Any = self.model_wrapped
+        with kept_states(engine, Path(folder)) as kept:
+            engine.save_checkpoint(
+                folder, save_latest=False, exclude_frozen_parameters=isinstance(self.model, PeftModel)
+            )
+        taken.states |= kept.states
+        taken.copies |= files_beside(engine, self.args.process_index)
+        if self.args.should_save:
+            taken.texts[LATEST] = tag_of(engine)
+
+    def _save_scaler(self, output_dir: str) -> None:
+        """The scale of fp16's gradients, where there is one."""
+        if self.snapshot is None:
+            super()._save_scaler(output_dir)
+        elif self.args.should_save and self.accelerator.scaler is not None:
+            self.snapshot.states["scaler.pt"] = self.accelerator.scaler.state_dict()
+
+
+def seal_export(trainer: Trainer, folder: Path) -> None:
+    """Write the manifest of a complete export, so that `cpt verify RUN` covers it; for every process."""
+    if is_main_process() and isinstance(trainer, SavingTrainer):
+        files = {
+            name: entry for name, entry in sorted(hash_all(folder).items()) if not name.endswith(WRITTEN_LATER_TOO)
+        }
+        files.pop(MANIFEST, None)
+        for inside in [path for path in folder.rglob("*") if path.is_dir()]:
+            make_durable(inside)
+        write_manifest(folder, trainer.describe("weights", trainer.state.global_step, trainer.rows_trained, files))
+
+
+def random_states(trainer: Trainer) -> dict[str, Any]:
+    """The random numbers of this process, as `Trainer._load_rng_state` takes them."""
+    states: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "cpu": torch.random.get_rng_state(),
+    }
+    kinds = {trainer.args.device.type} - {"cpu", "mps"} | ({"cuda"} if torch.cuda.is_available() else set())
+    for kind in kinds:
+        device: Any = torch.get_device_module(kind)
+        is_one_of_several = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
+        states[kind] = device.random.get_rng_state_all() if is_one_of_several else device.random.get_rng_state()
+    return states
+
+
+def random_states_file(trainer: Trainer) -> str:
+    """Its name: each process has its own."""
+    return "rng_state.pth" if trainer.args.world_size <= 1 else f"rng_state_{trainer.args.process_index}.pth"
+
+
+def progress(trainer: Trainer) -> str:
+    """The content of trainer_state.json, with what callbacks want to keep."""
+    known: dict[str, Any] = trainer.state.stateful_callbacks  # type: ignore[assignment]  # what it is annotated as is what it is made from
+    for callback in [*trainer.callback_handler.callbacks, trainer.control]:
+        if isinstance(callback, ExportableState):
+            name = type(callback).__name__
+            kept = known[name]
+            if isinstance(kept, list):  # several of one kind
+                kept.append(callback.state())
+            else:
+                known[name] = callback.state()
+    return json.dumps(dataclasses.asdict(trainer.state), indent=2, sort_keys=True) + "\n"
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that a checkpoint depends on."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,87 @@
+import json
+
+import pytest
+import torch
+
+from cpt.errors import RestartNeeded
+from cpt.safety import restart as restarting
+from cpt.safety.restart import (
+    MOST_WITHOUT_PROGRESS,
+    is_out_of_memory,
+    learned_micro_batch,
+    learned_rollback,
+    remember_micro_batch,
+    remember_rollback,
+    restart,
+    smaller_micro_batch,
+)
+
+
+def test_the_micro_batch_is_halved_or_goes_to_the_next_size_that_divides_it():
+    assert [smaller_micro_batch(size) for size in (8, 6, 9, 7, 2, 1)] == [4, 3, 3, 1, 1, None]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        torch.OutOfMemoryError(),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8"
+            " bytes."
+        ),
+    ],
+)
+def test_what_allocators_say_counts(problem):
+    assert is_out_of_memory(problem)
+
+
+@pytest.mark.parametrize(
+    "problem", [RuntimeError("shapes cannot be multiplied"), ValueError("out of memory"), KeyboardInterrupt()]
+)
+def test_other_errors_do_not(problem):
+    assert not is_out_of_memory(problem)
+
+
+def test_what_was_learned_holds_for_its_number_of_processes(tmp_path):
+    assert learned_micro_batch(tmp_path, 1) is None
+    remember_micro_batch(tmp_path, 1, 4)
+    remember_micro_batch(tmp_path, 2, 2)
+    remember_micro_batch(tmp_path, 1, 2)
+    assert json.loads((tmp_path / "learned.json").read_text()) == {"micro_batch": {"1": 2, "2": 2}}
+    assert [learned_micro_batch(tmp_path, processes) for processes in (1, 2, 4)] == [2, 2, None]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"micro_batch": {"1": "two"}}', '{"micro_batch": {"1": 0}}'])
+def test_a_file_that_says_nothing_is_not_believed(tmp_path, content):
+    (tmp_path / "learned.json").write_text(content)
+    assert learned_micro_batch(tmp_path, 1) is None
+    assert learned_rollback(tmp_path) is None
+
+
+def test_a_roll_back_is_stored_beside_the_micro_batch(tmp_path):
+    remember_micro_batch(tmp_path, 1, 4)
+    remember_rollback(tmp_path, 6, [(24, 36)], {"total": 3})
+    assert learned_rollback(tmp_path) == {"to_step": 6, "left_out": [[24, 36]], "budget": {"total": 3}}
+    assert learned_micro_batch(tmp_path, 1) == 4
+
+
+def test_one_process_restarts_itself_at_most_three_times_for_the_same_reason(monkeypatch):
+    commands = []
+    monkeypatch.setattr(restarting.os, "execv", lambda program, words: commands.append(words[1:]))
+    monkeypatch.setenv("CPT_RESTARTS", "0 ")
+    for _ in range(MOST_WITHOUT_PROGRESS):
+        restart(RestartNeeded("micro-batches of 2"), ["r.yaml", "name=x"])
+    assert commands == MOST_WITHOUT_PROGRESS * [["-m", "cpt.train", "r.yaml", "name=x"]]
+    with pytest.raises(RestartNeeded):
+        restart(RestartNeeded("micro-batches of 2"), ["r.yaml"])
+    restart(RestartNeeded("micro-batches of 1"), ["r.yaml"])
+    assert len(commands) == MOST_WITHOUT_PROGRESS + 1
+
+
+@pytest.mark.parametrize("variable", [("WORLD_SIZE", "2"), ("CPT_SUPERVISED", "1")])
+def test_several_processes_and_supervised_ones_are_restarted_by_others(monkeypatch, variable):
+    monkeypatch.setenv(*variable)
+    with pytest.raises(RestartNeeded) as problem:
+        restart(RestartNeeded("micro-batches of 2"), ["r.yaml"])
+    assert problem.value.exit_code == 76

@@ -1,0 +1,283 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate.parallelism_config import ParallelismConfig
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
+from one_process_group import alone_in_a_group
+from tiny import TINY_LLAMA
+from tiny_faults import STEPS, at_steps, events, losses, trainer_of
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallback
+
+from cpt.models.shared_rows import PartOfRows
+from cpt.optim.clipping import gradient_norm
+from cpt.stages import sharded
+from cpt.stages.sharded import ShardedTrainer, average_over_all, shard_on_cpu
+
+SLOW_KERNEL = {"optimizer": {"name": "sgd", "learning_rate": 1e-3}}  # clipped by hand
+
+
+@pytest.mark.parametrize(
+    "guard", [pytest.param({"loss_guard": None}, id="alone", marks=pytest.mark.slow), pytest.param({}, id="guarded")]
+)
+def test_bfloat16_gradients_are_clipped_by_their_norm_in_fp32(tiny_recipe, tmp_path, guard):
+    model = {**tiny_recipe["model"], "dtype": "bfloat16"}
+    training = {**tiny_recipe["training"], "max_grad_norm": 0.25}
+    trainer = trainer_of(tiny_recipe, tmp_path, model=model, training=training, safety=guard, **SLOW_KERNEL)
+    seen = []
+    step = trainer.create_optimizer().step
+
+    def look(*arguments, **options):
+        seen.append(gradient_norm([p.grad for p in trainer.model.parameters()]).item())
+        return step(*arguments, **options)
+
+    trainer.optimizer.step = look
+    trainer.train()
+    logged = [line["grad_norm"] for line in trainer.state.log_history if "grad_norm" in line]
+    assert seen and max(seen) <= 0.25 * 1.01 < min(logged)
+    assert any(torch.tensor(norm).bfloat16().item() != norm for norm in logged), "more digits than a bfloat16 has"
+
+
+@pytest.mark.parametrize("name", ["adamw", pytest.param("adamw_8bit", marks=pytest.mark.slow)])
+def test_a_bad_step_leaves_bfloat16_weights_and_their_states_alone_and_large_gradients_are_clipped(
+    tiny_recipe, tmp_path, name
+):
+    model, training = {**tiny_recipe["model"], "dtype": "bfloat16"}, {**tiny_recipe["training"], "max_grad_norm": 0.25}
+    settings = {"optimizer": {"name": name, "learning_rate": 3e-3}, "model": model, "training": training}
+    watcher = States()
+    trainer = trainer_of(
+        tiny_recipe,
+        tmp_path,
+        callbacks=[watcher],
+        faults=at_steps(9, change=lambda loss: loss * torch.nan),
+        **settings,
+    )
+    trainer.train()
+    assert events(trainer, "nan_skipped") == [("nan_skipped", 9)]
+    assert watcher.same(8, 9) and not watcher.same(9, 10)
+    largest = max(state.norm().item() for state in watcher.moments)
+    assert 0 < largest < 0.25, "a mean of gradients whose norm is at most 0.25"
+
+
+class States(TrainerCallback):
+    """Keeps weights and states after each step."""
+
+    def __init__(self):
+        self.after, self.moments = {}, []
+
+    def on_step_end(self, args, state, control, model=None, optimizer=None, **kwargs):
+        kept = [
+            value for one in optimizer.optimizer.state.values() for value in one.values() if torch.is_tensor(value)
+        ]
+        self.after[state.global_step] = [tensor.clone() for tensor in (*model.state_dict().values(), *kept)]
+        self.moments = [
+            one["exp_avg"] for one in optimizer.optimizer.state.values() if one["exp_avg"].dtype == torch.float32
+        ]
+
+    def same(self, one, other):
+        return all(torch.equal(*pair) for pair in zip(self.after[one], self.after[other], strict=True))
+
+
+class Gradients(TrainerCallback):
+    """The type of all gradients before each update, and how far those of the first step are from the sum of its
+    micro-batches in fp64."""
+
+    def __init__(self):
+        self.dtypes, self.sums, self.error, self.calls = [], {}, 0.0, 0
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        for weight in model.parameters():
+            weight.register_hook(lambda gradient, weight=weight: self.add(weight, gradient))
+
+    def add(self, weight, gradient):
+        self.calls += 1
+        self.sums[weight] = self.sums.get(weight, 0) + gradient.double()
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.dtypes.append({weight.grad.dtype for weight in model.parameters()})
+        if len(self.dtypes) == 1:
+            self.error = max(
+                ((w.grad.double() - exact).norm() / exact.norm()).item() for w, exact in self.sums.items()
+            )
+
+
+def halves(sections, folder, *, rows=1, dtype="bfloat16", **changes):
+    model, training = (
+        {**sections["model"], "dtype": dtype},
+        {**sections["training"], "bf16": True, "per_device_train_batch_size": rows},
+    )
+    return trainer_of(sections, folder, **{"model": model, "training": training, **changes})
+
+
+@pytest.mark.parametrize("name", ["adamw", pytest.param("adamw_8bit", marks=pytest.mark.slow)])
+def test_gradients_of_64_micro_batches_accumulate_in_fp32(tiny_recipe, tmp_path, name):
+    seen = Gradients()
+    batch = {"tokens": 64 * 64, "global_batch_tokens": 64 * 64}
+    halves(
+        tiny_recipe, tmp_path, callbacks=[seen], budget=batch, optimizer={"name": name, "learning_rate": 1e-3}
+    ).train()
+    assert seen.calls == 64 * len(seen.sums) and seen.dtypes == [{torch.float32}]
+    assert 0 < seen.error < 1e-6
+
+
+def test_a_step_of_one_micro_batch_keeps_gradients_in_half_precision(tiny_recipe, tmp_path):
+    seen = Gradients()
+    halves(tiny_recipe, tmp_path, rows=4, callbacks=[seen]).train()
+    assert seen.dtypes == STEPS * [{torch.bfloat16}]
+
+
+def test_an_optimizer_of_another_library_gets_gradients_of_the_weights_type(tiny_recipe, tmp_path):
+    seen = Gradients()
+    halves(tiny_recipe, tmp_path, callbacks=[seen], **SLOW_KERNEL).train()
+    assert seen.dtypes == STEPS * [{torch.bfloat16}]
+
+
+def test_a_bad_step_with_accumulated_gradients_changes_nothing_and_large_gradients_are_clipped(tiny_recipe, tmp_path):
+    watcher = States()
+    trainer = halves(
+        tiny_recipe, tmp_path, callbacks=[watcher], faults=at_steps(9, change=lambda loss: loss * torch.nan)
+    )
+    trainer.args.max_grad_norm = 0.25
+    trainer.train()
+    assert events(trainer, "nan_skipped") == [("nan_skipped", 9)]
+    assert watcher.same(8, 9) and not watcher.same(9, 10)
+    assert 0 < max(state.norm().item() for state in watcher.moments) < 0.25
+
+
+# --- autocast ---
+
+
+def seen_in_forward(trainer):
+    """Of all modules of the model in a run: types of what they return, and whether they compute in autocast."""
+    types, modes = set(), set()
+
+    def look(module, inputs, output):
+        modes.add(torch.is_autocast_enabled("cpu"))
+        types.update({output.dtype} if torch.is_tensor(output) else ())
+
+    for module in list(trainer.model.modules())[1:]:
+        module.register_forward_hook(look)
+    trainer.train()
+    return types, modes
+
+
+def test_bfloat16_weights_compute_without_autocast_and_with_nearly_the_same_loss(tiny_recipe, tmp_path):
+    trainer = halves(tiny_recipe, tmp_path / "off", rows=4)
+    assert seen_in_forward(trainer) == ({torch.bfloat16}, {False})
+    autocast = halves(tiny_recipe, tmp_path / "on", rows=4)
+    autocast.accelerator.native_amp = True
+    _, modes = seen_in_forward(autocast)
+    assert True in modes
+    ids = torch.arange(8).unsqueeze(0)
+    assert [one.model(ids).logits.dtype for one in (trainer, autocast)] == [torch.bfloat16, torch.float32]
+    off, on = losses(trainer), losses(autocast)
+    assert all(abs(off[step] - on[step]) < 0.01 for step in on)
+
+
+@pytest.mark.parametrize("model", [{"dtype": "float32"}, {"lora": {"r": 4}}], ids=["fp32", "adapters"])
+def test_fp32_weights_and_adapters_compute_in_autocast(tiny_recipe, tmp_path, model):
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY_LLAMA), dtype=torch.bfloat16).save_pretrained(
+        tmp_path / "base"
+    )
+    start = {"path": str(tmp_path / "base"), "dtype": "bfloat16", **model}
+    _, modes = seen_in_forward(halves(tiny_recipe, tmp_path, model=start, stage="cpt"))
+    assert True in modes
+
+
+# --- FSDP2 ---
+
+
+def test_a_forward_pass_alone_leaves_nothing_gathered_behind():
+    with alone_in_a_group():
+        layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        fully_shard(layers, reshard_after_forward=False)
+        with torch.no_grad():
+            layers(torch.ones(1, 4))
+        assert not any(isinstance(parameter, DTensor) for parameter in layers.parameters())
+        ShardedTrainer.reshard(SimpleNamespace(is_fsdp_enabled=True, model=layers))
+        assert all(isinstance(parameter, DTensor) for parameter in layers.parameters())
+
+
+def test_accelerate_shards_on_the_cpu_too(monkeypatch):
+    monkeypatch.setitem(PartialState._shared_state, "distributed_type", DistributedType.MULTI_CPU)
+    state = SimpleNamespace()
+    shard_on_cpu(SimpleNamespace(state=state), {"fsdp_version": 2, "reshard_after_forward": False})
+    assert state.fsdp_plugin.fsdp_version == 2 and not state.fsdp_plugin.reshard_after_forward
+    assert state.distributed_type == PartialState._shared_state["distributed_type"] == DistributedType.FSDP
+
+
+class Dividing(nn.Linear):
+    """A model that divides its loss by the step's labels, as those of transformers do."""
+
+    def forward(self, inputs, num_items_in_batch):
+        return super().forward(inputs).float().sum() / num_items_in_batch, num_items_in_batch
+
+
+class Sharded(ShardedTrainer):
+    """As far as counting goes."""
+
+    is_fsdp_enabled, parts_of_rows = True, 1
+
+    def __init__(self):
+        """Nothing is trained."""
+
+
+def test_half_precision_does_not_round_the_number_of_labels(monkeypatch):
+    monkeypatch.setattr(Trainer, "_get_num_items_in_batch", lambda *_: torch.tensor(449.0))
+    with alone_in_a_group():
+        model = Dividing(2, 1)
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+        assert model(torch.ones(1, 2), torch.tensor(449.0))[1] == 448, "what it is for"
+        assert model(torch.ones(1, 2), Sharded()._get_num_items_in_batch([], torch.device("cpu")))[1] == 449
+
+
+# --- shared rows ---
+
+
+@pytest.fixture
+def shared() -> ShardedTrainer:
+    """The sixth of eight processes, where four share each row."""
+    trainer = ShardedTrainer.__new__(ShardedTrainer)
+    config = ParallelismConfig(sp_size=4, dp_replicate_size=2)
+    trainer.args = SimpleNamespace(
+        parallelism_config=config, process_index=5, world_size=8, device=torch.device("cpu")
+    )
+    return trainer
+
+
+def test_a_process_has_its_part_of_its_groups_rows(shared):
+    assert shared.part_of_rows == PartOfRows(1, 4) and shared.sharing_rows == 4
+
+
+def test_labels_of_a_step_are_those_of_all_processes(shared, monkeypatch):
+    monkeypatch.setattr(sharded.dist, "all_reduce", lambda count: count.mul_(8))
+    batch = {"shift_labels": torch.tensor([[1, 2, -100], [-100, -100, 3]])}
+    assert shared._get_num_items_in_batch([batch, batch], torch.device("cpu")) == 2 * 3 * 8
+
+
+def test_the_mean_of_the_losses_over_processes_is_that_of_the_step(shared):
+    class Summed(nn.Module):
+        def forward(self, labels, num_items_in_batch):
+            return SimpleNamespace(loss=labels.sum() / num_items_in_batch)
+
+    losses = [
+        shared.compute_loss(Summed(), {"labels": torch.full((3,), float(rank))}, num_items_in_batch=24)
+        for rank in range(8)
+    ]
+    assert torch.stack(losses).mean() == pytest.approx(3 * sum(range(8)) / 24)
+
+
+def test_deepspeed_averages_over_all_processes_and_names_its_files_so():
+    engine = SimpleNamespace(
+        sequence_parallel_size=4, checkpoint_mp_rank=3, optimizer=SimpleNamespace(sequence_parallel_size=4)
+    )
+    average_over_all(engine)
+    assert vars(engine) == {
+        "sequence_parallel_size": 1,
+        "checkpoint_mp_rank": 0,
+        "optimizer": SimpleNamespace(sequence_parallel_size=1),
+    }

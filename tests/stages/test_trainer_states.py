@@ -1,0 +1,47 @@
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import TrainerState, TrainingArguments
+from transformers.trainer import Trainer
+from transformers.trainer_callback import TrainerControl
+
+from cpt.stages.saving import progress, random_states, random_states_file, versions
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    return Trainer(torch.nn.Linear(1, 1), arguments)
+
+
+def test_the_trainer_goes_on_with_the_random_numbers_that_were_kept(trainer, tmp_path):
+    def draw():
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    torch.save(random_states(trainer), tmp_path / random_states_file(trainer))
+    expected = draw()
+    trainer._load_rng_state(str(tmp_path))
+    assert draw() == expected
+
+
+def test_each_process_has_a_file_of_its_own():
+    alone, one_of_two = (SimpleNamespace(args=SimpleNamespace(world_size=n, process_index=n - 1)) for n in (1, 2))
+    assert random_states_file(alone) == "rng_state.pth" and random_states_file(one_of_two) == "rng_state_1.pth"
+
+
+def test_progress_is_read_back_as_the_trainers_state(trainer, tmp_path):
+    trainer.state.global_step = 7
+    trainer.state.log_history = [{"step": 7, "loss": 1.5}]
+    trainer.control.should_training_stop = True
+    (tmp_path / "trainer_state.json").write_text(progress(trainer))
+    read = TrainerState.load_from_json(str(tmp_path / "trainer_state.json"))
+    assert (read.global_step, read.log_history) == (7, [{"step": 7, "loss": 1.5}])
+    assert read.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"] is True
+    assert progress(trainer) == progress(trainer) and isinstance(trainer.control, TrainerControl)
+
+
+def test_versions_tell_what_wrote_the_checkpoint():
+    assert versions()["torch"] == torch.__version__ and "cpt" in versions()
