@@ -46,7 +46,7 @@ def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
     os.environ[RESTARTS] = f"{count} {problem}"
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "cpt.train", *words])
+    os.execv(sys.executable, [sys.executable, "-m", "cpt", "train", *words])
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
