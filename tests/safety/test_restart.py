@@ -72,7 +72,7 @@ def test_one_process_restarts_itself_at_most_three_times_for_the_same_reason(mon
     monkeypatch.setenv("CPT_RESTARTS", "0 ")
     for _ in range(MOST_WITHOUT_PROGRESS):
         restart(RestartNeeded("micro-batches of 2"), ["r.yaml", "name=x"])
-    assert commands == MOST_WITHOUT_PROGRESS * [["-m", "cpt.train", "r.yaml", "name=x"]]
+    assert commands == MOST_WITHOUT_PROGRESS * [["-m", "cpt", "train", "r.yaml", "name=x"]]
     with pytest.raises(RestartNeeded):
         restart(RestartNeeded("micro-batches of 2"), ["r.yaml"])
     restart(RestartNeeded("micro-batches of 1"), ["r.yaml"])
