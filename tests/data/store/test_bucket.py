@@ -7,8 +7,8 @@ from faulty_store import FaultyStore
 from cpt.data.build import build_data
 from cpt.data.store import plan, shards
 from cpt.data.store.bucket import bucket, opened
+from cpt.data_commands.prepare import upload
 from cpt.errors import DataError, ResourceError
-from cpt.prepare.prepare import upload
 from cpt.recipe.schema import Data, Evaluation, Source
 
 SHARD, WINDOW = 2_000, 8_000

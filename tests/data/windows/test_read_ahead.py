@@ -8,7 +8,7 @@ from cpt.cache import size_of
 from cpt.data.build import build_data
 from cpt.data.store import plan, shards
 from cpt.data.store.bucket import bucket
-from cpt.prepare.prepare import upload
+from cpt.data_commands.prepare import upload
 from cpt.recipe.schema import Data, Source
 
 SHARD, WINDOW = 2_000, 8_000

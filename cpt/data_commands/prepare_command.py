@@ -9,8 +9,8 @@ import typer
 
 from cpt.command_line import show_log
 from cpt.data.prepared import PreparedData
+from cpt.data_commands.prepare import prepare_on_ray, prepare_recipe, prepare_shard
 from cpt.errors import RecipeError
-from cpt.prepare.prepare import prepare_on_ray, prepare_recipe, prepare_shard
 from cpt.recipe.load import load_recipe
 
 

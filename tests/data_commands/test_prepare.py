@@ -6,8 +6,8 @@ from xxhash import xxh3_128_hexdigest
 from cpt.cli import application
 from cpt.data.build import build_data
 from cpt.data.store import plan
+from cpt.data_commands.prepare import prepare_recipe, prepare_shard
 from cpt.errors import DataError, RecipeError
-from cpt.prepare.prepare import prepare_recipe, prepare_shard
 from cpt.recipe.load import load_recipe
 from cpt.tokenizer.load import load_tokenizer
 

@@ -1,1 +1,0 @@
-"""`cpt prepare`: a recipe's documents made ready ahead of its run, by one machine or by many."""
