@@ -119,6 +119,14 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
         return Place(start.file, start.line and start.line + line)
 
     try:
+        depth = 0
+        for event in yaml.parse(
+            text, Loader=Loader
+        ):  # libyaml's composer is recursive and crashes on 100,000 brackets
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                mistakes.add(place(event.start_mark.line), "nested too deeply")
+                raise UnreadableError
         documents = list(yaml.compose_all(text, Loader=Loader))
     except yaml.MarkedYAMLError as problem:
         line, reason = explain(problem, text.split("\n"))
