@@ -120,9 +120,8 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
 
     try:
         depth = 0
-        for event in yaml.parse(
-            text, Loader=Loader
-        ):  # libyaml's composer is recursive and crashes on 100,000 brackets
+        events: Any = yaml.parse(text, Loader=Loader)
+        for event in events:  # the composer below is recursive: 100,000 brackets crash it
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
                 mistakes.add(place(event.start_mark.line), "nested too deeply")
