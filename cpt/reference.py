@@ -68,8 +68,8 @@ COMMANDS = """# Command reference
 <!-- Written by `python -m cpt.reference` from the commands' own help; change that, not this page. -->
 
 What `cpt COMMAND --help` prints. `key.path=value` behind a recipe changes any key of the [recipe](recipe.md). Exit
-codes: 0 done, 2 an error that you can fix, 75 stopped by a signal after a checkpoint was saved, 76 start it again; `cpt plan` ends with 3
-where the run does not fit.
+codes: 0 done, 2 an error that you can fix, 75 stopped by a signal after a checkpoint was saved, 76 start it
+again; `cpt plan` ends with 3 where the run does not fit.
 """
 
 
