@@ -32,7 +32,10 @@ def command(
     """
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
     if quick:
-        typer.echo(f"{recipe}: keys, values and rules are fine. Not checked: files, model, packages, disk (--quick).")
+        typer.echo(
+            f"{recipe}: keys, values and rules are fine. Not checked: files, model, packages, disk, options of"
+            " optimizers, schedules and filters (--quick)."
+        )
         return
     with while_working(
         open_console(stderr=True).status(f"{recipe}: keys, values and rules are fine. Checking files and model ...")

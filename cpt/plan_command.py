@@ -73,7 +73,8 @@ def command(
 ) -> None:
     """Memory, time and money of a run, before anything is downloaded.
 
-    Nothing is downloaded but the model's config. Exit code 3 if the run does not fit.
+    Nothing is downloaded but the model's config. Exit code 3 if the run does not fit, 0 if --write then wrote
+    a recipe that does.
 
     Example: cpt plan recipe.yaml --gpu "RTX 4090" --gpus 1 --write fits.yaml
     """

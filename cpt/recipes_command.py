@@ -72,5 +72,5 @@ def copy_files(folder: Path) -> None:
             f"{folder}: cannot be written: {problem.strerror or problem}. Name another folder: --copy FOLDER"
         ) from problem
     open_console().print(
-        f"{', '.join(FOLDERS)} are in {folder}. Try: cpt check {EXAMPLE}", markup=False, highlight=False
+        f"{', '.join(FOLDERS)} are in {folder}. Try there: cpt check {EXAMPLE}", markup=False, highlight=False
     )

@@ -1,1 +1,1 @@
-"""Every way out of a run: whole, quantised, GGUF, the Hub; `cpt export`."""
+"""Every way out of a run: whole, quantised, the Hub; `cpt export`."""

@@ -405,6 +405,8 @@ def keep_liger_to_layers(training: TrainingArguments) -> None:
     gradient for each chunk."""
     if training.use_liger_kernel:
         training.use_liger_kernel = training.device.type == "cuda"
+        if not training.use_liger_kernel:
+            tell("`training.use_liger_kernel` has no effect on a CPU.")
         training.liger_kernel_config = LIGER_WITHOUT_LOSS | dict(training.liger_kernel_config or {})
 
 
