@@ -116,8 +116,9 @@ def test_a_signal_is_forwarded_and_ends_the_supervision(tmp_path):
 def test_running_out_of_memory_is_no_failure(tmp_path):
     body = """
         if tries < 4:  # the same step more often than a failure may
+            event = {"kind": "out_of_memory", "restart": True, "message": f"step {tries}"}
             with (folder / "events.jsonl").open("a") as events:
-                events.write(json.dumps({"kind": "out_of_memory", "restart": True, "message": "halved"}) + chr(10))
+                events.write(json.dumps(event) + chr(10))
             os.kill(os.getpid(), 9)
         status(state="finished", exit_code=0)
     """

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from saved_runs import trainer_of as four_steps
-from tiny_faults import trainer_of
+from tiny_faults import train_to_the_end, trainer_of
 from torch.nn import functional as F
 
 from cpt.data.rows.rows import IGNORED
@@ -106,12 +106,16 @@ def test_rows_are_known_also_when_micro_batches_become_smaller(step, recipe, tmp
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return loss
 
-    trainer = trainer_of(with_batches(recipe, 2), tmp_path, faults=fault)
-    agree = watched(trainer)
-    trainer.train()
-    assert (
-        trainer.args.per_device_train_batch_size == 1 and all(agree) and len(agree) == 2 * (step - 1) + 4 * (17 - step)
-    )
+    agree = []
+
+    def make():
+        trainer = trainer_of(with_batches(recipe, 2), tmp_path, faults=fault)
+        agree.append(watched(trainer))
+        return trainer
+
+    trainer = train_to_the_end(make, restarts=1)
+    assert trainer.args.per_device_train_batch_size == 1 and all(map(all, agree))
+    assert list(map(len, agree)) == [2 * (step - 1), 4 * (17 - step)]
 
 
 def test_processes_that_share_rows_see_the_same_ones():
