@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from cpt.data.build import build_data
 from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture import MixtureRows, share_out
+from cpt.data.mixture import MixtureRows, Turns, share_out
 from cpt.data.rows.rows import stack_rows
 from cpt.data.store.order import endless
 from cpt.recipe.schema import Data
@@ -121,6 +121,18 @@ class Located(Dataset):
 
     def __getitem__(self, number):
         return self.rows.locate(number)
+
+
+@given(st.lists(st.integers(1, 9), min_size=3, max_size=60), st.lists(st.integers(1, 50), min_size=120, max_size=120))
+def test_many_short_blocks_add_up_to_their_shares(lengths, weights):
+    """As in a linear change of a short phase: rounding must not favour a source in each block anew."""
+    blocks = [(length, weights[2 * number : 2 * number + 2]) for number, length in enumerate(lengths)]
+    firsts = [0, *accumulate(lengths)]
+    turns = Turns(
+        [*((first, shares) for first, (_, shares) in zip(firsts, blocks, strict=False)), (firsts[-1], [1, 1])]
+    )
+    asked = sum(length * first / (first + second) for length, (first, second) in blocks)
+    assert abs(turns.counts(firsts[-1])[0] - asked) < 1.5
 
 
 @pytest.mark.parametrize("stops", [(16, 32), (32, 48)])
