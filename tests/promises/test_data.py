@@ -317,9 +317,9 @@ def test_documents_of_a_held_out_file_are_not_trained_on(epoch, tmp_path):
 
 
 def test_a_bad_row_ends_the_run_with_its_file_and_line(epoch, tmp_path):
-    good = "".join(json.dumps({"text": f"document {number}"}) + "\n" for number in range(400))
+    good = "".join(json.dumps({"text": f"document {number}"}) + "\n" for number in range(1500))
     (tmp_path / "bad.jsonl").write_text(good + '{"text": \n')  # few enough to be skipped, had it been asked for
-    with pytest.raises(DataError, match=r"bad\.jsonl(:| line )401"):
+    with pytest.raises(DataError, match=r"bad\.jsonl(:| line )1501"):
         epoch(sources=[{"path": str(tmp_path / "bad.jsonl")}])
 
 
