@@ -171,9 +171,13 @@ def try_mutation(mutation: Mutation) -> Row:
     return row_of(mutation, status, error) | {"file": path, "noticed_by": failed, "seconds": seconds}
 
 
-def run_tests(tests: str, *options: str) -> tuple[int, str, str]:
+def run_tests(tests: str, *options: str, start: str = "fork") -> tuple[int, str, str]:
     """Pytest's exit code, the first test that failed and its error, or else what pytest printed; in a child process
-    that imports the copy's cpt."""
+    that imports the copy's cpt.
+
+    Args:
+        start: how promises start a command; `forkserver` where tests before it in this process may have used threads.
+    """
     log = COPY.parent / "log"
     if (child := os.fork()) == 0:
         os.setsid()
@@ -182,7 +186,7 @@ def run_tests(tests: str, *options: str) -> tuple[int, str, str]:
             os.dup2(stream.fileno(), 2)
         os.chdir(COPY)
         sys.path[:] = [str(COPY), *(part for part in sys.path if Path(part or ".").resolve() != ROOT)]
-        os.environ |= {"PYTHONPATH": str(COPY), "CPT_PROMISES_START": "fork"}
+        os.environ |= {"PYTHONPATH": str(COPY), "CPT_PROMISES_START": start}
         for name in [name for name in sys.modules if name.partition(".")[0] in ("benchmarks", "cpt")]:
             del sys.modules[name]
         # slow tests run where they are named
@@ -207,7 +211,7 @@ def failing_unbroken(tests: list[str]) -> list[str]:
     """Which of these tests fail where nothing is broken, and so prove nothing."""
     failing: list[str] = []
     while remaining := [test for test in tests if test not in failing]:
-        code, failed, _ = run_tests(shlex.join(remaining))
+        code, failed, _ = run_tests(shlex.join(remaining), start="forkserver")
         if code != 1 or failed not in remaining:
             break
         failing.append(failed)
