@@ -3,7 +3,6 @@
 GIB = 2**30
 UNITS_OF_TIME = ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 UNITS_OF_SIZE = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-UNITS_OF_COUNT = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
 
 def format_duration(seconds: float) -> str:
@@ -23,14 +22,6 @@ def format_bytes(num_bytes: float) -> str:
         if num_bytes >= size:
             return f"{num_bytes / size:,.1f} {unit}"
     return f"{num_bytes:.0f} B"
-
-
-def format_parameters(count: float) -> str:
-    """`360k`, `124M`, `1.2B`: two or three significant digits, as models are named."""
-    for size, unit in UNITS_OF_COUNT:
-        if count >= size:
-            return f"{count / size:.{0 if count >= 99.5 * size else 1}f}".removesuffix(".0") + unit
-    return f"{count / 1e3:.0f}k" if count >= 1e4 else f"{count:.0f}"
 
 
 def format_count(count: float | None) -> str:

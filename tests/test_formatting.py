@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.formatting import format_bytes, format_duration, format_number, format_parameters
+from cpt.formatting import format_bytes, format_duration, format_number
 
 
 @pytest.mark.parametrize(
@@ -15,14 +15,6 @@ def test_durations(seconds, text):
 @pytest.mark.parametrize(("size", "text"), [(512, "512 B"), (1536, "1.5 KiB"), (2.5 * 2**30, "2.5 GiB")])
 def test_sizes(size, text):
     assert format_bytes(size) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(950, "950"), (360_000, "360k"), (124.4e6, "124M"), (1.24e9, "1.2B"), (8.03e9, "8B"), (70.6e9, "70.6B")],
-)
-def test_parameters(count, text):
-    assert format_parameters(count) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(None, ""), (0.123456, "0.1235"), (12345.6, "12,346")])
