@@ -155,7 +155,7 @@ def read_back(folder: Path, model: nn.Module) -> None:
     if found := damages(folder):
         raise SaveFailed("storage", f"the disk does not hold what was written: {'; '.join(map(str, found[:3]))}")
     if manifest.kind == "full" and (found := defects(folder)):
-        raise SaveFailed("error", f"no run could go on from this checkpoint: {'; '.join(map(str, found[:3]))}")
+        raise SaveFailed("error", f"no run could continue from this checkpoint: {'; '.join(map(str, found[:3]))}")
     stored, needed = count_stored(folder), sum(numbers for _, numbers in saved_parameters(model))
     if stored < needed:
         text = (

@@ -120,7 +120,7 @@ class CPTDataLoader(DataLoader[Row]):
             yield batch
 
     def by_workers(self) -> Iterator[Row]:
-        """torch's own iterator. Where its worker processes died (most often killed for memory), new ones go on with
+        """torch's own iterator. If its worker processes die (most often killed for memory), new ones continue with
         the next micro-batch.
 
         Raises:
@@ -151,7 +151,7 @@ class CPTDataLoader(DataLoader[Row]):
 
     def torch_batches(self) -> Iterator[Row]:
         """torch's own iterator without its handler of SIGCHLD, which raises wherever the main thread is, in the middle
-        of a backward pass too. Dead workers are reported where a batch is asked for."""
+        of a backward pass too. Dead workers are reported when the next batch is taken."""
         in_main_thread = threading.current_thread() is threading.main_thread()
         before = signal.getsignal(signal.SIGCHLD) if in_main_thread else None
         batches: Iterator[Row] = super().__iter__()

@@ -81,7 +81,7 @@ def broken() -> tuple[type[Exception], ...]:
 def what_it_means(
     problem: BaseException | None, dataset: str, revision: str | None, key: str
 ) -> CptError | Unreachable | None:
-    """What the first error of the Hub in a chain of errors means; None where there is none."""
+    """What the first error of the Hub in a chain of errors means, or None."""
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
     if isinstance(problem, HfHubHTTPError):
