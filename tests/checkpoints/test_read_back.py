@@ -36,7 +36,7 @@ def test_a_checkpoint_that_no_run_could_go_on_from_is_found_out(tmp_path, monkey
     whole = contents(1, 20)
     del whole.states["optimizer.pt"]
     monkeypatch.setattr("publishing.contents", lambda *_: whole)
-    with pytest.raises(SaveFailed, match=r"no run could go on.*optimizer.pt") as failed:
+    with pytest.raises(SaveFailed, match=r"no run could continue.*optimizer.pt") as failed:
         save(tmp_path, 1, 20, read_back=lambda folder: read_back(folder, nn.Linear(1, 1)))
     assert failed.value.reason == "error"
 
