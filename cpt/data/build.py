@@ -286,11 +286,7 @@ def everything(sources: Sequence[TokenizedSource]) -> list[Wanted]:
 
 
 def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation, str]:
-    """The sections with the form of their rows, and this form.
-
-    Raises:
-        RecipeError: names are not unique, or rows of this form cannot be laid out like this.
-    """
+    """The sections with the form of their rows, and this form."""
     check_names(data, evaluation)
     data, evaluation = with_form(data, evaluation, form)
     form = form_of_source(data.sources[0])

@@ -101,9 +101,6 @@ def find_contamination(
     Args:
         questions: of tasks, which are searched for as well as the recipe's held-out sets.
         cache_dir: where the index is kept for the workers; by default $CPT_CACHE or ~/.cache/cpt.
-
-    Raises:
-        DataError: there is nothing to search for, or a source cannot be read.
     """
     of_sets: set[int] = set()
 
@@ -210,10 +207,6 @@ def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) ->
 
     Of `held_out_share`, the documents of local sources are looked for: other sources would have to be read twice.
     Equal copies are held out everywhere, since the hash of the text decides.
-
-    Raises:
-        DataError: a held-out set cannot be read.
-        RecipeError: the filter is asked for, and there is nothing to look for.
     """
     own = [component for component in data.filters if component.name == NAME]
     is_judged = bool(evaluation.perplexity) or evaluation.held_out_share is not None

@@ -94,9 +94,6 @@ def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
 
     Args:
         few: held-out documents, below which an interval means little.
-
-    Raises:
-        DataError: nothing would be held out, or nothing trained on.
     """
     sizes = [sizes_of(data, source, f"data.sources[{number}]") for number, source in enumerate(data.sources)]
     warnings = [warning.rstrip(".") for one in sizes if one is not None and (warning := one.giant())]

@@ -121,11 +121,7 @@ class CPTDataLoader(DataLoader[Row]):
 
     def by_workers(self) -> Iterator[Row]:
         """torch's own iterator. If its worker processes die (most often killed for memory), new ones continue with
-        the next micro-batch.
-
-        Raises:
-            RuntimeError: they died more than MOST_REPLACEMENTS times.
-        """
+        the next micro-batch."""
         taken = replaced = 0
         batches: Iterator[Row] | None = None
         while True:

@@ -125,12 +125,7 @@ def normalised(weights: NDArray[np.float64]) -> Shares:
 
 def shares_of_phases(phases: Sequence[Phase], names: Sequence[str], sequence_length: int) -> Changes:
     """Each phase's shares; of a linear one, those in the middle of each of its blocks. A phase ends with the row that
-    is nearest.
-
-    Raises:
-        RecipeError: a phase still ends at a learning rate, which `cpt.optim.schedules.phases_in_tokens` puts in
-        tokens.
-    """
+    is nearest."""
     changes: Changes = []
     first, before = 0, np.empty(0)
     for number, phase in enumerate(phases):

@@ -129,13 +129,7 @@ log = logging.getLogger("cpt")
 def open_sources(
     data: Data, evaluation: Evaluation, encoder: DocumentEncoder, cache_dir: Path, seed: int
 ) -> dict[str, TokenizedSource]:
-    """Every source and held-out set by its place in the recipe; nothing is read yet.
-
-    Raises:
-        DataError: a source is not there.
-        RecipeError: a filter or transform does not exist, or refuses its options.
-        ResourceError: a server cannot be reached, or the store cannot be written.
-    """
+    """Every source and held-out set by its place in the recipe; nothing is read yet."""
     keyed = list(keyed_sources(data, evaluation))
     for key, source in keyed:  # wrong ones are told before anything is looked at
         build_filters(filters_of(data, source, key)), build_transforms(transforms_of(data, source, key))

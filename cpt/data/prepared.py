@@ -140,11 +140,7 @@ def refused(data: Data, name: str, epochs: float, tokens: int) -> str | None:
 
 
 def tell_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceReport], rows: int) -> None:
-    """Warn of the sources that a run of so many rows goes through more than once; refuse it where it may not.
-
-    Raises:
-        RecipeError: a source would have to be repeated and may not.
-    """
+    """Warn of the sources that a run of so many rows goes through more than once; refuse it where it may not."""
     epochs = [count / report.rows for report, count in zip(reports, mixture.turns.counts(rows), strict=True)]
     told = list(zip(reports, epochs, strict=True))
     if lacking := [why for report, times in told if (why := refused(data, report.name, times, report.tokens))]:

@@ -61,9 +61,6 @@ class ChatTemplate:
 
         Args:
             prompt: with what stands before the assistant's next words.
-
-        Raises:
-            Refused: the template does not take the messages.
         """
         return rendered(messages, tools, self.template, self.named_tokens, add_generation_prompt=prompt)[0]
 
@@ -83,9 +80,6 @@ class ChatTemplate:
 
         They stand between what the template writes before and after them, if control tokens mark it, as no message can
         write these. Or else they begin where the prompt of the messages before ends. Or they are looked for.
-
-        Raises:
-            Refused: they cannot be found, or a tool's words are among them.
         """
         spans = self._turns(messages, tools, text)
         if any(
@@ -204,11 +198,7 @@ def same_every_day(template: str) -> str:
 def rendered(
     messages: Sequence[Message], tools: Tools, template: str, named_tokens: Mapping[str, Any], **options: bool
 ) -> tuple[str, list[Span]]:
-    """Messages as the template writes them, and where it says that the assistant speaks, if it is asked.
-
-    Raises:
-        Refused: the template does not take the messages.
-    """
+    """Messages as the template writes them, and where it says that the assistant speaks, if it is asked."""
     # A second; only where there are chats.
     from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template

@@ -44,9 +44,6 @@ class ExampleEncoder(DocumentEncoder):
 
     Args:
         key: where the source stands in the recipe, for messages.
-
-    Raises:
-        RecipeError: the tokenizer does not tell where its tokens stand in a text.
     """
 
     def __init__(self, encoder: DocumentEncoder, source: DocumentSource, key: str) -> None:

@@ -19,9 +19,6 @@ class ChatEncoder(ExampleEncoder):
 
     Args:
         key: where the source is in the recipe, for messages.
-
-    Raises:
-        RecipeError: the tokenizer has no chat template, or is a slow one.
     """
 
     def __init__(self, encoder: DocumentEncoder, source: DocumentSource, key: str) -> None:
@@ -60,9 +57,6 @@ class MiddleEncoder(DocumentEncoder):
 
     Which documents, and where they are cut, follows from the hash of their text. Cuts lie between any two characters,
     as they do where an editor asks, so the parts are encoded by themselves.
-
-    Raises:
-        RecipeError: the tokenizer has no marks.
     """
 
     def __init__(self, encoder: DocumentEncoder, options: Mapping[Any, float], key: str) -> None:
@@ -121,9 +115,6 @@ def encoder_of(source: DocumentSource, encoder: DocumentEncoder, key: str) -> Do
 
     Args:
         key: where the source stands in the recipe, for messages.
-
-    Raises:
-        RecipeError: the tokenizer has no chat template, or no marks for gaps.
     """
     if form_of_source(source) != "document":
         return ExampleEncoder(encoder, source, key)

@@ -51,12 +51,7 @@ class ExampleWriter:
         self.write = lru_cache(REMEMBERED)(self._write)
 
     def _write(self, text: str) -> list[Written]:
-        """The texts of an example: the chosen and the rejected one, or the only one.
-
-        Raises:
-            Refused: it is no example of this form, or the template does not take it.
-            RecipeError: there are messages, and the tokenizer has no chat template.
-        """
+        """The texts of an example: the chosen and the rejected one, or the only one."""
         example = example_of(marked(text, self.control))
         if example is None:
             raise Refused("no example any more: a transform changed its parts")
@@ -150,11 +145,7 @@ class ExampleWriter:
         return Written(text, is_chat=True, spans=[(begin, len(text))])
 
     def chats(self) -> ChatTemplate:
-        """The chat template.
-
-        Raises:
-            RecipeError: there is none.
-        """
+        """The chat template."""
         if self.template is None:
             raise RecipeError(
                 "`tokenizer.path`: the data has messages, and the tokenizer has no chat template. Take the tokenizer"

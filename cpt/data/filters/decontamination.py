@@ -215,11 +215,7 @@ def read_runs(documents: Iterable[Judged]) -> Runs:
 
 @lru_cache(maxsize=4)
 def load_runs(path: str) -> Runs:
-    """What `Runs.save` wrote; kept for the next document.
-
-    Raises:
-        DataError: the file is not there, or damaged.
-    """
+    """What `Runs.save` wrote; kept for the next document."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             form, documents, too_short = json.loads(arrays["about"].tobytes())

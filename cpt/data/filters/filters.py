@@ -43,11 +43,7 @@ def build_components(kind: str, lists: ComponentLists, built_in: BuiltIn) -> lis
 
 
 def called_on(function: Callable[..., Any], document: Mapping[str, str]) -> Any:
-    """What a filter or transform returns for a document.
-
-    Raises:
-        UserCodeError: the user's function raised an error; with the file and row of the document.
-    """
+    """What a filter or transform returns for a document."""
     try:
         return function(document)
     except UserCodeError as problem:

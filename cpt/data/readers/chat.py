@@ -33,11 +33,7 @@ def usual_message(message: object) -> object:
 
 
 def calls_in(value: object) -> list[dict[str, Any]]:
-    """The calls that a text holds as JSON: one, or a list of them.
-
-    Raises:
-        BadValue: it holds none.
-    """
+    """The calls that a text holds as JSON: one, or a list of them."""
     try:
         calls = json.loads(value) if isinstance(value, str) else value
     except ValueError as problem:
@@ -62,11 +58,7 @@ Message = dict[str, Any]
 
 
 def transcript(chat: object, column: str) -> str:
-    """The text of a list of messages.
-
-    Raises:
-        BadValue: it is no chat, or would lose something by being read as one.
-    """
+    """The text of a list of messages."""
     if chat is None:
         raise BadValue("no value", f"`{column}` is null, expected a list of messages")
     if not isinstance(chat, list) or not chat:
@@ -98,11 +90,7 @@ def message_of(message: object, column: str) -> tuple[str, str]:
 
 
 def text_of_parts(parts: list[Any], column: str) -> str:
-    """The text of a content that is a list of parts, {type: text, text: ...}.
-
-    Raises:
-        BadValue: a part is no text.
-    """
+    """The text of a content that is a list of parts, {type: text, text: ...}."""
     for part in parts:
         if (
             not isinstance(part, Mapping)
@@ -138,11 +126,7 @@ def as_message(head: str, content: str) -> Message:
 
 
 def as_json(value: object, where: str) -> str:
-    """A value as JSON in one line.
-
-    Raises:
-        BadValue: it cannot be written as JSON, or holds a control character that has a meaning here.
-    """
+    """A value as JSON in one line."""
     for text in texts_in(value):
         refuse_control(text, where)
     try:

@@ -198,9 +198,6 @@ def apply_policy(
         policy: the recipe's `data.on_bad_row`.
         key: where the source stands in the recipe, for messages.
         found: takes the bad rows that do not end the run.
-
-    Raises:
-        DataError: a bad row, under the policy `error`.
     """
     for item in items:
         if isinstance(item, Document):
@@ -243,9 +240,6 @@ def refuse_too_many(
         max_share: the recipe's `data.max_bad_share`.
         path: of the source.
         listed: the bad rows, of which the first are shown.
-
-    Raises:
-        DataError: with the first bad rows.
     """
     share = num_bad / max(1, num_bad + num_good)
     if share > max_share:

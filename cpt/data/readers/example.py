@@ -31,11 +31,7 @@ from cpt.recipe.schema import DocumentSource, Source
 
 @cache
 def template_columns(template: str) -> tuple[str, ...]:
-    """The columns that a template names, each once.
-
-    Raises:
-        RecipeError: it is no template of plain columns.
-    """
+    """The columns that a template names, each once."""
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as problem:
@@ -56,11 +52,7 @@ def columns_in(written: str) -> tuple[str, ...]:
 
 def filled_lines(template: str, row: Mapping[str, object]) -> str:
     """A template filled in, without paragraphs and lines whose columns are all empty, null or not there; the first
-    column's always stays.
-
-    Raises:
-        BadValue: a column holds neither a text nor a number, or the first one is not there.
-    """
+    column's always stays."""
     columns = template_columns(template)
     if columns[0] not in row:
         raise BadValue("missing column", f"no column `{columns[0]}`. It has: {', '.join(map(str, row)) or 'none'}")
@@ -103,9 +95,6 @@ def with_turns(
         values: what stands in each of `chat`'s columns.
         columns: what `chat` names.
         whole: a question and its answer are one conversation, with the system prompt and earlier turns.
-
-    Raises:
-        BadValue: earlier turns are no pairs, or there is a system prompt and no messages that it could stand before.
     """
     system, history = (
         system_turn(values.pop("system", None)),
@@ -213,11 +202,7 @@ class Example(NamedTuple):
 
 
 def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, str]:
-    """What an example of the source is made of, each with its column, among the columns that are there.
-
-    Raises:
-        BadValue: they are not there.
-    """
+    """What an example of the source is made of, each with its column, among the columns that are there."""
     form, named = form_of_source(source), columns_named(source)
     tools = (
         {"tools": named.get("tools", "tools")} if "tools" in named or "tools" in found and form != "document" else {}
@@ -275,9 +260,6 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
 
     Args:
         columns: what it is made of, each with its column: `example_columns`.
-
-    Raises:
-        BadValue: a value is none of what it should be.
     """
     values = {name: unpacked(value_in(row, column)) for name, column in columns.items()}
     tools = values.pop("tools", None)

@@ -43,12 +43,7 @@ def kind_of(path: str) -> Literal["local", "url", "function", "hub"]:
 
 def files_of(source: DocumentSource, key: str) -> list[File]:
     """The files that a source means, local, behind a URL or on the Hub, in order; none of a function or of what only
-    `datasets` can read.
-
-    Raises:
-        DataError: there is none, or one of an unknown kind was asked for.
-        ResourceError: a server cannot be reached.
-    """
+    `datasets` can read."""
     kind = kind_of(source.path)
     if kind == "hub":
         return hub_files(source, key).files or []

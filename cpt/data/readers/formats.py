@@ -67,22 +67,14 @@ def is_function(path: str) -> bool:
 
 
 def find_function(source: DocumentSource, key: str) -> Callable[..., Any]:
-    """The function, with its options checked.
-
-    Raises:
-        RecipeError: it does not exist, or does not take the options.
-    """
+    """The function, with its options checked."""
     function = find("source", source.path, {})
     check_options(function, source.options, f"{key}.options")
     return function
 
 
 def call_function(source: DocumentSource, key: str) -> Iterable[object]:
-    """What the function gives for the recipe's options.
-
-    Raises:
-        RecipeError: it is not there, or gives nothing to go through.
-    """
+    """What the function gives for the recipe's options."""
     rows: object = find_function(source, key)(**source.options)
     if isinstance(rows, str | Mapping) or not (isinstance(rows, Iterable) or hasattr(rows, "__getitem__")):
         raise RecipeError(

@@ -42,11 +42,7 @@ FORM = "form"  # the entry of `chat` that tells it; no recipe writes it
 
 
 def form_of(columns: Sequence[str]) -> str:
-    """The form of data whose rows have these columns.
-
-    Raises:
-        RecipeError: no form has them.
-    """
+    """The form of data whose rows have these columns."""
     if "input_ids" in columns:  # a stage may also name the tensors of a packed row
         return "document"
     if tuple(columns) not in FORMS:
@@ -61,9 +57,6 @@ def with_form(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Eval
     Held-out files of plain texts (txt and md files, those with a `template` or a `text_column` of their own) are
     documents in every form: all of a text is read, in windows, and its bits per byte are those that a run on documents
     finds.
-
-    Raises:
-        RecipeError: `chat` names other columns than the form has.
     """
     if form != "document":
         sources = [
@@ -92,11 +85,7 @@ def is_plain(source: DocumentSource) -> bool:
 
 
 def source_with_form(source: Kind, form: str, key: str) -> Kind:
-    """The source with its form in `chat`.
-
-    Raises:
-        RecipeError: `chat` is a word where the form needs several columns.
-    """
+    """The source with its form in `chat`."""
     chat = source.chat
     if isinstance(chat, str):
         if form not in ("conversation", "prompt"):
@@ -120,11 +109,7 @@ def columns_named(source: DocumentSource) -> dict[str, str]:
 
 
 def refuse_other_columns(source: DocumentSource, key: str) -> None:
-    """Refuse a `chat` that names other columns than the form has.
-
-    Raises:
-        RecipeError: with those that it has.
-    """
+    """Refuse a `chat` that names other columns than the form has."""
     form, named = form_of_source(source), tuple(name for name in columns_named(source) if name not in BESIDE)
     if source.chat is None or (not named and form != "document"):
         return
@@ -138,11 +123,7 @@ def wanted(form: str) -> str:
 
 
 def refuse_texts(source: DocumentSource, suffix: str, key: str) -> None:
-    """Refuse files of plain text where each row is a pair, an answer or a prompt.
-
-    Raises:
-        DataError: with what the stage learns from.
-    """
+    """Refuse files of plain text where each row is a pair, an answer or a prompt."""
     form = form_of_source(source)
     if form not in ONE_A_ROW:
         return
@@ -159,11 +140,7 @@ def refuse_texts(source: DocumentSource, suffix: str, key: str) -> None:
 
 
 def refuse_layout(data: Data, form: str) -> None:
-    """Refuse what makes rows of documents only.
-
-    Raises:
-        RecipeError: with what to write instead.
-    """
+    """Refuse what makes rows of documents only."""
     if form == "document":
         return
     fitting = ("best_fit", "none", "token_budget") if form == "conversation" else ("best_fit", "none")
@@ -187,21 +164,12 @@ def refuse_layout(data: Data, form: str) -> None:
 
 
 def form_of_stage(stage: str) -> str:
-    """`document`, `conversation`, `preference`, `judged` or `prompt`.
-
-    Raises:
-        RecipeError: there is no such stage, or its columns are of no form.
-    """
+    """`document`, `conversation`, `preference`, `judged` or `prompt`."""
     return form_of(columns_of_stage(stage))
 
 
 def sections_of(recipe: Recipe) -> tuple[Data, Evaluation]:
-    """The recipe's sections of data, each source with the form that its stage reads it in.
-
-    Raises:
-        RecipeError: `chat` names other columns than the form has, or rows are made in a way that is only for
-        documents.
-    """
+    """The recipe's sections of data, each source with the form that its stage reads it in."""
     form = form_of_stage(recipe.stage)
     refuse_layout(recipe.data, form)
     return with_form(recipe.data, recipe.evaluation, form)

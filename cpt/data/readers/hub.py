@@ -157,10 +157,6 @@ def hub_files(source: DocumentSource, key: str) -> HubDataset:
 
     What was found is remembered in the cache: where the Hub cannot be reached the dataset is taken as it was last, and
     one whose revision is a commit is asked for only once.
-
-    Raises:
-        DataError: there is no such dataset, revision, subset, split or file.
-        ResourceError: the Hub cannot be reached, or does not let us in.
     """
     from huggingface_hub import constants
 
@@ -205,11 +201,7 @@ def recall(memory: Path) -> HubDataset | None:
 
 
 def ask(asked: Asked, key: str) -> HubDataset:
-    """What the Hub says now.
-
-    Raises:
-        Unreachable: nothing.
-    """
+    """What the Hub says now."""
     try:
         commit = commit_of(asked.endpoint, asked.path, asked.revision)
         builder = build(asked, commit)
@@ -284,12 +276,7 @@ def as_file(name: str, info: dict[str, Any]) -> File:
 
 
 def fetch(path: str, key: str) -> str:
-    """A file of the Hub in the Hub's cache on this machine, downloaded if it is not there.
-
-    Raises:
-        DataError: there is no such file.
-        ResourceError: the Hub cannot be reached, or refuses.
-    """
+    """A file of the Hub in the Hub's cache on this machine, downloaded if it is not there."""
     from huggingface_hub import constants, hf_hub_download
 
     dataset, commit, file = parts_of(path)
@@ -313,10 +300,6 @@ def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document
     They come in the order of the files and of the rows in them, the same each time and for any number of processes,
     because one process reads them all from the beginning. With `streaming: true` nothing is kept but tokens; a reading
     that breaks off begins anew.
-
-    Raises:
-        DataError: there is no such dataset, split or file, or it cannot be read.
-        ResourceError: the Hub cannot be reached.
     """
     import datasets  # takes a second, and `cpt check` must answer at once
 

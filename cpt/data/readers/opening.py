@@ -109,11 +109,7 @@ def is_http(system: fsspec.AbstractFileSystem) -> bool:
 
 
 def persistently(function: Callable[[], Result]) -> Result:
-    """What a function gives that asks an HTTP server, which may be busy or gone for a while.
-
-    Raises:
-        OSError: the server refuses, or was asked in vain too often.
-    """
+    """What a function gives that asks an HTTP server, which may be busy or gone for a while."""
     import aiohttp
 
     last: Exception = OSError()

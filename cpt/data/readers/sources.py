@@ -31,10 +31,6 @@ def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
 
     Args:
         key: where the source stands in the recipe, for messages: `data.sources[0]`.
-
-    Raises:
-        DataError: nothing is there, or a row is bad.
-        ResourceError: the Hub or another server cannot be reached.
     """
     number = 0
     for piece in pieces_of(source, key):
@@ -54,10 +50,6 @@ def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) 
     They follow from the names and sizes of the files, of which none is opened; an HTTP server is asked whether it
     gives parts of files. A user's function, and a dataset on the Hub that is not read file by file, are one piece, for
     the main process.
-
-    Raises:
-        DataError: nothing is there, or a file of an unknown kind.
-        ResourceError: a server cannot be reached.
     """
     files = files_with_sizes(source, key)
     if not files:
@@ -78,12 +70,7 @@ def gives_parts(file: str, key: str) -> bool:
 
 
 def files_with_sizes(source: DocumentSource, key: str) -> list[tuple[str, int]]:
-    """The names of a source's files and their sizes in bytes, from one listing; none of what is no file.
-
-    Raises:
-        DataError: nothing is there, or a file of an unknown kind.
-        ResourceError: a server cannot be reached.
-    """
+    """The names of a source's files and their sizes in bytes, from one listing; none of what is no file."""
     return [(file.name, file.size) for file in files_of(source, key)]
 
 
@@ -92,11 +79,6 @@ def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Docum
 
     What a row is read into is decided here; what becomes of bad ones by `bad_rows.apply_policy`. `max_documents`
     counts over all pieces, so it is up to the caller; a piece gives no more than it.
-
-    Raises:
-        DataError: the file cannot be read at all, or the dataset is not there.
-        RecipeError: the user's function does not exist or refuses its options.
-        ResourceError: the Hub or another server cannot be reached.
     """
     if kind_of(source.path) == "hub":
         items = read_hub_piece(source, piece, key)

@@ -59,11 +59,7 @@ def pass_over(file: BinaryIO, at: int, stop: int) -> int:
 
 
 def refuse_long(raw: bytes) -> None:
-    """A line, or another document, that is too long has not been read.
-
-    Raises:
-        BadValue: always for such a one.
-    """
+    """A line, or another document, that is too long has not been read."""
     if isinstance(raw, LongLine):
         raise BadValue("too long", f"longer than the {LONGEST_LINE:,} bytes that one document may have; is it one?")
 
@@ -283,11 +279,7 @@ class Records:
                 yield "\n" if bad.byte is None else line.replace(b"\0", b"?").decode(errors="replace")
 
     def next(self) -> list[str] | None:
-        """The next record, None at the end.
-
-        Raises:
-            BadValue: it is none.
-        """
+        """The next record, None at the end."""
         self.raw, self.problem, self._size = [], None, 0
         try:
             record = next(self._reader, None)

@@ -12,11 +12,7 @@ from cpt.recipe.schema import DocumentSource, Source
 
 
 def document_of(row: Mapping[str, object], source: DocumentSource, origin: Origin, number: int) -> Document:
-    """The document that a row is.
-
-    Raises:
-        BadValue: its text is not there, or is no text; or what it is ordered by is no number.
-    """
+    """The document that a row is."""
     column = score_column(source)
     return Document(
         text_of(row, source), origin, number, math.nan if column is None else score_of(value_of(row, column), column)
@@ -43,11 +39,7 @@ def score_of(value: object, column: str) -> float:
 
 
 def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
-    """The document's text.
-
-    Raises:
-        BadValue: it is not there, or is no text.
-    """
+    """The document's text."""
     if source.chat is not None:
         columns = columns_of_row(row, source)
         if "text" not in columns:
@@ -166,11 +158,7 @@ def missing_column(found: Sequence[str], column: str) -> BadValue:
 
 
 def decode(raw: bytes) -> str:
-    """UTF-8 text of a text file.
-
-    Raises:
-        BadValue: its `byte` counts from the beginning of `raw`.
-    """
+    """UTF-8 text of a text file."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as problem:

@@ -145,11 +145,7 @@ def kind_of_rows(packing: str) -> type[PackedRows]:
 
 
 def stack_rows(rows: Sequence[Row]) -> Row:
-    """Rows of [T] to a batch of [B, T]; one row of [documents, longest] is a batch already.
-
-    Raises:
-        ValueError: several rows that are batches; they have no shape in common.
-    """
+    """Rows of [T] to a batch of [B, T]; one row of [documents, longest] is a batch already."""
     if rows[0]["input_ids"].dim() == 2:
         (row,) = rows
         return row

@@ -64,9 +64,6 @@ def repeated_documents(
         sources: open each source's documents, verified or not. They are compared with each other too: of equal
             documents, the one of the first source stays.
         deduplicate: exact, or near, which finds equal ones too.
-
-    Raises:
-        ResourceError: near duplicates are asked for, and their library is not installed.
     """
     opened = [documents(False) for documents in sources]
 

@@ -168,11 +168,7 @@ def is_table(path: Path, digest: str) -> bool:
 
 
 def open_table(folder: Path) -> NDArray[Any]:
-    """The table, memory-mapped.
-
-    Raises:
-        OSError: there is none.
-    """
+    """The table, memory-mapped."""
     return open_array(folder / TABLE)
 
 
@@ -193,9 +189,6 @@ def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: i
 
     Args:
         known: the sum of what is known of them.
-
-    Raises:
-        DataError: with what to do.
     """
     plan, bad = tokenized.plan, sum(known.bad_rows.values())
     if plan.is_whole or not bad:

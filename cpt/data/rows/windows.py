@@ -41,11 +41,7 @@ def why_all(data: Data, budget: Budget | None) -> str | None:
 def refuse_small_disk(
     data: Data, budget: Budget | None, sources: Sequence[TokenizedSource], *, needs_all: bool
 ) -> None:
-    """Check that `data.disk_bytes` holds some windows of each source, and that nothing needs all of one.
-
-    Raises:
-        RecipeError: with what to change.
-    """
+    """Check that `data.disk_bytes` holds some windows of each source, and that nothing needs all of one."""
     large = [source for source in sources if source.plan.is_streamed]
     if data.disk_bytes is None or not large:
         return
@@ -158,11 +154,7 @@ class WindowedRows(WindowIndex):
         return entry.tokens_in_rows / (entry.rows * self.layout.sequence_length)
 
     def begin(self, *, all_windows: bool) -> None:
-        """Make the first window, and those after it as long as there is no row, or all of them.
-
-        Raises:
-            DataError: nothing is left to train on.
-        """
+        """Make the first window, and those after it as long as there is no row, or all of them."""
         window = 0
         while self.total is None and (all_windows or self.tokenized.plan.is_ordered or not self.entry(window).rows):
             self.entry(window)
@@ -181,11 +173,7 @@ class WindowedRows(WindowIndex):
 
     def place(self, turn: int, seed: str) -> tuple[int, int]:
         """How often the source was gone through before turn `turn`, and the row whose turn it is, in an order drawn
-        from the seed.
-
-        Raises:
-            DataError: the source is used up and may not be repeated, or a window cannot be made.
-        """
+        from the seed."""
         here = self.come_to(turn, seed)
         return here.epoch, here.first_row + shuffled(turn - here.first_turn, len(here.rows), here.seed)
 
@@ -231,11 +219,7 @@ class WindowedRows(WindowIndex):
         return self._opened[window]
 
     def make(self, window: int) -> None:
-        """Pack a window, all before which are known, and say what is in it.
-
-        Raises:
-            DataError: a row is bad, or the documents are not what they were when the window was made first.
-        """
+        """Pack a window, all before which are known, and say what is in it."""
         known = self.known_entry(window)
         before = START if window == 0 else self.entry(window - 1) if known is None else None
         tokens_before = (

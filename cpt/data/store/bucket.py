@@ -85,12 +85,7 @@ class Bucket:
             self._call(name, upload)
 
     def get(self, source: Path, shard: str, folder: Path) -> bool:
-        """Write the files of a shard into an empty folder; False where the bucket does not have the shard.
-
-        Raises:
-            DataError: the object is damaged.
-            OSError: the disk is full.
-        """
+        """Write the files of a shard into an empty folder; False where the bucket does not have the shard."""
         packed, name = folder / ".packed", object_of(source, shard)
 
         def download() -> bool:
@@ -113,12 +108,7 @@ class Bucket:
         )
 
     def _call(self, name: str, function: Callable[[], Result]) -> Result | None:
-        """Call a function of the file system, which retries by itself; None where the object does not exist.
-
-        Raises:
-            ResourceError: the bucket refuses, or cannot be reached.
-            OSError: the local disk is full.
-        """
+        """Call a function of the file system, which retries by itself; None where the object does not exist."""
         try:
             return function()
         except FileNotFoundError:

@@ -69,11 +69,7 @@ class ShardWork:
 
 
 def fetch_shard(work: ShardWork, name: str, folder: Path) -> bool:
-    """Whether the bucket, if there is one, had the shard; then its files are in `folder`.
-
-    Raises:
-        DataError: the object is damaged.
-    """
+    """Whether the bucket, if there is one, had the shard; then its files are in `folder`."""
     store = bucket()
     if store is None or not store.get(work.folder, name, folder):
         return False

@@ -269,11 +269,7 @@ def is_sound_shard(folder: Path) -> bool:
 
 
 def read_shard_description(folder: Path) -> ShardDescription:
-    """What stands beside the arrays.
-
-    Raises:
-        OSError, ValueError, TypeError: it is damaged.
-    """
+    """What stands beside the arrays."""
     content = unsealed((folder / DESCRIPTION).read_bytes())
     return ShardDescription(**{**content, "longest": tuple(content["longest"])})
 
@@ -283,11 +279,7 @@ def digest_of(digests: Sequence[str]) -> str:
 
 
 def open_raw(path: Path, dtype: str, length: int) -> NDArray[Any]:
-    """A memory-mapped array of exactly `length`.
-
-    Raises:
-        ValueError: the file has another length.
-    """
+    """A memory-mapped array of exactly `length`."""
     if path.stat().st_size != length * np.dtype(dtype).itemsize:
         raise ValueError(
             f"{path.name} has {path.stat().st_size:,} bytes, expected {length * np.dtype(dtype).itemsize:,}"
@@ -327,12 +319,7 @@ def as_text(description: SourceDescription) -> str:
 
 
 def read_description(folder: Path) -> SourceDescription:
-    """The description of a source whose shards are complete.
-
-    Raises:
-        DataError: another version of cpt made the folder.
-        OSError, ValueError, TypeError: it is damaged, or not there yet.
-    """
+    """The description of a source whose shards are complete."""
     text = (folder / DESCRIPTION).read_bytes()
     content = json.loads(text)
     if content.get("format") != FORMAT:

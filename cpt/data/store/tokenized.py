@@ -116,9 +116,6 @@ class TokenizedSource:
         Args:
             verified: compare it with its digest, unless this process has done so before, and make it again if it is
                 damaged.
-
-        Raises:
-            DataError: a row is bad, or the files are not those that the plan was made from.
         """
         folder, is_made_again = self.shard_folder(number), False
         for _ in range(TRIES):
@@ -143,11 +140,7 @@ class TokenizedSource:
         return files
 
     def refuse_other_tokens(self, shard: TokenFiles) -> None:
-        """Refuse a shard that was made again and is not what it was when the source was described.
-
-        Raises:
-            DataError: with what to do.
-        """
+        """Refuse a shard that was made again and is not what it was when the source was described."""
         if self.description is not None and self.digests.get(shard.folder.name) != shard.description.digest:
             rmtree(shard.folder, ignore_errors=True)
             raise DataError(
@@ -176,11 +169,7 @@ class TokenizedSource:
         )
 
     def check_files(self, number: int) -> None:
-        """Refuse a shard whose files changed since the plan was made.
-
-        Raises:
-            DataError: with what to do.
-        """
+        """Refuse a shard whose files changed since the plan was made."""
         for path in {piece.path for piece in self.plan.shards[number]}:
             if is_url(path) or absolute(path) not in self._state_of:
                 continue  # its server would have to be asked each time
@@ -219,11 +208,7 @@ class TokenizedSource:
         return read_description(self.folder).shards
 
     def finish(self) -> SourceDescription:
-        """Describe the source, all of whose shards are there.
-
-        Raises:
-            DataError: nothing is in it, too much is bad, or files changed while they were being read.
-        """
+        """Describe the source, all of whose shards are there."""
         description = self.description or self.describe()
         bad = sum(description.bad_rows.values())
         good, path = description.documents + sum(description.dropped.values()), self.work.source.path
