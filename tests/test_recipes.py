@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from cpt.data.mixture import MixtureRows
-from cpt.data.store.order import endless
 from cpt.optim.build import check_rounding
 from cpt.optim.released import check_release
 from cpt.plan_command import config_without_weights
@@ -38,8 +37,9 @@ class Rows:
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def place(self, turn: int, seed: str) -> tuple[int, int]:
-        return endless(turn, self.size, seed)
+    def row_at(self, turn: int, seed: str) -> tuple[None, int, int]:
+        epoch, row = divmod(turn, self.size)
+        return None, row, epoch
 
 
 def named(path: Path) -> str:
@@ -119,7 +119,7 @@ def test_50_million_tokens_have_these_shares_to_a_tenth_of_a_point_and_repeat_on
     data, length = mixture_in(name, tmp_path), 2048
     sizes = [max(1, (source.max_documents or 0) * 1000 // length) for source in data.sources]
     rows = MixtureRows([Rows(size) for size in sizes], [source.weight for source in data.sources], seed=1)
-    read = [rows.locate(number) for number in range(50_000_000 // length)]
+    read = [(rows.turn(number)[0], rows.row_at(number)[1]) for number in range(50_000_000 // length)]
     for index, source in enumerate(data.sources):
         mine = [row for which, row in read if which == index]
         assert abs(len(mine) / len(read) - source.weight) < 0.001

@@ -93,7 +93,7 @@ def realised(
             np.maximum.accumulate(np.flip(batch["input_ids"].numpy() != tokenizer.pad_token_id, 1), axis=1), 1
         )
         for row, count in enumerate(is_token.sum(1).tolist()):
-            counts[names[prepared.rows.source_of(number * BATCH + row)]] += count
+            counts[names[prepared.rows.turn(number * BATCH + row)[0]]] += count
     return {name: count / sum(counts.values()) for name, count in counts.items()}
 
 

@@ -43,7 +43,7 @@ def one_epoch(prepared: PreparedData) -> Iterator[Row]:
     beforehand."""
 
     def is_first_time(row: int) -> bool:
-        _, epoch, _ = prepared.rows.place(row)
+        _, _, epoch = prepared.rows.row_at(row)
         return not epoch
 
     for number, batch in enumerate(CPTDataLoader(prepared.rows, micro_batch=BATCH, rows_in_all=ENDLESS)):

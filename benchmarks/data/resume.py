@@ -14,7 +14,7 @@ from benchmarks.data.ours import prepare
 from benchmarks.data.peers.clock import BATCH, LENGTH, Job, Measured, read_job
 from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import MixtureRows
-from cpt.data.store.order import endless
+from cpt.data.store.order import seed_of, shuffled
 
 SIZE = 10**9
 POSITIONS = (0, 10**3, 10**4, 10**5, 10**6, 10**7, 10**8, 5 * 10**8, SIZE - 2 * BATCH)
@@ -27,14 +27,10 @@ class SyntheticRows:
 
     sequence_length = LENGTH
 
-    def place(self, turn: int, seed: str) -> tuple[int, int]:
-        """How often the source was gone through before a turn, and the row whose turn it is."""
-        return endless(turn, SIZE, seed)
-
     def row_at(self, turn: int, seed: str) -> tuple["SyntheticRows", int, int]:
-        """The same, among these rows."""
-        epoch, row = self.place(turn, seed)
-        return self, row, epoch
+        """The row whose turn it is."""
+        epoch, place = divmod(turn, SIZE)
+        return self, shuffled(place, SIZE, seed_of(seed, epoch)), epoch
 
     def fill(self, number: int, epoch: int, *lines: Any) -> None:
         """A row of its own number."""

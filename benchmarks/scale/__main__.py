@@ -91,7 +91,7 @@ def index_bytes(folder: Path) -> dict[str, float]:
         "tokens": sum((link / "tokens.bin").stat().st_size for link in shards),
         "manifests": sum((source / "description.json").stat().st_size for source in sources),
         "windows": sum(path.stat().st_size for path in (cache / "rows").glob("*/*") if path.is_file()),
-        "tables": sum(path.stat().st_size for path in (cache / "rows").glob("*/windows.npy")),
+        "tables": sum(path.stat().st_size for path in (cache / "rows").glob("*/total.json")),
     }
 
 

@@ -16,7 +16,7 @@ from benchmarks.scale.tables import SEED, SEQUENCE_LENGTH, budget_of, data_of, e
 from cpt.data.build import build_data
 from cpt.data.mixture import MixtureRows
 from cpt.data.prepared import PreparedData
-from cpt.data.rows.windows import reopen
+from cpt.data.rows.windows import WindowedRows
 
 LOOKUPS, RESUMES = 300, 20
 COPIED = 64 * 2**20  # bytes of the numpy copy that seconds are told beside
@@ -87,7 +87,7 @@ def build(folder: Path, tokens: int, some: object) -> PreparedData:
 def opened_anew(prepared: PreparedData) -> MixtureRows:
     """The same rows as a process has them that has just started, and read none."""
     rows = MixtureRows(
-        [reopen(*one.__reduce__()[1]) for one in prepared.windowed], [1.0] * len(prepared.windowed), SEED
+        [WindowedRows(*one.__reduce__()[1]) for one in prepared.windowed], [1.0] * len(prepared.windowed), SEED
     )
     rows.turns = prepared.rows.turns
     return rows

@@ -6,7 +6,6 @@ such text has, and a few windows of them are packed by cpt's own packing; all ot
 names that cpt looks for. So each row of each window can be asked for.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -22,12 +21,13 @@ from cpt.data.open_sources import open_source
 from cpt.data.rows.packing import open_packing
 from cpt.data.rows.rows import Layout
 from cpt.data.rows.selection import Selection
-from cpt.data.rows.window_index import START, WindowEntry, by_power_of_two, write_table
+from cpt.data.rows.window_entries import START, WindowEntry, by_power_of_two, write_total
 from cpt.data.rows.windows import WindowedRows
 from cpt.data.store.token_files import DESCRIPTION, SourceDescription, TokenFiles, TokenWriter, as_text, open_documents
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import DataError
+from cpt.files import sealed
 from cpt.recipe.schema import Budget, Data, Evaluation, Source
 
 SEED, SEQUENCE_LENGTH = 1, 4096
@@ -123,9 +123,9 @@ def fill_source(source: TokenizedSource, kind: Kind, folder: Path, encoder: Docu
         entries.append(
             replace(known, first_row=before.end, tokens_before=before.tokens_before + before.tokens, digest=digest)
         )
-        rows.entry_file(window).write_text(json.dumps(asdict(entries[-1])))
+        rows.entry_file(window).write_text(sealed(asdict(entries[-1])))
         documents += known.documents
-    write_table(rows.folder, entries)
+    write_total(rows.folder, len(entries) - 1, entries)
     last = entries[-1]
     files = {name: key_of({"file": name}) for name, _, _ in source.states}
     listed = dict(shards[number] for number in range(len(source.plan.shards)))

@@ -20,7 +20,7 @@ from cpt.data.prepared import PreparedData, SourceReport, allowed_epochs, report
 from cpt.data.readers.forms import form_of_source, refuse_layout, with_form
 from cpt.data.rows.rows import Layout
 from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
-from cpt.data.rows.windows import WindowedRows, refuse_small_disk, why_all
+from cpt.data.rows.windows import WindowedRows
 from cpt.data.store.order import shuffled
 from cpt.data.store.token_files import StoredDocuments
 from cpt.data.store.tokenization import DocumentEncoder
@@ -292,6 +292,36 @@ def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evalu
     form = form_of_source(data.sources[0])
     refuse_layout(data, form)
     return data, evaluation, form
+
+
+WINDOWS_ON_DISK = 4  # of each source: read, made next, kept for slower readers, and a rest
+
+
+def why_all(data: Data, budget: Budget | None) -> str | None:
+    """The key that needs the whole of every source before the first row."""
+    if data.deduplicate is not None:
+        return "data.deduplicate"
+    if data.temperature is not None:
+        return "data.temperature"
+    return "budget.epochs" if budget is not None and budget.epochs is not None else None
+
+
+def refuse_small_disk(
+    data: Data, budget: Budget | None, sources: Sequence[TokenizedSource], *, needs_all: bool
+) -> None:
+    """Check that `data.disk_bytes` holds some windows of each source, and that nothing needs all of one."""
+    large = [source for source in sources if source.plan.is_streamed]
+    if data.disk_bytes is None or not large:
+        return
+    if needs_all:
+        what = f"`{why_all(data, budget) or 'cpt prepare'}` needs"
+        raise RecipeError(f"`data.disk_bytes`: {what} the whole of each source on the disk. Remove one of the two.")
+    least = WINDOWS_ON_DISK * len(large) * data.window_bytes
+    if data.disk_bytes < least:
+        raise RecipeError(
+            f"`data.disk_bytes` is {data.disk_bytes:,}, but {len(large)} source(s) in windows of"
+            f" {data.window_bytes:,} bytes need {least:,}. Raise it, or lower `data.window_bytes`."
+        )
 
 
 def check_names(data: Data, evaluation: Evaluation) -> None:

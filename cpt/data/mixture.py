@@ -164,13 +164,9 @@ SHARE_UNIT = 2**32  # weights are kept as whole numbers of this size, so that co
 class SourceRows(Protocol):
     """What the mixture needs of a source: endless turns, each of which is a row."""
 
-    def place(self, turn: int, seed: str) -> tuple[int, int]:
-        """How often the source was gone through before turn `turn`, and the row whose turn it is, in an order drawn
-        from the seed."""
-        ...
-
     def row_at(self, turn: int, seed: str) -> tuple[PackedRows, int, int]:
-        """The rows among which that row is, its number there, and the same time through."""
+        """The row whose turn it is, in an order drawn from the seed: the rows among which it is, its number there, and
+        how often the source was gone through before."""
         ...
 
 
@@ -242,8 +238,7 @@ class MixtureRows(Dataset[Row]):
         return ENDLESS
 
     def __getitem__(self, number: int) -> Row:
-        source, turn = self.turn(number)
-        rows, row, epoch = self.sources[source].row_at(turn, f"{self.seed} {source}")
+        rows, row, epoch = self.row_at(number)
         found = rows.row(row, epoch)
         if self.lengths:
             self.cut(number, found["position_ids"].numpy(), found["labels"].numpy())
@@ -256,10 +251,7 @@ class MixtureRows(Dataset[Row]):
 
     def batch(self, numbers: Sequence[int]) -> Row:
         """Rows as one batch, [B, T]: what `stack_rows` makes of them, written at once."""
-        found = []
-        for number in numbers:
-            source, turn = self.turn(number)
-            found.append(self.sources[source].row_at(turn, f"{self.seed} {source}"))
+        found = [self.row_at(number) for number in numbers]
         if any(isinstance(rows, PaddedRows) for rows, _, _ in found):
             return stack_rows([rows.row(row, epoch) for rows, row, epoch in found])
         arrays = np.empty((len(NAMES), len(found), found[0][0].sequence_length), np.int64)
@@ -270,8 +262,7 @@ class MixtureRows(Dataset[Row]):
 
     def documents_in(self, number: int) -> NDArray[np.int64]:
         """Tokens of each document of a global row; none of them is read."""
-        source, turn = self.turn(number)
-        rows, row, epoch = self.sources[source].row_at(turn, f"{self.seed} {source}")
+        rows, row, epoch = self.row_at(number)
         return rows.packing.pieces(row, epoch)[1]
 
     def turn(self, number: int) -> tuple[int, int]:
@@ -280,19 +271,10 @@ class MixtureRows(Dataset[Row]):
             raise IndexError(f"row {number}: rows go from 0 to {ENDLESS - 1}")
         return self.turns.turn(int(number))
 
-    def source_of(self, number: int) -> int:
-        """Which source, counted as in the recipe, global row `number` comes from."""
-        return self.locate(number)[0]
-
-    def locate(self, number: int) -> tuple[int, int]:
-        source, _, row = self.place(number)
-        return source, row
-
-    def place(self, number: int) -> tuple[int, int, int]:
-        """The source of a global row, how often the source was gone through before, and the row's number there."""
+    def row_at(self, number: int) -> tuple[PackedRows, int, int]:
+        """A global row: the rows of its source among which it is, its number there, and the time through."""
         source, turn = self.turn(number)
-        epoch, row = self.sources[source].place(turn, f"{self.seed} {source}")
-        return source, epoch, row
+        return self.sources[source].row_at(turn, f"{self.seed} {source}")
 
 
 def in_units(weights: Sequence[float]) -> list[int]:

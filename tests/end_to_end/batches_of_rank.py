@@ -39,7 +39,7 @@ def main() -> None:
         num_workers=arguments.workers,
     )
     sources = [
-        data.rows.source_of(first + number * world_size + rank)
+        data.rows.turn(first + number * world_size + rank)[0]
         for number in range(arguments.steps * ROWS_PER_STEP // world_size)
     ]
     read = [{**batch, "source": source} for batch, source in zip(loader, sources, strict=True)]

@@ -32,7 +32,7 @@ def test_what_is_seen_is_what_the_run_reads(told):
     forecast, prepared = told(64 * 1000)
     counts = [0, 0]
     for number in range(1000):
-        counts[prepared.rows.source_of(number)] += 1
+        counts[prepared.rows.turn(number)[0]] += 1
     for source, count, rows in zip(forecast.sources, counts, prepared.sources, strict=True):
         assert source.epochs == count / rows.rows and source.seen == pytest.approx(source.asked, abs=0.001)
     assert forecast.is_reached and sum(source.seen for source in forecast.sources) == pytest.approx(1)

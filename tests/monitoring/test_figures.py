@@ -85,7 +85,7 @@ def counted(data, rows):
     for number in range(rows):
         row = data.rows[number]
         beginnings, is_padded = int((row["position_ids"] == 0).sum()), bool(row["labels"][-1] == IGNORED)
-        tokens[data.sources[data.rows.source_of(number)].name] += (
+        tokens[data.sources[data.rows.turn(number)[0]].name] += (
             int((row["labels"] != IGNORED).sum()) + beginnings - is_padded
         )
     return tokens

@@ -45,7 +45,7 @@ def by_hand(trainer, rows):
     """The mean over the tokens of each source's rows, one row at a time."""
     sums, counts = [0.0, 0.0], [0, 0]
     for number in rows:
-        row, source = trainer.rows[number], trainer.rows.source_of(number)
+        row, source = trainer.rows[number], trainer.rows.turn(number)[0]
         with torch.no_grad():
             logits = trainer.model(input_ids=row["input_ids"][None], position_ids=row["position_ids"][None]).logits[0]
         sums[source] += F.cross_entropy(logits[:-1], row["labels"][1:], ignore_index=IGNORED, reduction="sum").item()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from cpt.data.rows.windows import WindowedRows, reopen
+from cpt.data.rows.windows import WindowedRows
 from cpt.data.store.parallel import num_workers
 from cpt.data.store.tokenized import Wanted, made
 from cpt.errors import CptError
@@ -49,7 +49,7 @@ class ReadAhead:
         first_turns: Sequence[int],
         disk_bytes: int | None = None,
     ) -> None:
-        self.rows = [reopen(*one.__reduce__()[1]) for one in rows]
+        self.rows = [WindowedRows(*one.__reduce__()[1]) for one in rows]
         self.shares, self.first_turns, self.disk_bytes = shares, first_turns, disk_bytes
         self.unwanted = threading.Event()
         self.begun: list[Stop] = []

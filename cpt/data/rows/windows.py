@@ -4,63 +4,42 @@ What is known of a window stays in a small file after its tokens are removed. So
 once: the file of window w says how many rows are before it."""
 
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, count
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+import numpy as np
 from xxhash import xxh3_128_hexdigest
 
-from cpt.cache import has_sound_files, key_of, publish_derived, size_of
-from cpt.data.examples.segments import fitting
+from cpt.cache import has_sound_files, hold, key_of, publish_derived, size_of, write_once
+from cpt.data.examples.segments import LONG_PROMPT, NOTHING_LEARNED, fitting
 from cpt.data.rows.packing import FORMAT
 from cpt.data.rows.rows import Layout, PackedRows
-from cpt.data.rows.selection import Chosen, Selection, part_by_score
-from cpt.data.rows.window_index import START, WindowEntry, WindowIndex, added, by_power_of_two, other_documents
+from cpt.data.rows.selection import AFTER_MAX_TOKENS, Chosen, Selection, part_by_score
+from cpt.data.rows.window_entries import (
+    START,
+    Total,
+    WindowEntry,
+    added,
+    by_power_of_two,
+    entry_of,
+    read_total,
+    summed,
+    write_total,
+)
 from cpt.data.store.order import seed_of, shuffled
 from cpt.data.store.token_files import StoredDocuments
 from cpt.data.store.tokenized import TokenizedSource
-from cpt.errors import DataError, RecipeError
-from cpt.recipe.schema import Budget, Data
-
-WINDOWS_ON_DISK = 4  # of each source: read, made next, kept for slower readers, and a rest
-
-
-def why_all(data: Data, budget: Budget | None) -> str | None:
-    """The key that needs the whole of every source before the first row."""
-    if data.deduplicate is not None:
-        return "data.deduplicate"
-    if data.temperature is not None:
-        return "data.temperature"
-    return "budget.epochs" if budget is not None and budget.epochs is not None else None
-
-
-def refuse_small_disk(
-    data: Data, budget: Budget | None, sources: Sequence[TokenizedSource], *, needs_all: bool
-) -> None:
-    """Check that `data.disk_bytes` holds some windows of each source, and that nothing needs all of one."""
-    large = [source for source in sources if source.plan.is_streamed]
-    if data.disk_bytes is None or not large:
-        return
-    if needs_all:
-        reason = why_all(data, budget)
-        what = f"`{reason}` needs" if reason else "preparing needs"
-        raise RecipeError(f"`data.disk_bytes`: {what} the whole of each source on the disk. Remove one of the two.")
-    least = WINDOWS_ON_DISK * len(large) * data.window_bytes
-    if data.disk_bytes < least:
-        raise RecipeError(
-            f"`data.disk_bytes` is {data.disk_bytes:,}, but {len(large)} source(s) in windows of"
-            f" {data.window_bytes:,} bytes need {least:,}. Raise it, or lower `data.window_bytes`."
-        )
-
-
-# --- rows ---
-
+from cpt.errors import DataError
+from cpt.files import read_sealed, sealed
 
 OPENED = 2  # windows of a source that a process keeps open
+MARKS = "readers"
 
 
 @dataclass(frozen=True)
@@ -72,16 +51,14 @@ class Here:
     seed: int
     """Of the order inside the window."""
     epoch: int
-    first_row: int
-    """Of the window, among the rows of the source."""
     rows: PackedRows
 
 
-class WindowedRows(WindowIndex):
-    """The rows of one source, by turn and by number.
+class WindowedRows:
+    """The rows of one source by turn, and what is known of its windows.
 
-    Row numbers count through the windows in the order of the first time through; in each further time the windows come
-    in another order, and the pieces of a window in other rows of it.
+    The first time through, the windows come in the order of the plan; in each further time they come in another order,
+    and the pieces of a window in other rows of it.
 
     Args:
         max_epochs: how often the source may be gone through.
@@ -95,36 +72,35 @@ class WindowedRows(WindowIndex):
         layout: Layout,
         seed: int,
         cache_dir: Path,
-        *,
         max_epochs: float | None = None,
         is_bounded: bool = False,
     ) -> None:
-        self.selection, self.layout, self.cache_dir, self.is_bounded = selection, layout, cache_dir, is_bounded
+        self.tokenized, self.selection, self.layout, self.seed = tokenized, selection, layout, seed
+        self.cache_dir, self.max_epochs, self.is_bounded = cache_dir, max_epochs, is_bounded
         content = {
             "format": FORMAT,
             "tokens": tokenized.name,
             "plan": tokenized.plan.windows,
             "seed": seed,
             **layout.content(),
+            **selection.content(),
         }
-        super().__init__(tokenized, cache_dir / "rows" / key_of({**content, **selection.content()}), seed, max_epochs)
+        self.folder = cache_dir / "rows" / key_of(content)
+        hold(self.folder, self)
         self._lock = threading.RLock()  # micro-batches may be made by several threads
         self._opened: OrderedDict[int, PackedRows] = OrderedDict()
         self._here: Here | None = None
         self._at: tuple[int, int] | None = None  # time through and window of the row read last
+        self._entries: dict[int, WindowEntry] = {}
+        self._near = 0  # a window whose entry is known, to search from
+        self._total: Total | None = None
+        self._sum: WindowEntry | None = None  # of the windows known so far, once this process made one
+        self._orders: dict[int, tuple[list[int], list[int]]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Worker processes open the files themselves."""
-        values = (
-            self.tokenized,
-            self.selection,
-            self.layout,
-            self.seed,
-            self.cache_dir,
-            self.max_epochs,
-            self.is_bounded,
-        )
-        return reopen, values
+        """Worker processes, and the thread that reads ahead, open the files themselves."""
+        what = self.tokenized, self.selection, self.layout, self.seed, self.cache_dir, self.max_epochs, self.is_bounded
+        return WindowedRows, what
 
     @property
     def fingerprint(self) -> str:
@@ -153,58 +129,31 @@ class WindowedRows(WindowIndex):
         entry = next(entry for window in count() if (entry := self.entry(window)).rows)
         return entry.tokens_in_rows / (entry.rows * self.layout.sequence_length)
 
-    def begin(self, *, all_windows: bool) -> None:
-        """Make the first window, and those after it as long as there is no row, or all of them."""
-        window = 0
-        while self.total is None and (all_windows or self.tokenized.plan.is_ordered or not self.entry(window).rows):
-            self.entry(window)
-            if all_windows and self.is_bounded and window:
-                self.remove(window)  # only what is known of it was asked for
-            window += 1
-
     @property
     def is_complete(self) -> bool:
         """Whether every window was made and none has to be made again."""
         return self.total is not None and self.tokenized.description is not None
 
-    def window_folder(self, window: int) -> Path:
-        """How the window is packed; complete or not there."""
-        return self.folder / f"{window:06}"
-
-    def place(self, turn: int, seed: str) -> tuple[int, int]:
-        """How often the source was gone through before turn `turn`, and the row whose turn it is, in an order drawn
-        from the seed."""
-        here = self.come_to(turn, seed)
-        return here.epoch, here.first_row + shuffled(turn - here.first_turn, len(here.rows), here.seed)
+    # --- the row of a turn ---
 
     def row_at(self, turn: int, seed: str) -> tuple[PackedRows, int, int]:
-        """The row whose turn it is: the rows of its window, its number among them, and the time through the source."""
-        here = self.come_to(turn, seed)
-        return here.rows, shuffled(turn - here.first_turn, len(here.rows), here.seed), here.epoch
-
-    def come_to(self, turn: int, seed: str) -> "Here":
-        """The window of a turn; mostly that of the turn before."""
+        """The row whose turn it is, in an order drawn from the seed: the rows of its window, its number among them,
+        and the time through the source."""
         here = self._here
         if here is None or not here.first_turn <= turn < here.end_turn or here.order != seed:
             with self._lock:
                 here = self._here = self.open_at(turn, seed)
-        return here
+        return here.rows, shuffled(turn - here.first_turn, len(here.rows), here.seed), here.epoch
 
-    def open_at(self, turn: int, seed: str) -> "Here":
+    def open_at(self, turn: int, seed: str) -> Here:
         """Open the window of a turn, and leave a mark there where windows are removed behind the readers."""
         epoch, window, place = self.find(turn)
         if self.is_bounded and (epoch, window) != self._at:
             self._at = epoch, window
             self.leave_mark(epoch, window)
-        rows, first_row = self.window(window), self.entry(window).first_row
+        rows = self.window(window)
         number = seed_of(seed, epoch) if self.tokenized.plan.is_whole else seed_of(seed, epoch, window)
-        return Here(turn - place, turn - place + len(rows), seed, number, epoch, first_row, rows)
-
-    def prepare(self, window: int) -> None:
-        """Make a window that is not there, or is damaged."""
-        entry = self.entry(window)
-        if entry.rows and not has_sound_files(self.window_folder(window)):
-            self.make(window)
+        return Here(turn - place, turn - place + len(rows), seed, number, epoch, rows)
 
     def window(self, window: int) -> PackedRows:
         if window not in self._opened:
@@ -218,17 +167,168 @@ class WindowedRows(WindowIndex):
         self._opened.move_to_end(window)
         return self._opened[window]
 
+    def find(self, turn: int) -> tuple[int, int, int]:
+        """The time through, the window and the place in it, of a turn."""
+        if self.total is None and (window := self.window_of(turn)) is not None:
+            return 0, window, turn - self.entry(window).first_row
+        assert self.total is not None
+        epoch, place = divmod(turn, self.total.rows)
+        if self.max_epochs is not None and turn >= self.max_epochs * self.total.rows:
+            raise DataError(used_up(self.tokenized, self.max_epochs))
+        if epoch == 0:
+            window = self.window_of(place)
+            assert window is not None, turn
+            return 0, window, place - self.entry(window).first_row
+        windows, bounds = self.order(epoch)
+        position = bisect_right(bounds, place) - 1
+        return epoch, windows[position], place - bounds[position]
+
+    def window_of(self, row: int) -> int | None:
+        """The window of a row of the first time through, made now if it is not there; None after the last."""
+        if self.total is not None and self.total.rows_of is not None:
+            return bisect_right(self.total.first_rows, row) - 1 if row < self.total.rows else None
+        window, step = self._near, 1
+        if self.entry(window).first_row > row:
+            window = 0
+        while (entry := self.known_entry(window + step)) is not None and entry.first_row <= row:
+            window, step = window + step, 2 * step
+        while step := step // 2:
+            if (entry := self.known_entry(window + step)) is not None and entry.first_row <= row:
+                window += step
+        while row >= self.entry(window).end:
+            if self.total is not None and window + 1 >= self.total.windows:
+                return None
+            window += 1
+        self._near = window
+        return window
+
+    def order(self, epoch: int) -> tuple[list[int], list[int]]:
+        """The windows as they come in a further time through, and the rows before each."""
+        assert self.total is not None
+        if epoch not in self._orders:
+            windows = list(range(self.total.windows))
+            if not self.tokenized.plan.is_ordered:
+                draw = np.random.default_rng(seed_of(self.seed, "windows", epoch))
+                windows = draw.permutation(self.total.windows).tolist()
+            rows_of = self.total.rows_of or [self.entry(window).rows for window in range(self.total.windows)]
+            before = accumulate((rows_of[window] for window in windows[:-1]), initial=0)
+            self._orders = {epoch: (windows, list(before))}
+        return self._orders[epoch]
+
+    def window_at(self, epoch: int, place: int) -> int:
+        """The window that comes at a place in the order of a time through."""
+        return place if epoch == 0 else self.order(epoch)[0][place]
+
+    def place_of(self, epoch: int, window: int) -> int:
+        return window if epoch == 0 else self.order(epoch)[0].index(window)
+
+    # --- what is known of windows ---
+
+    @property
+    def total(self) -> Total | None:
+        """What one time through is, once its last window was made."""
+        if self._total is None:
+            self._total = read_total(self.folder)
+        return self._total
+
+    def entry_file(self, window: int) -> Path:
+        return self.folder / f"{window:06}.json"
+
+    def known_entry(self, window: int) -> WindowEntry | None:
+        """What is known of a window; None where it was never made."""
+        if window in self._entries:
+            return self._entries[window]
+        content = read_sealed(self.entry_file(window))
+        if content is None:
+            return None
+        entry = entry_of(content)
+        is_last = AFTER_MAX_TOKENS in entry.left_out or window + 1 == len(self.tokenized.plan.windows)
+        if self.total is None and is_last and (not window or self.entry_file(window - 1).exists()):
+            return None  # the total is lost: it is written again with the last window
+        self._entries[window] = entry
+        return entry
+
+    def entry(self, window: int) -> WindowEntry:
+        """What is known of a window, which is made now if it never was, and those before it."""
+        first = window
+        while first >= 0 and self.known_entry(first) is None:
+            first -= 1
+        for number in range(first + 1, window + 1):
+            self.make(number)
+        entry = self.known_entry(window)
+        assert entry is not None, window
+        return entry
+
+    def known_so_far(self) -> tuple[WindowEntry, int]:
+        """What is known of the windows from the first on, as many as there are without a gap, as one; and how many
+        these are."""
+        if self.total is not None and self.total.everything is not None:
+            return self.total.everything, self.total.windows
+        entries: list[WindowEntry] = []
+        while (entry := self.known_entry(len(entries))) is not None:
+            entries.append(entry)
+        return summed(entries), len(entries)
+
+    def keep(self, window: int, entry: WindowEntry, *, is_last: bool) -> None:
+        """Write down what is known of a window, and after the last one what is known of all."""
+        if self.total is not None:  # the window's file was lost
+            if self.total.rows_of is not None and self.total.rows_of[window] != entry.rows:
+                raise DataError(other_documents(self.tokenized))
+        else:
+            if self._sum is None:
+                self._sum = self.known_so_far()[0]
+            self._sum = summed([self._sum, entry])
+            refuse_bad_windows(self.tokenized, self._sum, window)
+            if is_last and not entry.end:
+                raise DataError(all_held_out(self.tokenized, entry))
+        self._entries[window] = entry
+        write_once(self.entry_file(window), sealed(asdict(entry)))
+        if is_last and self.total is None:
+            entries = [one for number in range(window + 1) if (one := self.known_entry(number)) is not None]
+            write_total(self.folder, window, entries)
+
+    def state(self, turn: int) -> dict[str, Any]:
+        """What a checkpoint keeps, so that a run goes on at turn `turn` where the store is empty: the window and what
+        is in front of it."""
+        _, window, _ = self.find(turn)
+        return {"window": window, "entry": asdict(self.entry(window))}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what a checkpoint kept.
+
+        Raises:
+            DataError: the store knows other documents there.
+        """
+        window, content = int(state["window"]), state["entry"]
+        known = self.known_entry(window)
+        if known is None:
+            write_once(self.entry_file(window), sealed(content))
+            self._near = window
+        elif known.digest != content["digest"]:
+            raise DataError(other_documents(self.tokenized))
+
+    # --- make windows, and remove them ---
+
+    def begin(self, *, all_windows: bool) -> None:
+        """Make the first window, and those after it as long as there is no row, or all of them."""
+        window = 0
+        while self.total is None and (all_windows or self.tokenized.plan.is_ordered or not self.entry(window).rows):
+            self.entry(window)
+            if all_windows and self.is_bounded and window:
+                self.remove(window)  # only what is known of it was asked for
+            window += 1
+
+    def prepare(self, window: int) -> None:
+        """Make a window that is not there, or is damaged."""
+        entry = self.entry(window)
+        if entry.rows and not has_sound_files(self.window_folder(window)):
+            self.make(window)
+
     def make(self, window: int) -> None:
         """Pack a window, all before which are known, and say what is in it."""
         known = self.known_entry(window)
         before = START if window == 0 else self.entry(window - 1) if known is None else None
-        tokens_before = (
-            before.tokens_before + before.tokens
-            if before is not None
-            else known.tokens_before
-            if known is not None
-            else 0
-        )
+        tokens_before = before.tokens_before + before.tokens if before else known.tokens_before if known else 0
         documents, chosen = self.choose(window, tokens_before)
         numbers, lengths, read, unfit = fitting(
             documents, chosen.documents, self.layout.form, self.layout.sequence_length
@@ -285,21 +385,88 @@ class WindowedRows(WindowIndex):
         """Remove a window's tokens and how they are packed; what is known of it stays."""
         self._opened.pop(window, None)
         rmtree(self.window_folder(window), ignore_errors=True)
-        for folder in self.own_folders(window):
-            rmtree(folder, ignore_errors=True)
+        self.tokenized.remove(self.own_shards(window))
 
     def num_bytes(self, window: int) -> int:
-        return sum(size_of(folder) for folder in [self.window_folder(window), *self.own_folders(window)])
+        folders = map(self.tokenized.shard_folder, self.own_shards(window))
+        return sum(map(size_of, [self.window_folder(window), *folders]))
 
-    def own_folders(self, window: int) -> list[Path]:
-        """Of a window's shards, without those that the held-out set is read from."""
+    def window_folder(self, window: int) -> Path:
+        """How the window is packed; complete or not there."""
+        return self.folder / f"{window:06}"
+
+    def own_shards(self, window: int) -> list[int]:
+        """A window's shards, without those that the held-out set is read from."""
         kept = set(self.tokenized.plan.held_out) if self.selection.held_out_share is not None else set()
-        return [
-            self.tokenized.shard_folder(shard) for shard in self.tokenized.plan.windows[window] if shard not in kept
-        ]
+        return [shard for shard in self.tokenized.plan.windows[window] if shard not in kept]
+
+    # --- marks of readers ---
+
+    def marks(self) -> list[tuple[int, int]]:
+        """Time through and window where readers have been."""
+        return [(int(path.name[:6]), int(path.name[7:])) for path in (self.folder / MARKS).glob("*")]
+
+    def forget_marks(self) -> None:
+        rmtree(self.folder / MARKS, ignore_errors=True)
+
+    def leave_mark(self, epoch: int, window: int) -> None:
+        marks = self.folder / MARKS
+        marks.mkdir(exist_ok=True)
+        (marks / f"{epoch:06}-{window:06}").touch()
 
 
-def reopen(*values: Any) -> WindowedRows:
-    """In another process, or for another thread."""
-    *positional, max_epochs, is_bounded = values
-    return WindowedRows(*positional, max_epochs=max_epochs, is_bounded=is_bounded)
+# --- complaints ---
+
+
+def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: int) -> None:
+    """Stop where more rows of the windows so far are bad than the recipe allows for as many as the whole source is
+    estimated to have.
+
+    Args:
+        known: the sum of what is known of them.
+    """
+    plan, bad = tokenized.plan, sum(known.bad_rows.values())
+    if plan.is_whole or not bad:
+        return
+    rows = bad + known.documents + known.held_out + sum(known.left_out.values())
+    read = plan.bytes_upto[window + 1]
+    if bad > tokenized.max_bad_share * rows * sum(plan.num_bytes) / max(1, read):
+        source, key = tokenized.work.source, tokenized.work.key
+        raise DataError(
+            f"{source.path}: {bad:,} of the first {rows:,} rows are bad, more than `data.max_bad_share`"
+            f" ({tokenized.max_bad_share:.2%}) allows for all of it. Look at them: cpt data check. Fix the files"
+            f" ({key}.path), or raise the share."
+        )
+
+
+def all_held_out(tokenized: TokenizedSource, entry: WindowEntry) -> str:
+    path, key = tokenized.work.source.path, tokenized.work.key
+    long = {reason: entry.left_out[reason] for reason in (NOTHING_LEARNED, LONG_PROMPT) if reason in entry.left_out}
+    if long:
+        counts = ", ".join(f"{count:,}: {reason}" for reason, count in long.items())
+        return (
+            f"{path}: no example is left to train on ({counts}; {entry.held_out:,} are kept for evaluation). Set a"
+            " higher `data.sequence_length`, or use shorter examples."
+        )
+    if not entry.held_out:
+        return f"{path}: `{key}.max_tokens` is less than the tokens of its first document. Set it higher."
+    return (
+        f"{path}: all {entry.held_out:,} documents are kept for evaluation, none is left to train on. Set `{key}.path`"
+        " to more documents, a smaller `evaluation.held_out_share`, other files in `evaluation.perplexity`."
+    )
+
+
+def other_documents(tokenized: TokenizedSource) -> str:
+    """What to say where a window is not what it was."""
+    return (
+        f"{tokenized.work.source.path}: its documents are not those that the run began with, so it cannot continue."
+        f" Bring the files back ({tokenized.work.key}.path), or begin a new run: another `name`."
+    )
+
+
+def used_up(tokenized: TokenizedSource, max_epochs: float) -> str:
+    """What to say where a source may not be repeated (again)."""
+    return (
+        f"{tokenized.work.source.path}: used up after {max_epochs:g} time(s) through it. Lower its weight or the"
+        f" budget, add documents, set `data.when_exhausted: wrap` or a higher `{tokenized.work.key}.max_epochs`."
+    )

@@ -39,10 +39,3 @@ def index_shuffle() -> Callable[..., int]:
     from grain.experimental import index_shuffle
 
     return index_shuffle
-
-
-def endless(turn: int, size: int, seed: str) -> tuple[int, int]:
-    """How often `size` rows were gone through before turn `turn`, and the row whose turn it is, each time in another
-    order."""
-    epoch, place = divmod(turn, size)
-    return epoch, shuffled(place, size, seed_of(seed, epoch))

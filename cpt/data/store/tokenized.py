@@ -110,6 +110,13 @@ class TokenizedSource:
         present = set(os.listdir(self.folder))
         return [number for number in numbers if self.shard_folder(number).name not in present]
 
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Remove shards; the source is then no longer described as complete."""
+        (self.folder / DESCRIPTION).unlink(missing_ok=True)
+        self._description = None
+        for number in numbers:
+            rmtree(self.shard_folder(number), ignore_errors=True)
+
     def shard(self, number: int, *, verified: bool = False) -> TokenFiles:
         """A shard, made now if it is not there.
 

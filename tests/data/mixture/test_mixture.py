@@ -11,22 +11,24 @@ from cpt.data.build import build_data
 from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import MixtureRows, Turns, share_out
 from cpt.data.rows.rows import stack_rows
-from cpt.data.store.order import endless
+from cpt.data.store.order import seed_of, shuffled
 from cpt.recipe.schema import Data
 
 
 class Numbers(list):
     """Stands for a source's rows where only their number matters."""
 
-    def place(self, turn, seed):
-        return endless(turn, len(self), seed)
-
     def row_at(self, turn, seed):
-        epoch, row = self.place(turn, seed)
-        return self, row, epoch
+        epoch, place = divmod(turn, len(self))
+        return self, shuffled(place, len(self), seed_of(seed, epoch)), epoch
 
     def row(self, number, epoch):
         return self[number]
+
+
+def located(rows, number):
+    """The source of a global row, and the row's number there."""
+    return rows.turn(number)[0], rows.row_at(number)[1]
 
 
 def mixture(sizes, weights, seed=1):
@@ -52,7 +54,7 @@ def test_each_epoch_of_a_source_has_every_row_once_in_another_order():
 def test_the_order_is_the_one_of_every_other_version():
     """Another order here would make the runs of this version impossible to resume."""
     rows = mixture([5, 70_000], [0.7, 0.3])
-    assert [rows.locate(number) for number in (0, 1, 2, 3, 10**9, 10**9 + 1)] == [
+    assert [located(rows, number) for number in (0, 1, 2, 3, 10**9, 10**9 + 1)] == [
         (0, 4),
         (0, 3),
         (0, 1),
@@ -79,7 +81,7 @@ def phased(plan, sizes=(7, 5, 11), seed=1):
 def test_each_phase_has_its_own_quotas_to_within_one_row_a_source(plan):
     rows, first = phased(plan), 0
     for length, weights in plan:
-        taken = Counter(rows.source_of(number) for number in range(first, first + length))
+        taken = Counter(rows.turn(number)[0] for number in range(first, first + length))
         for source, weight in enumerate(weights):
             assert abs(taken[source] - length * weight / sum(weights)) < (2 if weight else 1e-9)
         first += length
@@ -89,7 +91,7 @@ def test_each_phase_has_its_own_quotas_to_within_one_row_a_source(plan):
 def test_every_row_of_a_source_comes_once_an_epoch_across_phases_and_not_in_file_order(plan):
     rows, length = phased(plan, sizes=(9, 9, 9)), sum(rows for rows, _ in plan) + 60
     for source in range(3):
-        read = [row for which, row in map(rows.locate, range(length)) if which == source]
+        read = [row for which, row in (located(rows, number) for number in range(length)) if which == source]
         epochs = [read[first : first + 9] for first in range(0, len(read), 9)]
         assert all(sorted(epoch) == list(range(9)) for epoch in epochs[:-1])
         assert all(len(set(epoch)) == len(epoch) for epoch in epochs)
@@ -120,7 +122,7 @@ class Located(Dataset):
         self.rows = rows
 
     def __getitem__(self, number):
-        return self.rows.locate(number)
+        return located(self.rows, number)
 
 
 @given(st.lists(st.integers(1, 9), min_size=3, max_size=60), st.lists(st.integers(1, 50), min_size=120, max_size=120))
@@ -143,7 +145,7 @@ def test_from_2_processes_to_1_to_4_in_the_middle_of_a_phase(stops):
         row_numbers(rows, first, end, world) for first, end, world in zip(ends[:-1], ends[1:], (2, 1, 4), strict=True)
     ]
     assert [sorted(part) for part in read] == [
-        sorted(map(rows.locate, range(a, b))) for a, b in zip(ends[:-1], ends[1:], strict=True)
+        sorted(located(rows, number) for number in range(a, b)) for a, b in zip(ends[:-1], ends[1:], strict=True)
     ]
 
 

@@ -2,7 +2,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from cpt.data.rows.window_index import START, refuse_bad_windows
+from cpt.data.rows.window_entries import START
+from cpt.data.rows.windows import refuse_bad_windows
 from cpt.data.store.plan import Plan
 from cpt.errors import DataError
 from cpt.recipe.schema import Source

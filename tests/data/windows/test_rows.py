@@ -136,6 +136,8 @@ def test_a_removed_window_is_made_again_the_same(large, build):
     rows = all_rows(prepared, 600)
     for window in range(prepared.windowed[0].total.windows):
         prepared.windowed[0].remove(window)
+    tokenized = prepared.windowed[0].tokenized
+    assert tokenized.missing(range(len(tokenized.plan.shards))) == list(range(len(tokenized.plan.shards)))
     assert all_rows(build(large), 600) == rows
 
 

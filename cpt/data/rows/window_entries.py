@@ -1,0 +1,139 @@
+"""What is known of the windows of a source: a small file for each, which stays when its tokens are removed."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpt.cache import write_once
+from cpt.files import read_sealed, sealed
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class WindowEntry:
+    """What is known of a window, whether its tokens are there or not."""
+
+    first_row: int
+    """Rows of the windows before."""
+    rows: int
+    tokens_before: int
+    """Tokens of the documents trained on in the windows before."""
+    tokens: int
+    """Of the documents trained on."""
+    tokens_in_rows: int
+    """More than these where windows of a document overlap."""
+    positions: int
+    """Of the rows, padding included."""
+    documents: int
+    """Trained on."""
+    held_out: int
+    left_out: dict[str, int]
+    """Reason -> documents, those of the source's filters among them."""
+    bad_rows: dict[str, int]
+    lengths: dict[int, int]
+    """Documents trained on, by length: n, a power of two, stands for n up to 2n - 1 tokens."""
+    longest: tuple[str, int]
+    own_digest: str
+    """Of the documents trained on."""
+    digest: str
+    """Of these and of all in front of them."""
+
+    @property
+    def end(self) -> int:
+        return self.first_row + self.rows
+
+
+START = WindowEntry(0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, ("", 0), "", "")
+
+
+def entry_of(content: Mapping[str, Any]) -> WindowEntry:
+    lengths = {int(length): count for length, count in content["lengths"].items()}
+    return WindowEntry(**{**content, "lengths": lengths, "longest": tuple(content["longest"])})
+
+
+def summed(entries: Iterable[WindowEntry]) -> WindowEntry:
+    """What is known of windows that follow each other, as if they were one."""
+    whole = START
+    for entry in entries:
+        whole = WindowEntry(
+            first_row=0,
+            rows=whole.rows + entry.rows,
+            tokens_before=0,
+            tokens=whole.tokens + entry.tokens,
+            tokens_in_rows=whole.tokens_in_rows + entry.tokens_in_rows,
+            positions=whole.positions + entry.positions,
+            documents=whole.documents + entry.documents,
+            held_out=whole.held_out + entry.held_out,
+            left_out=added([whole.left_out, entry.left_out]),
+            bad_rows=added([whole.bad_rows, entry.bad_rows]),
+            lengths=added([whole.lengths, entry.lengths]),
+            longest=max(whole.longest, entry.longest, key=lambda place: place[1]),
+            own_digest="",
+            digest=entry.digest,
+        )
+    return whole
+
+
+def added(counts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:
+    total: Counter[Key] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
+
+
+def by_power_of_two(lengths: NDArray[np.int64]) -> dict[int, int]:
+    """How many lengths there are from each power of two to the next; lengths are 1 at least."""
+    exponents, counts = np.unique(np.frexp(lengths)[1] - 1, return_counts=True)
+    return {2**exponent: count for exponent, count in zip(exponents.tolist(), counts.tolist(), strict=True)}
+
+
+# --- total ---
+
+
+@dataclass(frozen=True)
+class Total:
+    """What one time through a source is."""
+
+    rows: int
+    windows: int
+    rows_of: list[int] | None
+    """Rows of each window; None where a checkpoint continued in an empty store, which lacks the windows before it."""
+    everything: WindowEntry | None
+    """The sum over all windows; None likewise."""
+
+    @cached_property
+    def first_rows(self) -> list[int]:
+        return list(accumulate(self.rows_of or [], initial=0))
+
+
+def write_total(folder: Path, last: int, entries: Sequence[WindowEntry]) -> None:
+    """Write down what one time through is.
+
+    Args:
+        last: the last window's number.
+        entries: of all windows, or of the last ones as far as they are known.
+    """
+    content: dict[str, Any] = {"rows": entries[-1].end, "windows": last + 1, "rows_of": None, "everything": None}
+    if len(entries) == last + 1:
+        content |= {"rows_of": [entry.rows for entry in entries], "everything": asdict(summed(entries))}
+    write_once(folder / "total.json", sealed(content))
+
+
+def read_total(folder: Path) -> Total | None:
+    """What one time through is; None where its last window was not made yet, or where the file is damaged."""
+    content = read_sealed(folder / "total.json")
+    if content is None:
+        with suppress(OSError):
+            (folder / "total.json").unlink()  # else each look at it would report the damage
+        return None
+    everything = content.pop("everything")
+    return Total(**content, everything=None if everything is None else entry_of(everything))
