@@ -4,7 +4,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Generic, Literal, TypeVar
 
-import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
@@ -60,26 +59,6 @@ class Agreement:
         dist.all_gather_object(everyone, mine, group=self.group)
         return everyone
 
-    @property
-    def size(self) -> int:
-        """How many processes there are."""
-        return 1 if self.alone else dist.get_world_size()
-
-    def collect(self, mine: torch.Tensor, rows: torch.Tensor | None) -> None:
-        """Send each process's tensor to the main process; every process must call it.
-
-        Args:
-            rows: on the main process, in host memory: takes them, by rank.
-        """
-        if rows is not None:
-            others = [dist.irecv(as_bytes(rows[number]), number, group=self.group) for number in range(1, self.size)]
-            rows[0].copy_(mine)
-            for other in others:
-                assert other is not None, "the main process belongs to the group"
-                other.wait()
-        else:
-            dist.send(as_bytes(mine.cpu()), 0, group=self.group)
-
     def together(self, work: Callable[[], Result]) -> list[Result]:
         """Each process's result of `work`, on every process.
 
@@ -104,11 +83,6 @@ class Agreement:
             SaveFailed: it failed there; raised on all.
         """
         return self.together(lambda: work() if is_main_process() else None)[0]  # type: ignore[return-value]
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory; gloo does not know all dtypes."""
-    return tensor.contiguous().view(torch.uint8)
 
 
 def whose() -> str:

@@ -10,11 +10,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.checkpoints.consolidate_zero import load_consolidated
 from cpt.checkpoints.merge_lora import BASE_WEIGHTS, put_on
 from cpt.checkpoints.model_folder import ADAPTER_CONFIG, Kind, Tensors, kind_of, weight_files
 from cpt.checkpoints.resume import PATTERN, latest_checkpoint, step_of
 from cpt.checkpoints.verify import refuse_changed_weights
+from cpt.checkpoints.zero_files import load_consolidated
 from cpt.errors import CheckpointError
 from cpt.extend import import_user_module
 from cpt.models.adapters import add_lora
