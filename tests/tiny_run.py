@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from cpt.checkpoints.manifest import MANIFEST, Manifest, hash_files, write_manifest
+from cpt.checkpoints.manifest import MANIFEST, Manifest, hash_file, write_manifest
 
 
 def save_checkpoint(folder: Path, step: int, *, sealed: bool = True, **about) -> Path:
@@ -55,7 +55,7 @@ def seal(checkpoint: Path, step: int, **about) -> Manifest:
         "recipe": "r",
         "data": "d",
         "versions": {"cpt": "0"},
-        "files": hash_files(checkpoint, names),
+        "files": {name: hash_file(checkpoint / name) for name in names},
     }
     manifest = Manifest(**{**fields, **about})
     write_manifest(checkpoint, manifest)

@@ -19,7 +19,7 @@ from benchmarks.faults.runs import MOST_SECONDS, System, await_step
 from benchmarks.faults.signals import ranks
 from benchmarks.faults.started import kill_all, wait
 from benchmarks.faults.trials import Outcome, Suite, Trial, against, last_error, resumed, tried
-from cpt.checkpoints.manifest import MANIFEST, hash_files, read_manifest, write_manifest
+from cpt.checkpoints.manifest import MANIFEST, hash_file, read_manifest, write_manifest
 from cpt.checkpoints.safe_load import load_data
 
 STEPS, EVERY = 16, 4
@@ -134,7 +134,7 @@ def planted_pickle(suite: Suite, system: System, stage: int) -> Outcome:
         torch.save({**content, "passenger": Planted(mark)}, part)
     if system == "cpt":
         known = read_manifest(checkpoint)
-        forged = hash_files(checkpoint, list(known.files))
+        forged = {name: hash_file(checkpoint / name) for name in known.files}
         (checkpoint / MANIFEST).unlink()
         write_manifest(checkpoint, type(known)(**{**vars(known), "files": forged}))
     code = run.finish()

@@ -22,9 +22,10 @@ import torch
 import torch.distributed as dist
 from transformers import Trainer, TrainerCallback
 
-from cpt.checkpoints import manifest, transaction, writing
-from cpt.checkpoints.manifest import FileEntry, make_durable
+from cpt.checkpoints import transaction, writing
+from cpt.checkpoints.manifest import FileEntry
 from cpt.data.build import build_data
+from cpt.files import make_durable
 from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
 from cpt.models.build import build_model
 from cpt.ranks import is_main_process
@@ -156,11 +157,7 @@ def neither_hashed_nor_durable() -> Iterator[None]:
     unhashed = mock.patch.object(transaction, "hash_durably", lambda path: FileEntry(path.stat().st_size, ""))
     undigested = mock.patch.object(writing, "xxh3_128", NoDigest)
     unsynced = mock.patch.multiple(os, fsync=nothing, fdatasync=nothing)
-    undurable = (
-        mock.patch.object(transaction, "make_durable", nothing),
-        mock.patch.object(manifest, "make_durable", nothing),
-    )
-    with unhashed, undigested, unsynced, undurable[0], undurable[1]:
+    with unhashed, undigested, unsynced:
         yield
 
 

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.measurement import measurement
-from cpt.checkpoints.manifest import FORMAT, Manifest, damages, hash_files, write_manifest
+from cpt.checkpoints.manifest import FORMAT, Manifest, damages, hash_file, write_manifest
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "verifying.json"
@@ -61,7 +61,7 @@ def write_checkpoint(folder: Path, sizes: list[int]) -> Path:
             for start in range(0, size, 2**24):
                 file.write(os.urandom(min(2**24, size - start)))
             os.fsync(file.fileno())
-    files = hash_files(folder, [path.name for path in folder.iterdir()])
+    files = {path.name: hash_file(path) for path in folder.iterdir()}
     write_manifest(folder, Manifest(FORMAT, "full", 1, 1, 1, 1, None, "bit-exact", "", "", {}, files))
     return folder
 

@@ -1,10 +1,9 @@
-"""How all processes of a run do one thing, or none of them: what fails on one is heard of by every one."""
+"""Let all processes of a run do one thing, or none of them: a failure on one is raised on all."""
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
@@ -32,14 +31,6 @@ class SaveFailed(CheckpointError):  # noqa: N818  # it reads as what happened
         self.reason: Reason = reason
 
 
-class Answer(Generic[Result]):
-    """What a process has to say of its part."""
-
-    def __init__(self, result: Result | None = None, problem: BaseException | None = None) -> None:
-        self.result = result
-        self.failure = None if problem is None else (reason_of(problem), f"{whose()}{in_words(problem)}")
-
-
 class Agreement:
     """The run's processes, connected once more, so that a thread can agree while the training uses the other
     connections.
@@ -60,42 +51,25 @@ class Agreement:
         dist.all_gather_object(everyone, mine, group=self.group)
         return everyone
 
-    @property
-    def size(self) -> int:
-        """How many processes there are."""
-        return 1 if self.alone else dist.get_world_size()
-
-    def collect(self, mine: torch.Tensor, rows: torch.Tensor | None) -> None:
-        """Send each process's tensor to the main process; every process must call it.
-
-        Args:
-            rows: on the main process, in host memory: takes them, by rank.
-        """
-        if rows is not None:
-            others = [dist.irecv(as_bytes(rows[number]), number, group=self.group) for number in range(1, self.size)]
-            rows[0].copy_(mine)
-            for other in others:
-                assert other is not None, "the main process belongs to the group"
-                other.wait()
-        else:
-            dist.send(as_bytes(mine.cpu()), 0, group=self.group)
-
     def together(self, work: Callable[[], Result]) -> list[Result]:
         """Each process's result of `work`, on every process.
 
         Raises:
             SaveFailed: it failed on one of them; raised on all.
         """
+        result: Result | None = None
         cause: Exception | None = None
+        failure: tuple[Reason, str] | None = None
         try:
-            mine: Answer[Result] = Answer(work())
-        except Exception as problem:  # whatever it is: the others wait to hear of it
-            mine, cause = Answer(problem=problem), problem
-        answers = self.gather(mine)
-        for answer in answers:
-            if answer.failure is not None:
-                raise SaveFailed(*answer.failure) from cause
-        return [answer.result for answer in answers]  # type: ignore[misc]
+            result = work()
+        except Exception as problem:  # the others wait to hear of any
+            whose = f"process {rank()}: " if world_size() > 1 else ""
+            cause, failure = problem, (reason_of(problem), f"{whose}{in_words(problem)}")
+        answers = self.gather((result, failure))
+        for _, failure in answers:
+            if failure is not None:
+                raise SaveFailed(*failure) from cause
+        return [result for result, _ in answers]  # type: ignore[misc]
 
     def on_main(self, work: Callable[[], Result]) -> Result:
         """The main process's result of `work`, on every process.
@@ -104,16 +78,6 @@ class Agreement:
             SaveFailed: it failed there; raised on all.
         """
         return self.together(lambda: work() if is_main_process() else None)[0]  # type: ignore[return-value]
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory; gloo does not know all dtypes."""
-    return tensor.contiguous().view(torch.uint8)
-
-
-def whose() -> str:
-    """Which process speaks, where there are several."""
-    return f"process {rank()}: " if world_size() > 1 else ""
 
 
 def reason_of(problem: BaseException) -> Reason:

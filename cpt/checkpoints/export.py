@@ -12,12 +12,11 @@ from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase, Trainer
 
 from cpt.checkpoints.agreement import in_words
-from cpt.checkpoints.manifest import make_durable
 from cpt.checkpoints.merge_lora import BASE_WEIGHTS, merge_into_base
 from cpt.checkpoints.model_card import write_model_card
 from cpt.checkpoints.model_folder import HEADS, Tensors, write_tensors
 from cpt.checkpoints.rotation import published_in
-from cpt.checkpoints.transaction import LEAVING
+from cpt.checkpoints.transaction import rename_over
 from cpt.errors import CheckpointError
 from cpt.models.families.native import export_native
 from cpt.models.new_rows import carry_extension
@@ -94,18 +93,6 @@ def complete(
     carry_extension(recipe.model.path, unfinished)
     if (run / RECIPE).is_file():
         write_model_card(unfinished, run, run.name)
-
-
-def rename_over(unfinished: Path, folder: Path) -> None:
-    """Give it its name in one step; an older one is out of the way before, and gone after."""
-    make_durable(unfinished)
-    leaving = folder.with_name(f"{LEAVING}{folder.name}")
-    shutil.rmtree(leaving, ignore_errors=True)
-    if folder.exists():
-        folder.rename(leaving)
-    unfinished.rename(folder)
-    make_durable(folder.parent)
-    shutil.rmtree(leaving, ignore_errors=True)
 
 
 def not_exported(folder: Path, failure: OSError | SafetensorError) -> CheckpointError:

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor, Shard
 
 from cpt.checkpoints.safe_load import load_data
-from cpt.checkpoints.zero_parts import ZeroParts
 from cpt.errors import CheckpointError
 
 FOLDER = "fsdp"
@@ -136,35 +136,12 @@ def placed(value: Any, parameter: torch.Tensor, group: dict[str, Any]) -> Any:
     )
 
 
-def gathered_later(model: nn.Module, *, only_trained: bool) -> ZeroParts:
-    """How the model's weights will be put together on the main process, beside the training, as ZeRO-3's are.
+def full_weights(model: nn.Module, *, only_trained: bool) -> dict[str, torch.Tensor]:
+    """The whole weights in host memory on the main process, nothing on the others; every process must call it.
 
     Args:
-        only_trained: leave frozen parameters out, as of an adapter.
+        only_trained: without frozen parameters, as for an adapter.
     """
-    found = ZeroParts({}, {}, {})
-    numbers: dict[int, int] = {}
-    for path, layer in model.named_modules(remove_duplicate=False):
-        prefix = f"{path}." if path else ""
-        for name, parameter in layer.named_parameters(recurse=False):
-            if not parameter.requires_grad and only_trained:
-                continue
-            if not isinstance(parameter, DTensor):
-                found.named[prefix + name] = parameter.detach()
-                continue
-            number = numbers.setdefault(id(parameter), len(numbers))
-            if number not in found.parts:
-                found.parts[number], found.shapes[number] = padded(parameter), parameter.shape
-            found.named[prefix + name] = number
-        for name, buffer in layer.named_buffers(recurse=False):
-            if name not in layer._non_persistent_buffers_set:
-                found.named[prefix + name] = buffer.detach()
-    return found
-
-
-def padded(parameter: DTensor) -> torch.Tensor:
-    """This process's numbers, as many as on every other: the last ones have fewer rows, or none."""
-    mine = parameter.to_local().detach().flatten()
-    rows = -(-parameter.shape[0] // parameter.device_mesh.size())
-    missing = rows * (parameter.numel() // max(1, parameter.shape[0])) - mine.numel()
-    return torch.cat([mine, mine.new_zeros(missing)]) if missing else mine
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=only_trained)
+    weights: dict[str, torch.Tensor] = get_model_state_dict(model, options=options)  # type: ignore[assignment]
+    return weights

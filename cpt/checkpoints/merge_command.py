@@ -17,7 +17,7 @@ from cpt.checkpoints.export import finish
 from cpt.checkpoints.model_folder import config_json, weight_files
 from cpt.checkpoints.proof import logits_in_another_process, proof_text
 from cpt.checkpoints.proven_export import DTYPES, Wish, export_whole, name_of, refuse_odd_wishes, written_whole_or_not
-from cpt.checkpoints.servable import check_vocabulary, describe_for_servers
+from cpt.checkpoints.servable import check_vocabulary, model_warnings
 from cpt.checkpoints.task_arithmetic import write_chat_vector
 from cpt.checkpoints.trained import TOKENIZER_FILES, find_trained, stored_dtype
 from cpt.errors import CheckpointError, RecipeError
@@ -46,14 +46,14 @@ def command(
         float | None, typer.Option(min=0, help="lora: largest difference allowed, of the largest logit.")
     ] = None,
 ) -> None:
-    """Make one model of several; what cannot be added is refused before anything is written.
+    """Merge an adapter into its base, add a chat vector, or average checkpoints.
 
-    What cannot be added is refused before anything is written.
+    Models that cannot be added are refused before anything is written.
 
     Example: cpt merge --method lora base-model runs/my-run/final --output merged
     """
     disable_progress_bar()
-    refuse_odd_wishes(output, max_shard_size, None, False)
+    refuse_odd_wishes(output, max_shard_size)
     folders = models or []
     arithmetic = (after, base, chat)
     if method != "task_arithmetic" and (any(arithmetic) or scale != 1.0):
@@ -139,4 +139,4 @@ def loaded_back(folder: Path, dtype: torch.dtype) -> list[str]:
             " parts."
         )
     loaded = f"Loaded back by plain transformers, in a process without cpt: largest logit {logits.abs().max():.3g}."
-    return [loaded, vocabulary, *describe_for_servers(folder, tokenizer)]
+    return [loaded, vocabulary, *model_warnings(folder, tokenizer)]

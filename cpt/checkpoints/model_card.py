@@ -1,5 +1,4 @@
-"""The README.md of an export: data with their licences, recipe, base, figures, limits, how to serve; with the Hub's
-YAML header."""
+"""The README.md of an export: data with their licences, recipe, base, figures, limits, and how to serve it."""
 
 import re
 from collections.abc import Mapping
@@ -13,13 +12,63 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from cpt.files import write_atomic
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import is_local
-from cpt.recipe.peft_methods import LORA, method_of
 from cpt.recipe.schema import Recipe
-from cpt.runs.folder import ENVIRONMENT, EXPORT, INPUTS, METRICS, RECIPE, VERDICT_PAGE, read_object, read_objects
+from cpt.runs.folder import (
+    ENVIRONMENT,
+    EXPORT,
+    INPUTS,
+    METRICS,
+    RECIPE,
+    VERDICT_PAGE,
+    get,
+    get_dict,
+    read_object,
+    read_objects,
+)
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 FIGURE = re.compile(r"eval_(.+)_bits_per_byte")
 LICENCE_NOT_KNOWN = "not stated"
+PAGE = """---
+{header}
+---
+
+# {name}
+
+{introduction}
+
+## Data
+
+{data}
+
+{recipe}## Evaluation
+
+{evaluation}
+
+{verdict}## Limits
+
+- It continues text. This run did not teach it to refuse, to be truthful or to follow instructions.
+- It repeats what its data say, errors and personal data included. The figures above are those of the named sets only.
+{limits}
+{use}
+"""
+SERVE = """## Serve
+
+```bash
+cpt serve {name}            # or: transformers serve {name}, vllm serve {name}
+curl http://localhost:8000/v1/completions -H 'Content-Type: application/json' \\
+  -d '{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 64}}'
+```"""
+USE_ADAPTER = """## Use
+
+```python
+from peft import AutoPeftModelForCausalLM
+
+model = AutoPeftModelForCausalLM.from_pretrained("{name}")
+```
+
+It needs the base model that `adapter_config.json` names; `base_weights.json` holds the sha256 of its files.
+One model of both: `cpt merge --method lora BASE ADAPTER --output FOLDER`."""
 
 
 @dataclass(frozen=True)
@@ -37,226 +86,139 @@ def write_model_card(
     """Write README.md into an exported folder.
 
     Args:
-        run: the folder of the run that trained it, for the data, the recipe and the figures; None: of a model from
-            elsewhere.
-        name: how the model is called.
-        step: of the run's checkpoint that it is; None: its end.
+        run: the folder of the run that trained it, for the data, the recipe and the figures; None if there is none.
+        name: of the model.
+        step: of the exported checkpoint; None: the run's end.
         adapter: the folder holds an adapter instead of a model.
     """
     recipe = None if run is None else load_recipe(run / RECIPE)
-    record = {} if run is None else read_json(run / INPUTS)
+    sources = {} if run is None else get_dict(read_object(run / INPUTS, []), "data", "sources")
     judgements = [] if run is None else read_judgements(run / METRICS, step)
-    header = card_data(name, recipe, judgements, adapter)
-    parts = [
-        f"# {name}",
-        introduction(recipe, adapter),
-        data_part(record),
-        recipe_part(run, recipe, step),
-        figures_part(judgements, step),
-        verdict_part(run, step),
-        limits_part(recipe, record),
-        serving_part(name if folder.name.startswith(".") or folder.name == EXPORT else folder.name, adapter),
-    ]
-    card = ModelCard(f"---\n{header.to_yaml()}\n---\n\n" + "\n\n".join(part for part in parts if part) + "\n")
-    write_atomic(folder / "README.md", str(card), reuse_space=True)
+    served = name if folder.name.startswith(".") or folder.name == EXPORT else folder.name
+    page = PAGE.format(
+        header=card_data(name, recipe, judgements, adapter).to_yaml(),
+        name=name,
+        introduction=introduction(recipe, adapter),
+        data=data_table(sources),
+        recipe="" if run is None or recipe is None else recipe_part(run, recipe, step),
+        evaluation=evaluation_table(judgements, step),
+        verdict="" if run is None or step is not None else verdict_part(run / VERDICT_PAGE),
+        limits=further_limits(recipe, sources),
+        use=(USE_ADAPTER if adapter else SERVE).format(name=served),
+    )
+    write_atomic(folder / "README.md", str(ModelCard(page)), reuse_space=True)
 
 
 def card_data(name: str, recipe: Recipe | None, judgements: list[Judgement], adapter: bool) -> ModelCardData:
-    """The header that the Hub reads: only what is certain stands in it."""
+    """The header that the Hub reads."""
     base = None if recipe is None else recipe.model.path
-    sources = [] if recipe is None else [source.path for source in recipe.data.sources]
-    licence = base_licence(base)
+    paths = [*([base] if base else []), *([] if recipe is None else [source.path for source in recipe.data.sources])]
+    on_hub = {path for path in paths if HUB_ID.fullmatch(path) and not Path(path).exists()}
+    figures = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=judgement.name,
+            dataset_name=judgement.name,
+            metric_type="bits_per_byte",
+            metric_name="bits per byte",
+            metric_value=round(judgement.after, 5),
+        )
+        for judgement in judgements
+    ]
     return ModelCardData(
         model_name=name,
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
-        base_model=base if base is not None and HUB_ID.fullmatch(base) and not Path(base).exists() else None,
-        datasets=sorted({path for path in sources if HUB_ID.fullmatch(path) and not Path(path).exists()}) or None,
-        license=licence,
-        tags=(
-            ["cpt", "continued-pretraining" if recipe is not None and base is not None else "pretraining"]
-            if recipe
-            else ["cpt"]
-        ),
-        eval_results=[
-            EvalResult(
-                task_type="text-generation",
-                dataset_type=judgement.name,
-                dataset_name=judgement.name,
-                metric_type="bits_per_byte",
-                metric_name="bits per byte",
-                metric_value=round(judgement.after, 5),
-            )
-            for judgement in judgements
-        ]
-        or None,
+        base_model=base if base in on_hub else None,
+        datasets=sorted(on_hub - {base}) or None,
+        license=base_licence(base),
+        tags=["cpt", *([] if recipe is None else ["continued-pretraining" if base else "pretraining"])],
+        eval_results=figures or None,
     )
 
 
 def base_licence(base: str | None) -> str | None:
-    """What the base model's own card says, where one lies beside its weights; it binds what is made from them."""
-    if base is None or not is_local(base):
-        return None
-    card = Path(base).expanduser() / "README.md"
-    if not card.is_file():
+    """The licence in the card beside the base's weights; it holds for what is made from them."""
+    card = Path(base).expanduser() / "README.md" if base is not None and is_local(base) else None
+    if card is None or not card.is_file():
         return None
     try:
         licence = ModelCard.load(card, ignore_metadata_errors=True).data.license
-    except (ValueError, yaml.YAMLError):  # a card by hand, whose header is none
+    except (ValueError, yaml.YAMLError):  # not the Hub's header
         return None
     return licence if isinstance(licence, str) else None
 
 
 def introduction(recipe: Recipe | None, adapter: bool) -> str:
-    """What it is and where it comes from."""
     if recipe is None:
         return "Exported by cpt from weights that no run of cpt's trained; nothing is known here of their data."
-    what = "A LoRA adapter" if adapter else "A causal language model"
-    base = recipe.model.path
-    came = (
-        f"continued from `{base}`"
-        if base is not None and not recipe.model.from_scratch
-        else "trained from new weights"
+    base, what = recipe.model.path, "A LoRA adapter" if adapter else "A causal language model"
+    is_new = base is None or recipe.model.from_scratch
+    came = "trained from new weights" if is_new else f"continued from `{base}`"
+    licence = base_licence(base) or f"{LICENCE_NOT_KNOWN} here; read its card before you share this"
+    of_base = f" Licence of the base: {licence}." if base is not None else ""
+    return (
+        f"{what}, {came} by the run `{recipe.name}` (stage `{recipe.stage}`). {recipe.description}{of_base}".rstrip()
     )
-    licence = base_licence(base)
-    told = (
-        ""
-        if base is None
-        else f" Licence of the base: {licence or LICENCE_NOT_KNOWN + ' here; read its card before you share this'}."
-    )
-    return f"{what}, {came} by the run `{recipe.name}` (stage `{recipe.stage}`). {recipe.description}{told}".rstrip()
 
 
-def data_part(record: dict[str, Any]) -> str:
-    """Each source with its licence."""
-    sources = record.get("data", {}).get("sources", {})
+def data_table(sources: Mapping[str, Any]) -> str:
     if not sources:
-        return "## Data\n\nNot recorded."
+        return "Not recorded."
     rows = [
         f"| {name} | {one.get('licence') or LICENCE_NOT_KNOWN} | {one['share']:.1%} | {one['documents']:,} |"
         f" {one['tokens']:,} |"
         for name, one in sources.items()
     ]
-    table = "\n".join(
-        [
-            "| source | licence | share of the training tokens | documents | tokens |",
-            "| --- | --- | --- | --- | --- |",
-            *rows,
-        ]
-    )
-    return f"## Data\n\n{table}\n\nFingerprint of the data: `{record['data']['fingerprint']}`."
-
-
-def recipe_part(run: Path | None, recipe: Recipe | None, step: int | None) -> str:
-    """The settings that decide most, and the whole recipe."""
-    if recipe is None or run is None:
-        return ""
-    environment = read_json(run / ENVIRONMENT)
-    versions = ", ".join(f"{name} {number}" for name, number in environment.get("versions", {}).items() if number)
-    commit = (environment.get("git") or {}).get("commit")
-    made = f"Made with {versions}" + (f"; commit `{commit}`." if commit else ".")
-    method = (
-        "all parameters"
-        if recipe.model.lora is None
-        else f"{name_of_method(recipe.model.lora)} {recipe.model.lora or '(our defaults)'}"
-    )
-    lines = [
-        f"- trained: {method}; sequence length {recipe.data.sequence_length:,}",
-        f"- optimizer: {recipe.optimizer.name}, learning rate {recipe.optimizer.learning_rate:g}"
-        f" {recipe.optimizer.options or ''}".rstrip(),
-        f"- schedule: {recipe.schedule.name} {recipe.schedule.options or ''}".rstrip(),
-        f"- budget: {budget_of(recipe)}; seed {recipe.seed}",
+    head = [
+        "| source | licence | share of the training tokens | documents | tokens |",
+        "| --- | --- | --- | --- | --- |",
     ]
+    return "\n".join([*head, *rows])
+
+
+def recipe_part(run: Path, recipe: Recipe, step: int | None) -> str:
+    """The recipe and what ran it."""
+    environment = read_object(run / ENVIRONMENT, [])
+    versions = ", ".join(f"{name} {number}" for name, number in get_dict(environment, "versions").items() if number)
+    commit = get(environment, "git", "commit")
+    made = f"Made with {versions}" + (f"; commit `{commit}`." if commit else ".")
     if step is not None:
-        lines.append(f"- taken at step {step:,}, before or at the end of that budget")
-    written = yaml.safe_dump(
-        recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True), sort_keys=False, allow_unicode=True
-    )
-    details = (
-        f"<details><summary>The recipe, defaults left out</summary>\n\n```yaml\n{written.strip()}\n```\n\n</details>"
-    )
-    return "## Recipe\n\n" + "\n".join(lines) + f"\n\n{made}\n\n{details}"
+        made += f" The model was taken at step {step:,}."
+    content = recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    written = yaml.safe_dump(content, sort_keys=False, allow_unicode=True).strip()
+    return f"## Recipe\n\n{made}\n\n```yaml\n{written}\n```\n\n"
 
 
-def budget_of(recipe: Recipe) -> str:
-    """In the recipe's own terms."""
-    budget = recipe.budget
-    length = f"{budget.tokens:,} tokens" if budget.tokens else f"{budget.epochs:g} times the sources"
-    return length + (f" in steps of {budget.global_batch_tokens:,}" if budget.global_batch_tokens else "")
-
-
-def figures_part(judgements: list[Judgement], step: int | None) -> str:
-    """Bits per byte before and after."""
+def evaluation_table(judgements: list[Judgement], step: int | None) -> str:
     if not judgements:
-        return "## Evaluation\n\nNot evaluated" + ("." if step is None else f" at step {step:,}.")
+        return "Not evaluated" + ("." if step is None else f" at step {step:,}.")
+    what = "Bits per byte on held-out documents (lower is better; comparable between tokenizers):"
     rows = [
         f"| {one.name} | {'-' if one.before is None else f'{one.before:.4f}'} | {one.after:.4f} |"
         for one in judgements
     ]
-    return "\n".join(
-        [
-            "## Evaluation",
-            "",
-            (
-                "Bits per byte on held-out documents (lower is better; comparable between tokenizers), measured in the"
-                " run:"
-            ),
-            "",
-            "| held-out set | before | after |",
-            "| --- | --- | --- |",
-            *rows,
-        ]
-    )
+    return "\n".join([what, "", "| held-out set | before | after |", "| --- | --- | --- |", *rows])
 
 
-def verdict_part(run: Path | None, step: int | None) -> str:
-    """The run's own verdict of its end, where it gave one."""
-    page = None if run is None or step is not None else run / VERDICT_PAGE
-    if page is None or not page.is_file():
+def verdict_part(page: Path) -> str:
+    """The run's verdict, without the pictures, which stay in the run's folder."""
+    if not page.is_file():
         return ""
-    text = re.sub(
-        r"^!\[.*\n?", "", page.read_text(encoding="utf-8").strip(), flags=re.MULTILINE
-    )  # its pictures stay in the run's folder
+    text = re.sub(r"^!\[.*\n?", "", page.read_text(encoding="utf-8").strip(), flags=re.MULTILINE)
     below = re.sub(r"^#+ ", lambda marks: f"##{marks[0]}", text, flags=re.MULTILINE).strip()
-    return f"## Verdict\n\n{below}"
+    return f"## Verdict\n\n{below}\n\n"
 
 
-def limits_part(recipe: Recipe | None, record: dict[str, Any]) -> str:
-    """What nobody should take for granted."""
-    lines = [
-        "- It continues text. It was not taught to refuse, to be truthful or to follow instructions by this run.",
-        (
-            "- It repeats what its data say, errors and personal data included; the figures above are of the named"
-            " held-out sets only."
-        ),
-    ]
-    unstated = [
-        name for name, source in record.get("data", {}).get("sources", {}).items() if not source.get("licence")
-    ]
-    if unstated:
+def further_limits(recipe: Recipe | None, sources: Mapping[str, Any]) -> str:
+    lines = []
+    if unstated := [name for name, source in sources.items() if not source.get("licence")]:
         lines.append(
-            f"- Nobody stated the licence of: {', '.join(unstated)} (`data.sources[].licence` in the recipe)."
+            f"- The licence is not stated of: {', '.join(unstated)} (`data.sources[].licence` in the recipe).\n"
         )
     if recipe is not None and recipe.model.path is not None and not recipe.model.from_scratch:
-        lines.append("- Licence and limits of the base model hold for this one too.")
-    return "## Limits\n\n" + "\n".join(lines)
-
-
-def serving_part(name: str, adapter: bool) -> str:
-    """The commands."""
-    if adapter:
-        return (
-            "## Use\n\n```python\nfrom peft import AutoPeftModelForCausalLM\n\n"
-            f'model = AutoPeftModelForCausalLM.from_pretrained("{name}")\n```\n\n'
-            "It needs the base model that `adapter_config.json` names; `base_weights.json` holds the sha256 of its"
-            " files. "
-            "One model of both: `cpt merge --method lora BASE ADAPTER --output FOLDER`."
-        )
-    return (
-        f"## Serve\n\n```bash\ncpt serve {name}            # or: transformers serve {name}, vllm serve {name}\n"
-        "curl http://localhost:8000/v1/completions -H 'Content-Type: application/json' \\\n"
-        f'  -d \'{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 64}}\'\n```'
-    )
+        lines.append("- Licence and limits of the base model hold for this one too.\n")
+    return "".join(lines)
 
 
 def read_judgements(metrics: Path, step: int | None = None) -> list[Judgement]:
@@ -272,13 +234,3 @@ def read_judgements(metrics: Path, step: int | None = None) -> list[Judgement]:
         if at in values:
             judgements.append(Judgement(name, values.get(0) if at else None, values[at]))
     return judgements
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A file of the run's record; empty where it was not written, or is damaged."""
-    return read_object(path, [])
-
-
-def name_of_method(lora: Mapping[str, Any]) -> str:
-    """What readers call it."""
-    return "LoRA" if method_of(lora) == LORA else f"peft's {method_of(lora)}"

@@ -111,7 +111,6 @@ def logits_in_another_process(
     text: ProofText,
     dtype: torch.dtype,
     *,
-    pth: Path | None = None,
     base: str | None = None,
     device: str | None = None,
 ) -> torch.Tensor:
@@ -119,7 +118,6 @@ def logits_in_another_process(
     imported.
 
     Args:
-        pth: read the weights from this file instead of the folder's.
         base: the folder holds an adapter of this model, which peft puts on it.
         device: where the model is loaded to, instead of the CPU.
 
@@ -134,9 +132,7 @@ def logits_in_another_process(
             "tokens": len(text.ids),
             "ids": text.ids,
             "dtype": str(dtype).removeprefix("torch."),
-            "pth": str(pth.absolute()) if pth else None,
             "base": base,
-            "adapter": base is not None,
             "device": device,
             "own_code": brings_its_code(folder),
             "output": str(output),

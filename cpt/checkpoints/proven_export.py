@@ -24,9 +24,9 @@ from cpt.checkpoints.merge_lora import (
     rounded_to,
 )
 from cpt.checkpoints.model_card import write_model_card
-from cpt.checkpoints.model_folder import ADAPTER_CONFIG, Tensors, weight_files
+from cpt.checkpoints.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, weight_files
 from cpt.checkpoints.proof import ProofText, difference, logits_in_another_process, logits_of, proof_text
-from cpt.checkpoints.servable import adapter_file, check_vocabulary, describe_adapter, describe_for_servers
+from cpt.checkpoints.servable import adapter_warnings, check_vocabulary, model_warnings
 from cpt.checkpoints.trained import Trained, load_whole, tokenizer_of, with_adapter
 from cpt.errors import CheckpointError, RecipeError
 from cpt.models.adapters import check_mergeable
@@ -38,55 +38,34 @@ from cpt.models.new_rows import carry_extension
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DtypeName = Literal["bfloat16", "float16", "float32"]
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 
 
 @dataclass(frozen=True)
 class Wish:
-    """How a model is to be written, and how strictly it is judged."""
+    """How a model is written, and how strictly it is compared."""
 
     dtype: torch.dtype = torch.bfloat16
     max_shard_size: str = "5GB"
-    pth: Path | None = None
     text: Path | None = None
     tolerance: float | None = None
 
 
-def refuse_odd_wishes(output: Path, max_shard_size: str, pth: Path | None, adapter_only: bool) -> None:
-    """What can be said before anything is read.
+def refuse_odd_wishes(output: Path, max_shard_size: str) -> None:
+    """Check the options before anything is read.
 
     Raises:
-        RecipeError: options that contradict each other or mean nothing.
-        CheckpointError: the output is taken.
+        RecipeError: the size is not one.
+        CheckpointError: the output is not empty, or cannot be written.
     """
     number = max_shard_size.rstrip("KMGTBi")
     if not number.isdigit() or int(number) == 0 or not max_shard_size.endswith("B"):
-        raise RecipeError(f"--max-shard-size {max_shard_size} is no size. Write 5GB or 500MB.")
-    if adapter_only and pth is not None:
-        raise RecipeError("--pth holds a whole model, --adapter-only writes none. Leave one of them out.")
-    if pth is not None and pth.exists():
-        raise CheckpointError(f"--pth {pth} exists. Choose another name, or remove it.")
+        raise RecipeError(f"--max-shard-size: expected a size like 5GB, got `{max_shard_size}`.")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointError(f"--output {output} is not empty. Choose a new folder, or remove it.")
-    if pth is not None and output.absolute() in pth.absolute().parents:
-        raise RecipeError(
-            f"--pth {pth} lies in --output, whose files are for others to load. Put it beside the folder."
-        )
-    for option, path in (("--output", output), ("--pth", pth)):
-        if path is not None:
-            refuse_unwritable_place(path, option)
-
-
-def refuse_unwritable_place(path: Path, option: str) -> None:
-    """Look at the nearest folder that exists, so that nobody learns after an hour that nothing can be written there.
-
-    Raises:
-        CheckpointError: nothing can.
-    """
-    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+    nearest = next(parent for parent in output.absolute().parents if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         why = "cannot be written" if nearest.is_dir() else "is a file"
-        raise CheckpointError(f"{option} {path}: {nearest} {why}. Choose another place.")
+        raise CheckpointError(f"--output {output}: {nearest} {why}. Choose another place.")
 
 
 def export_whole(trained: Trained, output: Path, wish: Wish) -> Iterator[str]:
@@ -127,9 +106,7 @@ def export_whole(trained: Trained, output: Path, wish: Wish) -> Iterator[str]:
         )
         write_model_card(unfinished, trained.run, output.name, step=trained.step)
         yield reloaded(unfinished, text, expected, wish)
-        if wish.pth is not None:
-            yield write_pth(unfinished, text, expected, wish)
-        notes = [vocabulary, *describe_for_servers(unfinished, tokenizer)]
+        notes = [vocabulary, *model_warnings(unfinished, tokenizer)]
         shards = len(weight_files(unfinished))
         architecture = json.loads((unfinished / "config.json").read_text())["architectures"][0]
     yield from notes
@@ -157,14 +134,23 @@ def config_of(folder: Path) -> PreTrainedConfig:
 def merged(
     trained: Trained, tokenizer: PreTrainedTokenizerBase, text: ProofText, wish: Wish
 ) -> tuple[PreTrainedModel, MergeProof]:
-    """Base and adapter in one, after the base was found to be the right one."""
-    base, recipe = trained.base, trained.recipe
+    """Base and adapter in one."""
     if trained.kind == "adapter":
         check_mergeable(json.loads((trained.folder / ADAPTER_CONFIG).read_text())["peft_type"])
+    plain = right_base(trained, tokenizer)
+    return merge_proven(plain, lambda model: with_adapter(model, trained), text, wish.dtype, wish.tolerance)
+
+
+def right_base(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The adapter's base in fp32.
+
+    Raises:
+        CheckpointError: its weights changed since the training.
+    """
+    base, recipe = trained.base, trained.recipe
     if base.path is not None and not base.from_scratch:
         check_base_weights(trained.base_weights, base.path, base.revision, trained.folder)
-    plain = build_base(base, tokenizer, seed=42 if recipe is None else recipe.seed, dtype=torch.float32)
-    return merge_proven(plain, lambda model: with_adapter(model, trained), text, wish.dtype, wish.tolerance)
+    return build_base(base, tokenizer, seed=42 if recipe is None else recipe.seed, dtype=torch.float32)
 
 
 def describe_merge(proof: MergeProof, dtype: torch.dtype) -> Iterator[str]:
@@ -182,45 +168,20 @@ def describe_merge(proof: MergeProof, dtype: torch.dtype) -> Iterator[str]:
         )
 
 
-def reloaded(folder: Path, text: ProofText, expected: torch.Tensor, wish: Wish, pth: Path | None = None) -> str:
+def reloaded(folder: Path, text: ProofText, expected: torch.Tensor, wish: Wish) -> str:
     """Load the export in another process and compare.
 
     Raises:
-        CheckpointError: it says something else there.
+        CheckpointError: its logits differ there.
     """
-    found = difference(
-        expected, logits_in_another_process(folder, text, wish.dtype, pth=pth), wish.dtype, wish.tolerance
-    )
-    what = "The export" if pth is None else str(wish.pth)
+    logits = logits_in_another_process(folder, text, wish.dtype)
+    found = difference(expected, logits, wish.dtype, wish.tolerance)
     if not found.is_allowed:
         raise CheckpointError(
-            f"{what} loaded back by plain transformers says something else: largest difference of logits {found}."
+            f"the export has other logits when plain transformers loads it: largest difference of logits {found}."
         )
-    return f"{what} loaded back by plain transformers, in a process without cpt: largest difference of logits {found}."
-
-
-def write_pth(folder: Path, text: ProofText, expected: torch.Tensor, wish: Wish) -> str:
-    """The export's tensors as one pickled state dict, loaded back like the folder; it gets its name when it is proven.
-
-    Raises:
-        CheckpointError: it says something else, or cannot be written.
-    """
-    assert wish.pth is not None
-    tensors = Tensors(folder)
-    unfinished = wish.pth.with_name(f".{wish.pth.name}.unfinished")
-    try:
-        wish.pth.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            torch.save({name: tensors.read(name) for name in tensors.files}, unfinished)
-        except RuntimeError as failure:  # what torch makes of a disk that takes no more
-            raise CheckpointError(
-                f"--pth {wish.pth} could not be written: {in_words(failure)}. Is its disk full?"
-            ) from failure
-        told = reloaded(folder, text, expected, wish, unfinished)
-        unfinished.rename(wish.pth)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return told
+    loaded = "The export loaded back by plain transformers, in a process without cpt"
+    return f"{loaded}: largest difference of logits {found}."
 
 
 def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> Iterator[str]:
@@ -234,15 +195,9 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
             "Leave --adapter-only out." if trained.kind == "model" else "Export it merged: leave --adapter-only out."
         )
         raise CheckpointError(f"{trained.folder} holds no adapter that peft wrote. {remedy}")
-    adapter_file(trained.folder)
-    tokenizer = tokenizer_of(trained)
-    base = trained.base
+    tokenizer, base = tokenizer_of(trained), trained.base
     text = proof_text(tokenizer, load_config(base), text_file)
-    if base.path is not None and not base.from_scratch:
-        check_base_weights(trained.base_weights, base.path, base.revision, trained.folder)
-    plain = build_base(
-        base, tokenizer, seed=42 if trained.recipe is None else trained.recipe.seed, dtype=torch.float32
-    )
+    plain = right_base(trained, tokenizer)
     untouched = logits_of(plain, text)
     expected = logits_of(with_adapter(plain, trained), text)
     if torch.equal(untouched, expected):
@@ -251,7 +206,7 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
         )
     with written_whole_or_not(output) as unfinished:
         unfinished.mkdir(parents=True)
-        for name in ADAPTER_FILES:
+        for name in (ADAPTER_CONFIG, *ADAPTER_WEIGHTS):
             if (trained.folder / name).is_file():
                 shutil.copy(trained.folder / name, unfinished / name)
         tokenizer.save_pretrained(unfinished)
@@ -275,7 +230,7 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
                 f"NOT CHECKED in plain peft: its base, {base.path}, is not the shape that the adapter was trained on."
                 " Export it merged."
             )
-        notes = describe_adapter(unfinished)
+        notes = adapter_warnings(unfinished)
     yield from notes
     yield f"Wrote {output}: the adapter alone. It needs its base, {base.path}."
 

@@ -26,22 +26,17 @@ def logits_of_export(folder: str, job: dict[str, Any]) -> torch.Tensor:
         raise SystemExit(f"the exported tokenizer gives other tokens: {ids[:8]} instead of {job['ids'][:8]}")
     own_code: dict[str, Any] = {"trust_remote_code": True} if job["own_code"] else {}
     options: dict[str, Any] = {"dtype": getattr(torch, job["dtype"]), "output_loading_info": True, **own_code}
-    if job["adapter"]:
+    if job["base"]:
         from peft import PeftModel
 
-        base, info = loaded(AutoModelForCausalLM.from_pretrained(job["base"], **options))
+        kind: Any = AutoModelForCausalLM
+        base, info = kind.from_pretrained(job["base"], **options)
         model = PeftModel.from_pretrained(base, folder)
-    elif job["pth"]:
-        state = torch.load(job["pth"], map_location="cpu", weights_only=True, mmap=True)
-        config = AutoConfig.from_pretrained(folder, **own_code)
-        with torch.device("meta"):
-            model_class: Any = type(AutoModelForCausalLM.from_config(config, **own_code))
-        model, info = loaded(model_class.from_pretrained(None, config=config, state_dict=state, **options))
     else:
         architectures = AutoConfig.from_pretrained(folder, **own_code).architectures or ()
         scores = any(name.endswith("ForSequenceClassification") for name in architectures)  # a reward model
-        kind: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
-        model, info = loaded(kind.from_pretrained(folder, **options))
+        kind = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+        model, info = kind.from_pretrained(folder, **options)
     if info["missing_keys"] or info["unexpected_keys"]:
         raise SystemExit(
             f"missing {sorted(info['missing_keys'])[:3]}, unexpected {sorted(info['unexpected_keys'])[:3]}"
@@ -50,14 +45,7 @@ def logits_of_export(folder: str, job: dict[str, Any]) -> torch.Tensor:
         return model.eval()(torch.tensor([ids], device=model.device), use_cache=False).logits[0].float().cpu()
 
 
-def loaded(model_and_info: Any) -> tuple[Any, dict[str, Any]]:
-    """What `output_loading_info` makes of from_pretrained's answer."""
-    model, info = model_and_info
-    return model, info
-
-
 def main() -> None:
-    """Everything is told by the job's file."""
     sys.modules[ISOLATED] = None  # type: ignore[assignment]  # Python's way to make an import fail
     job = json.loads(Path(sys.argv[1]).read_text())
     save_file({"logits": logits_of_export(job["folder"], job).contiguous()}, job["output"])

@@ -8,13 +8,29 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from cpt.checkpoints.consolidate_zero import load_consolidated
 from cpt.checkpoints.merge_lora import BASE_WEIGHTS, put_on
-from cpt.checkpoints.model_folder import ADAPTER_CONFIG, Kind, Tensors, kind_of, weight_files
+from cpt.checkpoints.model_folder import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    Kind,
+    Tensors,
+    config_json,
+    kind_of,
+    weight_files,
+)
+from cpt.checkpoints.proof import brings_its_code
 from cpt.checkpoints.resume import PATTERN, latest_checkpoint, step_of
 from cpt.checkpoints.verify import refuse_changed_weights
+from cpt.checkpoints.zero_files import load_consolidated
 from cpt.errors import CheckpointError
 from cpt.extend import import_user_module
 from cpt.models.adapters import add_lora
@@ -27,6 +43,7 @@ from cpt.runs.record import Run
 from cpt.tokenizer.load import from_folder_or_hub, load_tokenizer
 
 ADAPTER = "adapter"  # folder in a run's export
+NAME_IT = "Name the module that registers it: --import package.module"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
@@ -107,11 +124,36 @@ def find_trained(path: Path) -> Trained:
         refuse_changed_weights(folder)
     if kind == "model":
         weight_files(folder)
+    if kind == "adapter" and not any((folder / name).is_file() for name in ADAPTER_WEIGHTS):
+        raise CheckpointError(f"{folder} is incomplete: none of {', '.join(ADAPTER_WEIGHTS)} is there.")
     run = next((parent for parent in (folder.parent, folder.parent.parent) if (parent / RECIPE).is_file()), None)
     recipe = None if run is None else load_recipe(run / RECIPE)
     if recipe is not None and recipe.model.import_ is not None:
         import_user_module(recipe.model.import_)  # so that the model's config can be read
     return Trained(folder, kind, run, recipe)
+
+
+def import_own_code(folder: Path, module: str | None) -> None:
+    """Import what `--import` names, or what the recipe of the folder's run names.
+
+    Raises:
+        RecipeError: it cannot be imported.
+    """
+    if module is None:
+        folders = [one for one in (folder, folder.parent) if (one / RECIPE).is_file() and kind_of(one) == "nothing"]
+        module = load_recipe(folders[0] / RECIPE).model.import_ if folders else None
+    if module is not None:
+        import_user_module(module)
+
+
+def refuse_unknown_code(folder: Path) -> None:
+    """Check that the module of a user's own family was imported.
+
+    Raises:
+        CheckpointError: it was not.
+    """
+    if brings_its_code(folder) and config_json(folder).get("model_type") not in CONFIG_MAPPING:
+        raise CheckpointError(f"{folder} is of a family that transformers does not know. {NAME_IT}")
 
 
 def of_run(run: Path) -> Path:

@@ -1,8 +1,8 @@
-"""Write files so that they are known by their hash and are on the disk, not only in the system's memory."""
+"""Write files durably, and hash them while they are written."""
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -10,32 +10,30 @@ from typing import Any
 import torch
 from xxhash import xxh3_128
 
-from cpt.checkpoints.manifest import FileEntry, hash_file, make_durable
+from cpt.checkpoints.manifest import FileEntry, hash_file
+from cpt.files import make_durable
 
-WRITTEN_AT_ONCE = 4  # files; what one of them waits for is the disk, the other works
+FILES_AT_ONCE = 4  # while one waits for the disk, another is serialized
 PIECE = 1 << 18
-SENT_EARLY = 256 << 20  # bytes after which the disk is told to begin, so that little is left to wait for at the end
 
 Task = Callable[[], dict[str, FileEntry]]
-"""Writes files, and gives their entries."""
+"""Writes files, and returns their entries."""
 
 
 class HashedFile:
-    """A file that is hashed while it is written, and sent to the disk on the way; `torch.save` writes into it."""
+    """A file that is hashed while it is written; `torch.save` writes into it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.digest, self.size, self.sent = xxh3_128(), 0, 0
+        self.digest, self.size = xxh3_128(), 0
         self.problem: OSError | None = None
-        self.helper = ThreadPoolExecutor(1)
-        self.sending: Future[None] | None = None
 
     def __enter__(self) -> "HashedFile":
         self.descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         return self
 
     def write(self, data: Any) -> int:
-        """Take the bytes of any buffer; each piece is hashed and written while the processor has it in its cache."""
+        """Write the bytes of any buffer, in pieces that stay in the processor's cache."""
         view = memoryview(data).cast("B")
         try:
             for start in range(0, len(view), PIECE):
@@ -45,31 +43,23 @@ class HashedFile:
                 while written < len(piece):
                     written += os.write(self.descriptor, piece[written:])
                 self.size += written
-                self.send_early()
-        except OSError as problem:  # torch.save would speak of an "unexpected pos" instead
+        except OSError as problem:  # torch.save would raise a RuntimeError about an "unexpected pos" instead
             problem.filename = str(self.path)
             self.problem = problem
             raise
         return len(view)
 
-    def send_early(self) -> None:
-        """Tell the disk to begin, from time to time; another thread waits for it."""
-        if self.size - self.sent >= SENT_EARLY and (self.sending is None or self.sending.done()):
-            self.sent = self.size
-            self.sending = self.helper.submit(os.fdatasync, self.descriptor)
-
     def flush(self) -> None:
-        """Nothing is held back."""
+        """`torch.save` calls it; nothing is buffered."""
 
     def entry(self) -> FileEntry:
-        """Size and hash; when this returns, the disk has the file."""
+        """Size and hash, once the disk has the file."""
         os.fsync(self.descriptor)
         return FileEntry(self.size, self.digest.hexdigest())
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.helper.shutdown()
         os.close(self.descriptor)
 
 
@@ -95,7 +85,7 @@ def write_text(path: Path, text: str) -> FileEntry:
 
 
 def hash_durably(path: Path) -> FileEntry:
-    """The entry of a file that someone else wrote, once the disk has it; hashed while the disk is busy."""
+    """The entry of an existing file, hashed while the disk is busy with it."""
     with ThreadPoolExecutor(1) as helper:
         durable = helper.submit(make_durable, path)
         entry = hash_file(path)
@@ -103,17 +93,11 @@ def hash_durably(path: Path) -> FileEntry:
     return entry
 
 
-def all_at_once(tasks: Sequence[Task], meanwhile: Callable[[], Sequence[Task]] = list) -> dict[str, FileEntry]:
-    """The entries of all tasks, some of which run at the same time; when one fails, those that have not begun are left
-    out.
-
-    Args:
-        meanwhile: runs in the calling thread, to its end whatever fails; gives tasks for which it was needed.
-    """
-    with ThreadPoolExecutor(WRITTEN_AT_ONCE) as pool:
+def all_at_once(tasks: Sequence[Task]) -> dict[str, FileEntry]:
+    """The entries of all tasks, of which several run at the same time; after a failure no further task is started."""
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         futures = [pool.submit(task) for task in tasks]
         try:
-            futures += [pool.submit(task) for task in meanwhile()]
             return {path: entry for future in futures for path, entry in future.result().items()}
         except BaseException:
             pool.shutdown(cancel_futures=True)

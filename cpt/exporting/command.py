@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 from transformers.utils.logging import disable_progress_bar
 
-from cpt.checkpoints.own_code import import_own_code, refuse_unknown_code
 from cpt.checkpoints.proven_export import DTYPES, DtypeName, Wish, export_adapter, export_whole, refuse_odd_wishes
-from cpt.checkpoints.trained import find_trained
+from cpt.checkpoints.trained import find_trained, import_own_code, refuse_unknown_code
 from cpt.command_line import refuse_ignored
 from cpt.errors import RecipeError
 from cpt.exporting.hub import check_push, push
@@ -33,7 +32,6 @@ def command(
         Method | None, typer.Option(help="Linear layers in 8 or 4 bits: torchao; nf4: bitsandbytes.")
     ] = None,
     max_rise: Annotated[float, typer.Option(help="Of --quantize: bits per byte may rise by this share.")] = MAX_RISE,
-    pth: Annotated[Path | None, typer.Option(help="Write all weights to this .pth file too.")] = None,
     adapter_only: Annotated[
         bool, typer.Option("--adapter-only", help="Of a LoRA run: the adapter, not merged.")
     ] = False,
@@ -68,17 +66,15 @@ def command(
         "--tolerance": tolerance is not None,
         "--max-shard-size": max_shard_size != LARGEST_FILE,
         "--quantize": quantize is not None,
-        "--pth": pth is not None,
     }
     refuse_ignored(of_models if adapter_only else {}, "with --adapter-only")
-    refuse_ignored({"--pth": pth is not None and quantize is not None}, "with --quantize, which writes no whole model")
     of_export = {"--text": text is not None, "--import": module is not None, "--adapter-only": adapter_only}
     refuse_ignored(of_models | of_export if output is None else {}, "without --output")
     if push_to_hub is not None:
         check_push(push_to_hub, private=private, sure=yes)
     if output is not None:
-        wish = Wish(DTYPES[dtype], max_shard_size, pth, text, tolerance)
-        refuse_odd_wishes(output, max_shard_size, pth, adapter_only)
+        wish = Wish(DTYPES[dtype], max_shard_size, text, tolerance)
+        refuse_odd_wishes(output, max_shard_size)
         if quantize is not None:
             check_quantising(quantize, wish.dtype)
         import_own_code(path, module)

@@ -33,8 +33,8 @@ from xxhash import xxh3_128_hexdigest
 
 from cpt.checkpoints.agreement import Agreement, SaveFailed
 from cpt.checkpoints.archive import Archive
-from cpt.checkpoints.fsdp_parts import file_of_part, gathered_later, part_here
-from cpt.checkpoints.manifest import FORMAT, MANIFEST, FileEntry, Manifest, make_durable, write_manifest
+from cpt.checkpoints.fsdp_parts import file_of_part, full_weights, part_here
+from cpt.checkpoints.manifest import FORMAT, MANIFEST, FileEntry, Manifest, write_manifest
 from cpt.checkpoints.rotation import published_in, rotate
 from cpt.checkpoints.snapshot import (
     HostCopies,
@@ -47,8 +47,8 @@ from cpt.checkpoints.snapshot import (
 )
 from cpt.checkpoints.transaction import Contents, Weights, clear_leftovers, hash_all, publish
 from cpt.checkpoints.verify import read_back, saved_parameters
-from cpt.checkpoints.zero_parts import parts_of
 from cpt.errors import CheckpointError, TrainingError
+from cpt.files import make_durable
 from cpt.ranks import is_main_process
 from cpt.recipe.load import dump_recipe
 from cpt.runs.events import record_event
@@ -262,7 +262,7 @@ class SavingTrainer(ResumingTrainer):
         self.wait_for_saves()
         step = self.step_saved = self.state.global_step
         beside = self.recipe.checkpoints.in_background and not self.changes_unasked
-        contents = self.take_snapshot(full=kind == "full", beside_training=beside)
+        contents = self.take_snapshot(full=kind == "full")
         in_background = beside and self.detach(contents)
         moment = mark() if in_background and self.args.device.type != "cpu" else None
         copy = partial(self.copy_to_host, contents, moment) if in_background else None
@@ -348,24 +348,22 @@ class SavingTrainer(ResumingTrainer):
 
     # --- the snapshot ------------------------------------------------------------------------------------------------
 
-    def take_snapshot(self, *, full: bool, beside_training: bool = False) -> Contents:
-        """What this process has to write of this step; what processes do together happens here, or in `gather`.
+    def take_snapshot(self, *, full: bool) -> Contents:
+        """What this process writes of this step; everything that the processes do together happens here.
 
         Args:
-            full: with all that a run needs to go on; else the weights and the tokenizer.
-            beside_training: the next step does not wait for the rest of the save.
+            full: with all that a run needs to resume; else the weights and the tokenizer.
         """
         taken = self.snapshot = Contents()
         nowhere = str(self.run_folder / f"step-{self.state.global_step}")
         stage = None if self.zero_section is None else self.zero_section.get("stage")
+        of_adapter = isinstance(self.model, PeftModel)
         self.reshard()
         try:
             if stage == 3:
-                self._save(nowhere, self.plan_gathering(taken, beside_training=beside_training))
+                self._save(nowhere, self.gather_zero3(only_trained=of_adapter))
             elif self.is_fsdp_enabled:
-                taken.parts = gathered_later(self.saved_model, only_trained=isinstance(self.model, PeftModel))
-                taken.gather = partial(taken.parts.put_together, self.agreement)
-                self._save(nowhere)
+                self._save(nowhere, full_weights(self.saved_model, only_trained=of_adapter))
             elif stage is not None:  # the Trainer copies the model, on every process
                 self._save(nowhere, self.saved_model.state_dict())
             else:
@@ -380,47 +378,28 @@ class SavingTrainer(ResumingTrainer):
             self.snapshot = None
         return taken
 
-    def plan_gathering(self, taken: Contents, *, beside_training: bool) -> Weights | None:
-        """How ZeRO-3's weights will be put together; what there is already: none, where only its parts are to be
-        saved.
-
-        DeepSpeed's way uses the connections and the parameters of the training, which has to wait for it.
-        """
+    def gather_zero3(self, *, only_trained: bool) -> Weights | None:
+        """The weights on the main process; none if the profile says that only ZeRO's parts are saved."""
         engine: Any = self.model_wrapped
-        of_adapter = isinstance(self.model, PeftModel)
-        if not of_adapter and not engine.zero_gather_16bit_weights_on_model_save():
+        if not only_trained and not engine.zero_gather_16bit_weights_on_model_save():
             return {}
-        in_its_way: Callable[[], Weights | None] = partial(
-            engine._zero3_consolidated_16bit_state_dict, exclude_frozen_parameters=of_adapter
-        )
-        taken.parts = parts_of(self.saved_model, only_trained=of_adapter) if beside_training else None
-        if beside_training and taken.parts is None:
-            return in_its_way()
-        taken.gather = in_its_way if taken.parts is None else partial(taken.parts.put_together, self.agreement)
-        return None
+        return engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=only_trained)
 
     def detach(self, taken: Contents) -> bool:
         """Copy what the next forward pass may change, and see that there is memory for the rest; False where training
         has to wait."""
-        weights, parts = taken.weights, taken.parts
-        if taken.write_model is not None and weights is None and parts is None:
+        weights = taken.weights
+        if taken.write_model is not None and weights is None:
             weights = self.saved_model.state_dict()
         changing = changed_by_steps(self.saved_model)
-        copied = [
-            taken.states,
-            [tensor for tensor in tensors_in([weights, parts and parts.parts]) if memory_of(tensor) in changing],
-        ]
+        copied = [taken.states, [tensor for tensor in tensors_in(weights) if memory_of(tensor) in changing]]
         needed = self.host_copies.missing(copied) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        if parts is not None and taken.write_model is not None:
-            needed += parts.bytes_of_whole()
         if not all(self.agreement.gather(needed <= MOST_OF_THE_MEMORY * psutil.virtual_memory().available)):
             self.warn_too_large(needed)
             return False
         memory_of_buffers = {memory_of(buffer) for buffer in self.saved_model.buffers()}
         copy = partial(self.host_copies.copy, changing=lambda tensor: memory_of(tensor) in memory_of_buffers)
         taken.states, taken.weights = copy(taken.states), copy(weights)
-        if parts is not None:
-            parts.named = copy(parts.named)
         self.copied.clear()
         return True
 
@@ -431,8 +410,6 @@ class SavingTrainer(ResumingTrainer):
             changing = changed_by_steps(self.saved_model)
             copy = partial(self.host_copies.copy, changing=lambda tensor: memory_of(tensor) in changing)
             taken.states, taken.weights = self.host_copies.copy(taken.states), copy(taken.weights)
-            if taken.parts is not None:
-                taken.parts.parts = copy(taken.parts.parts)
         finally:
             self.copied.set()
 

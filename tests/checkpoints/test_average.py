@@ -7,8 +7,8 @@ from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM
 
 from cpt.checkpoints.average import write_average
-from cpt.checkpoints.consolidate_zero import consolidated_state
 from cpt.checkpoints.model_folder import Tensors
+from cpt.checkpoints.zero_files import consolidated_state
 from cpt.errors import CheckpointError
 from cpt.recipe.load import load_recipe
 from cpt.train import train

@@ -1,4 +1,3 @@
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -8,10 +7,9 @@ from tiny_models import make_tokenizer, tiny_config
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from cpt.checkpoints.agreement import Agreement
 from cpt.checkpoints.fsdp_parts import (
     file_of_part,
-    gathered_later,
+    full_weights,
     load_parts,
     part_here,
     parts_in,
@@ -68,7 +66,7 @@ def test_a_model_in_parts_goes_on_from_what_it_wrote_bit_for_bit(tmp_path):
 def test_parts_are_put_together_for_the_models_file():
     model, _ = sharded(seed=1)
     plain = build_model(Model(from_scratch=True, config=tiny_config("llama")), make_tokenizer(), seed=1)
-    found = gathered_later(model, only_trained=False).put_together(Agreement(timedelta(seconds=10)))
+    found = full_weights(model, only_trained=False)
     expected = plain.state_dict()
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
 

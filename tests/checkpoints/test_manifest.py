@@ -1,12 +1,10 @@
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import xxhash
 from tiny_run import save_checkpoint, seal
 
-from cpt.checkpoints.manifest import MANIFEST, FileEntry, damages, hash_file, hash_files, read_manifest, write_manifest
+from cpt.checkpoints.manifest import MANIFEST, FileEntry, damages, read_manifest, write_manifest
 from cpt.errors import CheckpointError
 
 
@@ -15,20 +13,6 @@ def test_what_was_written_is_read_and_nothing_is_damaged(tmp_path):
     manifest = seal(checkpoint, 3)
     assert read_manifest(checkpoint) == manifest and manifest.files.keys() >= {"model.safetensors", "optimizer.pt"}
     assert damages(checkpoint) == []
-
-
-@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (16 << 20) + 5])
-def test_a_file_has_the_hash_that_xxhash_gives_it(tmp_path, size):
-    content = os.urandom(size)
-    (tmp_path / "f").write_bytes(content)
-    assert hash_file(tmp_path / "f") == FileEntry(size, xxhash.xxh3_128_hexdigest(content))
-
-
-def test_many_files_are_hashed_at_once_under_their_names(tmp_path):
-    (tmp_path / "a").mkdir()
-    for name in ("a/b", "c"):
-        (tmp_path / name).write_text(name)
-    assert hash_files(tmp_path, ["c", "a/b"], threads=2) == {name: hash_file(tmp_path / name) for name in ("c", "a/b")}
 
 
 def test_any_changed_byte_of_the_manifest_is_noticed(tmp_path):

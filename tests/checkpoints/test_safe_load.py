@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from cpt.checkpoints.consolidate_zero import consolidated_state
 from cpt.checkpoints.safe_load import FORCE_CODE, FORCE_DATA, harmless_classes, load_data, only_data
-from cpt.checkpoints.universal import make_universal
+from cpt.checkpoints.zero_files import consolidated_state, make_universal
 from cpt.errors import CheckpointError
 
 

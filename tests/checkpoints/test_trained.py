@@ -1,13 +1,21 @@
 import json
 import shutil
+import sys
 
 import pytest
 import torch
 from tiny import write_recipe
 from transformers import AutoModelForCausalLM
 
-from cpt.checkpoints.trained import find_trained, load_whole, stored_dtype, tokenizer_of
-from cpt.errors import CheckpointError
+from cpt.checkpoints.trained import (
+    find_trained,
+    import_own_code,
+    load_whole,
+    refuse_unknown_code,
+    stored_dtype,
+    tokenizer_of,
+)
+from cpt.errors import CheckpointError, RecipeError
 
 
 @pytest.fixture
@@ -96,3 +104,24 @@ def test_a_model_without_a_tokenizer_is_refused(base_folder, tmp_path):
         shutil.copy(base_folder / name, tmp_path)
     with pytest.raises(CheckpointError, match="has no tokenizer"):
         tokenizer_of(find_trained(tmp_path))
+
+
+OWN_FAMILY = {"model_type": "lstm_lm", "auto_map": {"AutoConfig": "lstm_language_model.LstmConfig"}}
+
+
+def test_a_folder_of_a_family_that_nobody_registered_is_refused_with_the_option(tmp_path):
+    (tmp_path / "lstm_language_model.py").touch()
+    (tmp_path / "config.json").write_text(json.dumps({**OWN_FAMILY, "model_type": "nobodys"}))
+    with pytest.raises(CheckpointError, match="--import package.module"):
+        refuse_unknown_code(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**OWN_FAMILY, "model_type": "llama"}))
+    refuse_unknown_code(tmp_path)
+
+
+def test_the_module_that_is_named_is_imported_or_its_absence_told(tmp_path, monkeypatch):
+    (tmp_path / "family_of_own_code.py").write_text("NAME = 'my family'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import_own_code(tmp_path, "family_of_own_code")
+    assert sys.modules.pop("family_of_own_code").NAME == "my family"
+    with pytest.raises(RecipeError, match="cannot import `no_such_family`"):
+        import_own_code(tmp_path, "no_such_family")

@@ -128,7 +128,7 @@ def test_files_are_on_the_disk_before_the_manifest_and_that_before_the_rename(tm
             )
         )
     manifest_at, published_at = (
-        order.index(("sync", "S/.manifest.json.writing")),
+        next(number for number, call in enumerate(order) if call[0] == "sync" and "manifest.json" in call[1]),
         order.index(("rename", "S", "/checkpoint-1")),
     )
     written = (

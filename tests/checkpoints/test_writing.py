@@ -1,13 +1,9 @@
-import os
-import threading
-
 import pytest
 import torch
 from full_disk import files_end_at
 
-from cpt.checkpoints import writing
 from cpt.checkpoints.manifest import hash_file
-from cpt.checkpoints.writing import HashedFile, all_at_once, hash_durably, write_state, write_text
+from cpt.checkpoints.writing import all_at_once, hash_durably, write_state, write_text
 
 
 @pytest.mark.parametrize("numbers", [0, 3, 3_000_000])
@@ -35,43 +31,9 @@ def test_a_mistake_in_the_state_is_told_as_it_is(tmp_path):
         write_state(tmp_path / "optimizer.pt", {"f": lambda: 1})
 
 
-def test_a_long_file_is_sent_to_the_disk_on_the_way(tmp_path, monkeypatch):
-    sent = []
-    monkeypatch.setattr(os, "fdatasync", sent.append)
-    monkeypatch.setattr(writing, "SENT_EARLY", 1000)
-    with HashedFile(tmp_path / "long") as file:
-        file.write(bytes(999))
-        assert not sent
-        file.write(bytes(1))
-    assert sent == [file.descriptor]
-
-
 def test_when_one_file_fails_the_failure_comes_out():
     def fails():
         raise OSError("full")
 
     with pytest.raises(OSError, match="full"):
         all_at_once([dict, fails, dict])
-
-
-def test_what_all_processes_do_together_is_done_while_files_are_written_and_though_one_fails():
-    is_writing, met = threading.Event(), threading.Event()
-
-    def writes():
-        is_writing.set()
-        assert met.wait(10)
-        return {"optimizer.pt": "entry"}
-
-    def fails():
-        raise OSError("full")
-
-    def meet():
-        assert is_writing.wait(10)
-        met.set()
-        return [lambda: {"model.safetensors": "entry"}]
-
-    assert set(all_at_once([writes], meanwhile=meet)) == {"optimizer.pt", "model.safetensors"}
-    met.clear()
-    with pytest.raises(OSError, match="full"):
-        all_at_once([fails, writes], meanwhile=meet)
-    assert met.is_set()

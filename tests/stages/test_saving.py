@@ -85,13 +85,13 @@ def test_training_goes_on_while_a_checkpoint_is_written(tiny_recipe, tmp_path, m
         return write(*arguments)
 
     def at_step_3():
-        seen.append(published(trainer))
+        seen.append("checkpoint-2" in published(trainer))
         may_write.set()
 
     monkeypatch.setattr(transaction, "write", slow)
     trainer.add_callback(At(3, at_step_3))
     trainer.train()
-    assert seen == [[".saving"]] and published(trainer) == ["checkpoint-2", "checkpoint-4"]
+    assert seen == [False] and published(trainer) == ["checkpoint-2", "checkpoint-4"]
 
 
 @pytest.mark.slow

@@ -154,9 +154,9 @@ class GenerationBatches(ExampleTrainer):
         self._step = self.first_step * self.generations.accumulation
         super()._run_epoch(**options)
 
-    def take_snapshot(self, *, full: bool, beside_training: bool = False) -> Contents:
+    def take_snapshot(self, *, full: bool) -> Contents:
         """With the completions that later steps train on."""
-        taken = super().take_snapshot(full=full, beside_training=beside_training)
+        taken = super().take_snapshot(full=full)
         is_within = self.state.global_step * self.generations.accumulation % self.generations.micro_batches != 0
         kept = {"buffered": self._buffered_inputs if is_within else None, **self.state_of_process()}
         if full and any(value is not None for value in kept.values()):

@@ -6,10 +6,10 @@ from launching import launch, zero_profile
 from tiny import write_recipe
 from transformers import AutoModelForCausalLM
 
-from cpt.checkpoints.consolidate_zero import consolidated_state
 from cpt.checkpoints.manifest import MANIFEST
 from cpt.checkpoints.proven_export import Wish, export_whole
 from cpt.checkpoints.trained import find_trained
+from cpt.checkpoints.zero_files import consolidated_state, make_universal, remove_parts, remove_universal
 from cpt.errors import CheckpointError
 
 LOGITS_OF = torch.arange(30).unsqueeze(0)
@@ -17,11 +17,11 @@ LOGITS_OF = torch.arange(30).unsqueeze(0)
 
 def test_parts_that_cannot_be_read_are_refused(tmp_path):
     (tmp_path / "latest").write_text("global_step3")
-    with pytest.raises(CheckpointError, match="cannot be put together.*global_step3"):
+    with pytest.raises(CheckpointError, match="global_step3"):
         consolidated_state(tmp_path)
     (tmp_path / "global_step3").mkdir()
     (tmp_path / "global_step3" / "zero_pp_rank_0_mp_rank_00_model_states.pt").write_bytes(b"cut")
-    with pytest.raises(CheckpointError, match="copy them all, or choose another checkpoint"):
+    with pytest.raises(CheckpointError, match="the parts of all processes"):
         consolidated_state(tmp_path)
 
 
@@ -55,3 +55,34 @@ def test_a_checkpoint_of_which_only_zeros_parts_are_left_is_exported(tiny_recipe
     assert torch.allclose(
         exported(LOGITS_OF).logits, final(LOGITS_OF).logits, atol=5e-3
     )  # final was rounded to bf16 elsewhere
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """ZeRO's parts, none of which can be read."""
+    parts = tmp_path / "checkpoint-4" / "global_step4"
+    parts.mkdir(parents=True)
+    (parts.parent / "latest").write_text("global_step4")
+    (parts / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt").write_bytes(bytes(1000))
+    return parts.parent
+
+
+def test_what_cannot_be_converted_names_the_way_out_and_leaves_nothing(checkpoint, tmp_path):
+    with pytest.raises(CheckpointError):
+        make_universal(checkpoint, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
+
+
+def test_leftovers_of_a_killed_process_are_removed(tmp_path):
+    (tmp_path / ".universal-3" / "zero").mkdir(parents=True)
+    (tmp_path / "checkpoint-3").mkdir()
+    remove_universal(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
+
+
+def test_once_loaded_only_the_small_files_stay(tmp_path):
+    (tmp_path / "global_step4_universal" / "zero").mkdir(parents=True)
+    for name, content in {"latest_universal": "global_step4_universal", "trainer_state.json": "{}"}.items():
+        (tmp_path / name).write_text(content)
+    remove_parts(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"latest_universal", "trainer_state.json"}
