@@ -232,10 +232,9 @@ def try_optimizer(recipe: Recipe, profile: Profile | None) -> None:
     offloaded = profile is not None and offloads(profile, "optimizer")
     if offloaded and recipe.optimizer.name in OFFLOADED:
         return
-    section = recipe.optimizer.model_copy(update={"layer_decay": None})  # it depends on the model's layers
     layers = nn.Sequential(nn.Embedding(2, 2), nn.Linear(2, 2, bias=False))
     try:
-        build_optimizer(section, layers, offloaded=offloaded, partitioned=profile is not None)
+        build_optimizer(recipe.optimizer, layers, offloaded=offloaded, partitioned=profile is not None)
     except (TypeError, ValueError, IndexError) as problem:
         raise RecipeError(f"`optimizer.name`: {recipe.optimizer.name} refuses its options: {problem}") from problem
 
