@@ -78,8 +78,8 @@ def as_function(found: Callable[..., Any]) -> Callable[..., Any]:
 
     def build(groups: list[dict[str, Any]], learning_rate: float, **options: Any) -> torch.optim.Optimizer:
         tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-        built: torch.optim.Optimizer = found(groups, lr=learning_rate, **tuples)
-        return built
+        kind: Callable[..., torch.optim.Optimizer] = found
+        return kind(groups, lr=learning_rate, **tuples)
 
     taken = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=inspect.Parameter.empty)

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub import save_torch_state_dict
@@ -17,6 +17,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     PreTrainedConfig,
+    PreTrainedModel,
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -72,7 +73,8 @@ def native_config(config: PreTrainedConfig) -> PreTrainedConfig:
     values: dict[str, Any] = {
         field.name: getattr(config, field.name) for field in fields(native_class) if field.name in own
     }
-    values |= {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING[native_class].__name__], "use_cache": True}
+    architecture = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[native_class]).__name__
+    values |= {"architectures": [architecture], "use_cache": True}
     if isinstance(config, CptGPT2Config):
         values["vocab_size"] = config.unpadded_vocab_size
     if "num_experts" in values:
