@@ -40,9 +40,8 @@ BUILT_INS: dict[str, Mapping[str, Callable[..., Any]]] = {
 """Key of the recipe -> what it takes by name."""
 TRANSFORMERS = "https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments"
 NOTES = {
-    "optimizer.name": """Every optimizer also takes `embedding_learning_rate` (of embeddings and head),
-`layer_decay` (a layer's rate as a share of the rate of the layer above it) and `release_gradients` (update each
-parameter in the backward pass and free its gradient).""",
+    "optimizer.name": """Every optimizer also takes `embedding_learning_rate` (of embeddings and head)
+and `release_gradients` (update each parameter in the backward pass and free its gradient).""",
     "safety.loss_guard": """Every guard also takes `window` (accepted steps to compare with; 128), `skips` (more
 skipped steps than this in the window: back to the last checkpoint, without their rows; 4) and `rollbacks` (how
 often; then the run stops; 3).""",

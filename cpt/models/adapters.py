@@ -14,11 +14,7 @@ from peft import PeftConfig, PeftModel, PeftType, get_peft_model
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from peft.tuners.ln_tuning.layer import LNTuningLayer
 from peft.utils import ModulesToSaveWrapper
-from peft.utils.constants import (
-    EMBEDDING_LAYER_NAMES,
-    TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING,
-    TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING,
-)
+from peft.utils.constants import EMBEDDING_LAYER_NAMES
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
@@ -46,11 +42,16 @@ START_IN_THE_BASE = ("pissa", "olora", "mica")
 """Values of `init_lora_weights` that take the adapter out of the weights under it."""
 CHOSEN_BY_WEIGHTS = ("adamss", "frod", "shira")
 """Methods that read the weights to choose what is trained."""
+CHOSEN_BY_PEFT = ("ln_tuning", "trainable_tokens", "beft", "ia3")
+"""Methods that are not for all linear layers: without `target_modules` peft chooses by the architecture."""
 ALL_LINEAR = "all-linear"
 
 
-def check_lora_options(options: Mapping[str, Any]) -> None:
+def check_lora_options(options: Mapping[str, Any], *, zero3: bool = False) -> None:
     """Refuse starts that a run cannot give. The recipe has checked the method and its keys.
+
+    Args:
+        zero3: DeepSpeed divides the weights: adapters may read them only in the layer that gathers them.
 
     Raises:
         RecipeError: with what to write instead.
@@ -69,25 +70,11 @@ def check_lora_options(options: Mapping[str, Any]) -> None:
             f"`model.lora.init_lora_weights: {start}` takes the adapter out of the base's weights, and those in 4 bit"
             " are not the ones that it is merged into. Remove it, or `quantize`."
         )
-
-
-def check_adapter_under_zero3(options: Mapping[str, Any] | None, *, zero3: bool) -> None:
-    """Refuse adapters that read the weights under them past the layer that gathers these.
-
-    Raises:
-        RecipeError: with what to write instead.
-    """
-    if options is None or not (zero3 or is_deepspeed_zero3_enabled()):
-        return
-    remedy = "Write `method: lora` with its own start, or leave ZeRO-3: ZeRO-2 divides all that an adapter has."
-    if method_of(options) != LORA:
+    if zero3 and (method_of(options) != LORA or start in START_IN_THE_BASE):
+        reads = f"init_lora_weights: {start}" if start in START_IN_THE_BASE else f"method: {method_of(options)}"
         raise RecipeError(
-            f"`model.lora.method: {method_of(options)}` reads weights that DeepSpeed's ZeRO-3 has divided. {remedy}"
-        )
-    start = str(options.get("init_lora_weights")).partition("_niter")[0]
-    if start in START_IN_THE_BASE:
-        raise RecipeError(
-            f"`model.lora.init_lora_weights: {start}` reads weights that DeepSpeed's ZeRO-3 has divided. {remedy}"
+            f"`model.lora.{reads}` reads weights that DeepSpeed's ZeRO-3 has divided. Write `method: lora` with its"
+            " own start, or use ZeRO-2, which divides all that an adapter has."
         )
 
 
@@ -102,7 +89,6 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
     Raises:
         RecipeError: nothing is called as `target_modules` or `modules_to_save` say, with what there is.
     """
-    check_lora_options(options)
     layers = last_names(name for name, _ in adaptable(model))
     if not layers:
         raise RecipeError(
@@ -110,19 +96,17 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
         )
     chosen = lora_options(model, options)
     config_for(chosen, options)
-    without_bias = [name for name, layer in adaptable(model) if not has_bias(layer)]
-    if options.get("lora_bias") and without_bias:
+    linear = dict(adaptable(model))
+    without_bias = [name for name, layer in linear.items() if not has_bias(layer)]
+    trains_biases = method_of(options) == "beft" and len(without_bias) == len(linear)
+    if options.get("lora_bias") and without_bias or trains_biases:
         raise RecipeError(
-            f"`model.lora.lora_bias`: {without_bias[0]} of {model.config.model_type} has no bias that it could be"
-            " merged into. Remove it."
+            f"`model.lora`: {without_bias[0]} of {model.config.model_type} has no bias to train or to merge into."
+            " Remove `lora_bias`, or take another method than beft."
         )
     modules, head = {name: part for name, part in model.named_modules() if name}, model.get_output_embeddings()
     ends = last_names(name for name, part in modules.items() if part is head or isinstance(part, nn.Embedding))
-    known = {
-        "target_modules": (layers, f"Its linear layers: {', '.join(layers)}. `all-linear` takes all of them."),
-        "modules_to_save": ([*ends, *layers], f"Its embeddings and head: {', '.join(ends)}. `lora: cpt` takes them."),
-    }
-    for key, (names, hint) in known.items():
+    for key, names in (("target_modules", layers), ("modules_to_save", [*ends, *layers])):
         wanted = chosen.get(key) or []
         if isinstance(wanted, str):  # a regular expression of whole names
             patterns = {} if wanted == ALL_LINEAR else {wanted: wanted}
@@ -132,7 +116,7 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
             if not any(re.fullmatch(pattern, name) for name in modules):
                 raise RecipeError(
                     f"`model.lora.{key}`: {model.config.model_type} has nothing called `{word}`."
-                    f"{did_you_mean(word, names)} {hint}"
+                    f"{did_you_mean(word, names)} It has: {', '.join(names)}."
                 )
 
 
@@ -161,7 +145,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
     Raises:
         RecipeError: an option is unknown, or no layer of the model matches `target_modules`.
     """
-    check_lora_options(options)
+    check_lora_options(options, zero3=is_deepspeed_zero3_enabled())
     # Else gradient checkpointing finds no input that needs a gradient, as the embedding is frozen, and the adapters
     # learn nothing.
     model.enable_input_require_grads()
@@ -181,8 +165,13 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
         raise RecipeError(
             f"`model.lora`: {method_of(options)} with these options trains nothing: they choose nothing of the model."
         )
-    words = (method_of(options), f"{trainable:,}", f"{total:,}", 100 * trainable / total)
-    logger.info("adapters (%s): %s of %s parameters are trained (%.2f %%)", *words)
+    logger.info(
+        "adapters (%s): %s of %s parameters are trained (%.2f %%)",
+        method_of(options),
+        f"{trainable:,}",
+        f"{total:,}",
+        100 * trainable / total,
+    )
     return adapted
 
 
@@ -218,11 +207,11 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
     method, preset = method_of(options), options.get("preset")
     defaults = DEFAULTS | PRESETS.get(str(preset), {}) if method == LORA else {}
     chosen = defaults | {key: value for key, value in without_quantization(options).items() if key not in OURS}
-    if "target_modules" not in chosen:
-        chosen |= default_targets(model, method)
+    if method not in CHOSEN_BY_PEFT:
+        chosen.setdefault("target_modules", ALL_LINEAR)
     is_mamba = any(isinstance(module, nn.Conv1d) for module in model.modules())
     can_exclude = "exclude_modules" in config_class(method).__dataclass_fields__
-    if chosen["target_modules"] == ALL_LINEAR and is_mamba and can_exclude:
+    if chosen.get("target_modules") == ALL_LINEAR and is_mamba and can_exclude:
         chosen.setdefault("exclude_modules", list(MAMBA_EXCLUDED))
     if preset is not None and "modules_to_save" not in options:
         chosen["modules_to_save"] = embedding_names(model)
@@ -286,35 +275,6 @@ def adaptable(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | Conv1D) and module is not head:
             yield name, module
-
-
-def default_targets(model: PreTrainedModel, method: str) -> dict[str, Any]:
-    """All linear layers, except for methods that are made for other layers.
-
-    Raises:
-        RecipeError: the model has none of the layers that the method is made for.
-    """
-    modules = dict(model.named_modules())
-    if method == "ln_tuning":
-        return {"target_modules": last_names(name for name, part in modules.items() if "Norm" in type(part).__name__)}
-    if method == "trainable_tokens":
-        embedding = model.get_input_embeddings()
-        return {"target_modules": last_names(name for name, part in modules.items() if part is embedding)}
-    if method == "beft":
-        biased = last_names(name for name, layer in adaptable(model) if has_bias(layer))
-        if not biased:
-            raise RecipeError(
-                f"`model.lora.method: beft` trains biases, and the linear layers of {model.config.model_type} have"
-                " none. Take another."
-            )
-        return {"target_modules": biased}
-    if method == "ia3":
-        kind = model.config.model_type
-        return {
-            "target_modules": TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING.get(kind, ALL_LINEAR),
-            "feedforward_modules": TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING.get(kind, []),
-        }
-    return {"target_modules": ALL_LINEAR}
 
 
 def has_bias(layer: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from transformers import (
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from cpt.errors import CheckpointError, RecipeError
-from cpt.models.adapters import add_lora, check_adapter_under_zero3
+from cpt.models.adapters import add_lora
 from cpt.models.attention import choose_attention, why_not_by_bounds
 from cpt.models.config import STATE_DICTS, load_config
 from cpt.models.documents import keep_documents_apart, try_documents_apart
@@ -82,7 +82,6 @@ def build_model(
 
     weights = DTYPES.get(model.dtype, dtype)
     quantization = check_quantization(model.lora, zero3=is_deepspeed_zero3_enabled())
-    check_adapter_under_zero3(model.lora, zero3=is_deepspeed_zero3_enabled())
     attention = _attention(model, config, half_precision=mixed_precision or weights != torch.float32, packed=packed)
 
     def build_whole() -> PreTrainedModel:

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import BitsAndBytesConfig
-from transformers.integrations import is_deepspeed_zero3_enabled
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.recipe.schema import LORA_QUANTIZATION
@@ -56,27 +56,18 @@ def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
 def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quantization | None:
     """Refuse what cannot be quantized here.
 
-    Args:
-        zero3: the weights are divided over processes.
-
     Raises:
-        RecipeError: DeepSpeed's ZeRO-3, or `double_quantize` alone.
+        RecipeError: DeepSpeed's ZeRO-3, which divides weights.
         ResourceError: bitsandbytes is not installed.
     """
     found = quantization_of(lora)
-    if found is None:
-        return None
-    if zero3 or is_deepspeed_zero3_enabled():
+    if found is not None and zero3:
         raise RecipeError(
             "`model.lora.quantize`: DeepSpeed's ZeRO-3 divides weights, and those in 4 bit cannot be divided. They are"
             " small: leave `training.deepspeed` out."
         )
-    try:
-        import bitsandbytes  # type: ignore[import-not-found, unused-ignore]  # noqa: F401 - an extra
-    except ImportError as problem:
-        raise ResourceError(
-            "`model.lora.quantize` needs bitsandbytes. Install it: pip install 'cpt[bitsandbytes]'"
-        ) from problem
+    if found is not None and find_spec("bitsandbytes") is None:
+        raise ResourceError("`model.lora.quantize` needs bitsandbytes. Install it: pip install 'cpt[bitsandbytes]'")
     return found
 
 

@@ -9,7 +9,7 @@ from cpt.optim.one_kernel_adamw import OneKernelAdamW, Rounding
 from cpt.recipe.schema import Recipe
 
 DEFAULT_ROUNDING: Rounding = "stochastic"
-"""Its loss came nearest to that of fp32 weights (docs/optimizers.md), and it keeps nothing."""
+"""Its loss came nearest to that of fp32 weights (docs/optimizers.md), and it needs no state."""
 
 
 def automatic_dtype(recipe: Recipe, *, deepspeed: bool, on_gpu: bool) -> torch.dtype:
@@ -42,9 +42,13 @@ def adamw(
         rounding: of bfloat16 weights, in place of a master copy.
     """
     options = {"lr": learning_rate, "betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
-    if any(parameter.dtype in (torch.bfloat16, torch.float16) for group in groups for parameter in group["params"]):
+    if trains_half(groups):
         return OneKernelAdamW(groups, rounding=rounding, **options)  # type: ignore[arg-type]
     return torch.optim.AdamW(groups, fused=True, **options)  # type: ignore[arg-type]
+
+
+def trains_half(groups: ParameterGroups) -> bool:
+    return any(parameter.dtype in (torch.bfloat16, torch.float16) for group in groups for parameter in group["params"])
 
 
 def fused_by_torch(
@@ -55,7 +59,7 @@ def fused_by_torch(
     eps: float = 1e-8,
     weight_decay: float = 0.1,
 ) -> torch.optim.Optimizer:
-    """Torch's own, with states in the parameters' type."""
+    """Torch's own, with states in the parameters' type: DeepSpeed keeps the fp32 weights."""
     return torch.optim.AdamW(
         groups, lr=learning_rate, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay, fused=True
     )

@@ -2,9 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from importlib.util import find_spec
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,11 +10,12 @@ from torch import nn
 
 from cpt.errors import RecipeError
 from cpt.extend import check_options, find
-from cpt.optim.adamw import adamw, adamw_8bit, fused_by_torch, paged_adamw_8bit
+from cpt.optim.adamw import adamw, adamw_8bit, fused_by_torch, paged_adamw_8bit, trains_half
 from cpt.optim.groups import ParameterGroups, parameter_groups
 from cpt.optim.muon import muon
 from cpt.optim.offloaded_adamw import offloaded_adamw
 from cpt.optim.preconditioned import shampoo, soap
+from cpt.optim.released import RELEASING
 from cpt.recipe.schema import Optimizer, Recipe
 
 log = logging.getLogger("cpt")
@@ -37,12 +36,9 @@ def build_optimizer(
     """
     check_optimizer(section)
     build = find_optimizer(section.name)
-    refuse_options_of_other_engines(section, partitioned=partitioned)
-    if partitioned and section.name in FOR_MATRICES:
-        raise RecipeError(
-            f"`optimizer.name`: `{section.name}` needs whole matrices, and DeepSpeed's ZeRO gives it slices of them."
-            " Take adamw, or leave `training.deepspeed` out: without it each GPU has the whole model."
-        )
+    if partitioned:
+        refuse_under_deepspeed(section)
+        build = fused_by_torch if section.name == "adamw" else build
     if offloaded:
         if section.name not in OFFLOADED:
             raise RecipeError(
@@ -50,22 +46,14 @@ def build_optimizer(
                 f" {', '.join(OFFLOADED)} can. Or take a DeepSpeed profile without offload_optimizer."
             )
         build = OFFLOADED[section.name]
-    elif partitioned:
-        build = BY_ENGINE.get(section.name, build)
     options = {name: value for name, value in section.options.items() if name != "release_gradients"}
     groups = parameter_groups(
         model,
-        learning_rate=section.learning_rate,
         embedding_learning_rate=options.pop("embedding_learning_rate", None),
-        layer_decay=options.pop("layer_decay", None),
-        matrices_apart=section.name in MATRICES_APART,
-        embeddings_apart=section.name in EMBEDDINGS_APART,
+        matrices_apart=section.name == "muon",
+        embeddings_apart=section.name in IN_LITTLE_MEMORY,
     )
-    if (
-        section.name not in KEEP_FULL_PRECISION
-        and not partitioned
-        and any(trains_half(group["params"]) for group in groups)
-    ):
+    if section.name not in RELEASING and not partitioned and trains_half(groups):
         log.warning(
             f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision, so small updates are"
             " lost in rounding. Take adamw or adamw_8bit, or leave `model.dtype` out: the weights are fp32 then."
@@ -74,37 +62,12 @@ def build_optimizer(
     return optimizer
 
 
-def trains_half(parameters: Sequence[nn.Parameter]) -> bool:
-    return any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in parameters)
-
-
 def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
-    """A built-in, a function of the user's, or any library's class.
-
-    Raises:
-        RecipeError: nothing has that name.
-    """
-    if name not in OPTIMIZERS and ":" not in name and (other := class_called(name)):
-        raise RecipeError(f"`{name}` is not built in. Write `{other}`, which takes the options of its constructor.")
+    """A built-in, a function of the user's, or any library's class."""
     return as_function(find("optimizer", name, OPTIMIZERS))
 
 
-LIBRARIES = ("torch.optim", "bitsandbytes.optim")
 GIVEN = ("self", "params", "lr")
-
-
-def class_called(name: str) -> str | None:
-    """`bitsandbytes.optim:Lion` for `lion`: the class of that name in an installed library."""
-    for library in LIBRARIES:
-        if find_spec(library.partition(".")[0]) is not None:
-            for found, value in vars(import_module(library)).items():
-                if (
-                    isinstance(value, type)
-                    and issubclass(value, torch.optim.Optimizer)
-                    and found.lower() == name.replace("_", "").lower()
-                ):
-                    return f"{library}:{found}"
-    return None
 
 
 def as_function(found: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,17 +77,14 @@ def as_function(found: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     def build(groups: list[dict[str, Any]], learning_rate: float, **options: Any) -> torch.optim.Optimizer:
-        tuples: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
-        }
+        tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
         kind: Callable[..., torch.optim.Optimizer] = found
         return kind(groups, lr=learning_rate, **tuples)
 
     taken = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=inspect.Parameter.empty)
         for name, parameter in inspect.signature(found.__init__).parameters.items()
-        if name not in ("self", "params", "lr")
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if name not in GIVEN and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
     first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("groups", "learning_rate")]
     build.__signature__ = inspect.Signature([*first, *taken])  # type: ignore[attr-defined]  # what `check_options` reads
@@ -133,14 +93,13 @@ def as_function(found: Callable[..., Any]) -> Callable[..., Any]:
     return build
 
 
-def refuse_options_of_other_engines(section: Optimizer, *, partitioned: bool) -> None:
-    """What DeepSpeed does in its own way.
-
-    Raises:
-        RecipeError: with what it does instead.
-    """
-    if not partitioned:
-        return
+def refuse_under_deepspeed(section: Optimizer) -> None:
+    """Refuse what DeepSpeed's ZeRO does in its own way."""
+    if section.name in FOR_MATRICES:
+        raise RecipeError(
+            f"`optimizer.name`: `{section.name}` needs whole matrices, and DeepSpeed's ZeRO gives it slices of them."
+            " Take adamw, or leave `training.deepspeed` out: without it each GPU has the whole model."
+        )
     if section.name in IN_LITTLE_MEMORY:
         raise RecipeError(
             f"`optimizer.name`: the states of `{section.name}` are for whole parameters, and DeepSpeed's ZeRO cuts"
@@ -165,12 +124,6 @@ def check_optimizer(section: Optimizer) -> None:
         raise RecipeError(
             f"`optimizer.embedding_learning_rate` must be more than 0, got {rate}. To freeze the embeddings, use"
             " `model.lora`."
-        )
-    decay = section.options.get("layer_decay")
-    if decay is not None and not 0 < decay <= 1:
-        raise RecipeError(
-            "`optimizer.layer_decay` is a share of the rate of the layer above: more than 0 and at most 1, got"
-            f" {decay}."
         )
 
 
@@ -208,18 +161,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "soap": soap,
     "shampoo": shampoo,
 }
-MATRICES_APART = {"muon"}
 IN_LITTLE_MEMORY = {"adamw_8bit", "paged_adamw_8bit"}
-EMBEDDINGS_APART = IN_LITTLE_MEMORY
-KEEP_FULL_PRECISION = {"adamw"} | IN_LITTLE_MEMORY
-"""Those that know weights in half precision."""
 FOR_MATRICES = {"muon", "soap", "shampoo"}
 OFFLOADED: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": offloaded_adamw}
-BY_ENGINE: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": fused_by_torch}
-"""Where DeepSpeed keeps the fp32 weights."""
-FOR_ALL: dict[str, Any] = {
-    "embedding_learning_rate": float | None,
-    "layer_decay": float | None,
-    "release_gradients": bool,
-}
+FOR_ALL: dict[str, Any] = {"embedding_learning_rate": float | None, "release_gradients": bool}
 """Options that every optimizer takes, your own too."""

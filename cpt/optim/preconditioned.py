@@ -23,21 +23,10 @@ def soap(
 
     Args:
         precondition_frequency: steps between two eigenbases.
-        max_precondition_dim: a side that is longer has none.
-
-    Raises:
-        ResourceError: pytorch_optimizer is not installed.
+        max_precondition_dim: a longer side has no preconditioner.
     """
-    kind = by_name("SOAP")
-    options = {"betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
-    built: torch.optim.Optimizer = kind(
-        groups,
-        lr=learning_rate,
-        precondition_frequency=precondition_frequency,
-        max_precondition_dim=max_precondition_dim,
-        **options,
-    )
-    return built
+    options = {"precondition_frequency": precondition_frequency, "max_precondition_dim": max_precondition_dim}
+    return build("SOAP", groups, learning_rate, betas, weight_decay=weight_decay, eps=eps, **options)
 
 
 def shampoo(
@@ -54,28 +43,21 @@ def shampoo(
     Args:
         preconditioning_compute_steps: steps between two roots of the preconditioners.
         block_size: matrices are cut into squares of this side, each with preconditioners of its own.
-
-    Raises:
-        ResourceError: pytorch_optimizer is not installed.
     """
-    kind = by_name("ScalableShampoo")
-    built: torch.optim.Optimizer = kind(
-        groups,
-        lr=learning_rate,
-        betas=(betas[0], betas[1]),
-        weight_decay=weight_decay,
-        decoupled_weight_decay=True,
-        preconditioning_compute_steps=preconditioning_compute_steps,
-        block_size=block_size,
-    )
-    return built
+    options = {"preconditioning_compute_steps": preconditioning_compute_steps, "block_size": block_size}
+    decay = {"weight_decay": weight_decay, "decoupled_weight_decay": True}
+    return build("ScalableShampoo", groups, learning_rate, betas, **decay, **options)
 
 
-def by_name(name: str) -> Any:
+def build(
+    name: str, groups: ParameterGroups, learning_rate: float, betas: Sequence[float], **options: Any
+) -> torch.optim.Optimizer:
     try:
         import pytorch_optimizer  # type: ignore[import-not-found, unused-ignore]  # an extra
     except ImportError as problem:
         raise ResourceError(
             f"`optimizer.name`: {name} comes from pytorch_optimizer. Install it: pip install 'cpt[optimizers]'"
         ) from problem
-    return vars(pytorch_optimizer)[name]
+    kind: Any = vars(pytorch_optimizer)[name]
+    built: torch.optim.Optimizer = kind(groups, lr=learning_rate, betas=(betas[0], betas[1]), **options)
+    return built

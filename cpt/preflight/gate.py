@@ -26,7 +26,7 @@ from cpt.evaluation.tasks import check_tasks
 from cpt.extend import did_you_mean, find
 from cpt.hardware import find_gpus, nearest_existing, require_programs
 from cpt.hub import hub_is_reachable
-from cpt.models.adapters import check_adapter_under_zero3
+from cpt.models.adapters import check_lora_options
 from cpt.models.compiled import check_compiling, has_experts
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.quantized import check_quantization
@@ -213,7 +213,7 @@ def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None)
     found.run(check_rounding, recipe)
     found.mistakes += [RecipeError(complaint) for complaint in found.run(check_fsdp, recipe) or ()]
     found.run(check_quantization, recipe.model.lora, zero3=zero3)
-    found.run(check_adapter_under_zero3, recipe.model.lora, zero3=zero3)
+    found.run(check_lora_options, recipe.model.lora or {}, zero3=zero3)
     found.run(try_schedule, recipe)
     found.run(check_loss_guard, recipe.safety.loss_guard)
     if recipe.checkpoints.kept is not None:
@@ -232,10 +232,9 @@ def try_optimizer(recipe: Recipe, profile: Profile | None) -> None:
     offloaded = profile is not None and offloads(profile, "optimizer")
     if offloaded and recipe.optimizer.name in OFFLOADED:
         return
-    section = recipe.optimizer.model_copy(update={"layer_decay": None})  # it depends on the model's layers
     layers = nn.Sequential(nn.Embedding(2, 2), nn.Linear(2, 2, bias=False))
     try:
-        build_optimizer(section, layers, offloaded=offloaded, partitioned=profile is not None)
+        build_optimizer(recipe.optimizer, layers, offloaded=offloaded, partitioned=profile is not None)
     except (TypeError, ValueError, IndexError) as problem:
         raise RecipeError(f"`optimizer.name`: {recipe.optimizer.name} refuses its options: {problem}") from problem
 

@@ -86,9 +86,10 @@ def check_embeddings_are_trained(recipe: Recipe, model: PreTrainedModel) -> None
     options = lora_options(model, recipe.model.lora or {})
     ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
     names = {name.rpartition(".")[2] for name, module in model.named_modules() if id(module) in ends}
+    targets = options.get("target_modules") or ()
     touched = {
         *(options.get("modules_to_save") or ()),
-        *(() if isinstance(options["target_modules"], str) else options["target_modules"]),
+        *(() if isinstance(targets, str) else targets),
     }
     if not names & touched:
         raise RecipeError(

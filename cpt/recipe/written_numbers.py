@@ -90,7 +90,6 @@ LearningRate = Annotated[float, Field(gt=0, le=1)]
 OPTIONS: dict[str, dict[str, Any]] = {
     "optimizer": {
         "embedding_learning_rate": LearningRate,
-        "layer_decay": Annotated[float, Field(gt=0, le=1)],
         "weight_decay": Annotated[float, Field(ge=0, le=10)],
         "momentum": Annotated[float, Field(ge=0, lt=1)],
         "betas": list[Annotated[float, Field(ge=0, lt=1)]],

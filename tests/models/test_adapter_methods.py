@@ -13,7 +13,6 @@ from cpt.checkpoints.proof import ProofText
 from cpt.errors import CheckpointError, RecipeError
 from cpt.models.adapters import (
     CHOSEN_BY_WEIGHTS,
-    check_adapter_under_zero3,
     check_lora,
     check_lora_options,
     count_lora_parameters,
@@ -164,10 +163,10 @@ def test_weights_of_a_half_precision_base_are_not_trained():
 
 @pytest.mark.parametrize("options", [{"method": "loha"}, {"init_lora_weights": "pissa"}])
 def test_zero3_takes_only_adapters_that_leave_its_weights_alone(options):
-    check_adapter_under_zero3(options, zero3=False)
-    check_adapter_under_zero3({"use_rslora": True}, zero3=True)
+    check_lora_options(options, zero3=False)
+    check_lora_options({"use_rslora": True}, zero3=True)
     with pytest.raises(RecipeError, match="`model.lora"):
-        check_adapter_under_zero3(options, zero3=True)
+        check_lora_options(options, zero3=True)
 
 
 def test_an_adapter_of_another_method_with_missing_tensors_is_refused(tmp_path):

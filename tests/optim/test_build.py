@@ -57,7 +57,6 @@ def test_a_rate_for_embeddings_that_are_frozen_has_no_effect_and_is_refused():
         (Optimizer(name="adamv"), {}, "adamv"),
         (Optimizer(name="adamw", beta=0.9), {}, "`optimizer.beta`"),
         (Optimizer(name="adamw", embedding_learning_rate=0), {}, "`optimizer.embedding_learning_rate`"),
-        (Optimizer(layer_decay=1.5), {}, "`optimizer.layer_decay`"),
         (Optimizer(name="adamw_8bit", rounding="up"), {}, "`optimizer.rounding`"),
         (Optimizer(name="sgd"), {"offloaded": True}, "`optimizer.name`"),
         (Optimizer(name="adamw_8bit"), {"partitioned": True}, "`optimizer.name`"),

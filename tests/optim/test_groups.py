@@ -1,4 +1,4 @@
-"""Rates by layers, and matrices apart from the rest."""
+"""Which parameters decay, and matrices apart from the rest."""
 
 import pytest
 from tiny_models import make_tokenizer, tiny_config
@@ -16,16 +16,6 @@ def llama():
 def of_each(model, key, groups):
     values = {id(parameter): group.get(key) for group in groups for parameter in group["params"]}
     return {name: values[id(parameter)] for name, parameter in model.named_parameters()}
-
-
-def test_each_layer_learns_more_slowly_than_the_one_above(llama):
-    rates = of_each(llama, "lr", parameter_groups(llama, learning_rate=1.0, layer_decay=0.5))
-    layers = llama.config.num_hidden_layers
-    assert rates["lm_head.weight"] == rates["model.norm.weight"] == 1.0
-    assert [rates[f"model.layers.{number}.mlp.up_proj.weight"] for number in range(layers)] == [
-        0.5 ** (layers - 1 - number) for number in range(layers)
-    ]
-    assert rates["model.embed_tokens.weight"] == 0.5**layers
 
 
 def test_matrices_of_layers_are_told_from_embeddings_head_and_norms(llama):

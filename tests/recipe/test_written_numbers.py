@@ -112,9 +112,5 @@ def test_every_numeric_option_of_built_ins_that_is_listed_exists():
         for function in (*OPTIMIZERS.values(), *SCHEDULES.values())
         for name in inspect.signature(function).parameters
     }
-    assert {*OPTIONS["optimizer"], *OPTIONS["schedule"]} <= taken | {
-        *FOR_ALL,
-        "embedding_learning_rate",
-        "layer_decay",
-    }
+    assert {*OPTIONS["optimizer"], *OPTIONS["schedule"]} <= taken | FOR_ALL.keys()
     assert OF_ANY_FUNCTION

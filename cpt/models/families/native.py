@@ -1,32 +1,41 @@
 """Each of our families under the transformers architecture that it equals: for export, and to start from published
 weights."""
 
-import dataclasses
 import json
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     GPT2Config,
     LlamaConfig,
     PreTrainedConfig,
+    PreTrainedModel,
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
 
 from cpt.models.families.gpt2 import CptGPT2Config
-from cpt.models.families.minimind import MiniMind2Config, MiniMind3Config
-from cpt.models.families.minimind_moe import MiniMind2MoEConfig, MiniMind3MoEConfig
+from cpt.models.families.minimind_moe import MiniMind2MoEConfig
+from cpt.models.families.register import FAMILIES
 
 StateDict = dict[str, torch.Tensor]
 
+NATIVE: dict[str, type[PreTrainedConfig]] = {
+    "cpt-gpt2": GPT2Config,
+    "minimind2": LlamaConfig,
+    "minimind2_moe": Qwen2MoeConfig,
+    "minimind3": Qwen3Config,
+    "minimind3_moe": Qwen3MoeConfig,
+}
 # Our model type -> the model types of checkpoints that it can start from. `minimind` is what MiniMind's own code calls
 # itself.
 ACCEPTS = {
@@ -38,91 +47,52 @@ ACCEPTS = {
 }
 
 
-def native_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
-    """The config of the transformers architecture with the same logits; None when `config` is not one of our
-    families."""
-    match config:
-        case CptGPT2Config():
-            native = _same_fields(config, GPT2Config, "GPT2LMHeadModel")
-            native.vocab_size = config.unpadded_vocab_size
-            return native
-        case MiniMind2MoEConfig():
-            return _qwen2_moe_config(config)
-        case MiniMind2Config():
-            return _same_fields(config, LlamaConfig, "LlamaForCausalLM")
-        case MiniMind3MoEConfig():
-            native = _same_fields(config, Qwen3MoeConfig, "Qwen3MoeForCausalLM")
-            native.output_router_logits = False
-            native.head_dim = config.head_dim  # Qwen3-MoE reads it, but does not declare it
-            return native
-        case MiniMind3Config():
-            return _same_fields(config, Qwen3Config, "Qwen3ForCausalLM")
-    return None
-
-
-def native_state_dict(config: PreTrainedConfig, state_dict: StateDict) -> StateDict:
-    """The tensors of a saved model of ours, as a checkpoint of the native architecture names and shapes them."""
-    match config:
-        case CptGPT2Config():
-            vocabulary = ("wte.weight", "lm_head.weight")
-            tokens = config.unpadded_vocab_size
-            return {name: t[:tokens].clone() if name.endswith(vocabulary) else t for name, t in state_dict.items()}
-        case MiniMind2MoEConfig():
-            return _qwen2_moe_state_dict(config, state_dict)
-    return state_dict
-
-
 def export_native(folder: Path) -> bool:
     """Rewrite a saved model of ours in place, so that plain `from_pretrained` loads it without this package.
 
     Returns:
         False when the folder holds an architecture of transformers already (nothing is changed).
     """
-    config_file = folder / "config.json"
-    written = json.loads(config_file.read_text())
-    config_class = CONFIG_CLASSES.get(written["model_type"])
-    if config_class is None:
+    written = json.loads((folder / "config.json").read_text())
+    if written["model_type"] not in NATIVE:
         return False
+    config_class, _ = FAMILIES[written["model_type"]]
     config = config_class.from_dict(written)
-    native = native_config(config)
-    assert native is not None, f"{config.model_type} has no native architecture"
-    if config.model_type in ("cpt-gpt2", "minimind2_moe"):  # the others have the very same tensors
-        _rewrite_weights(folder, lambda tensors: native_state_dict(config, tensors))
-    native.save_pretrained(folder)
+    if isinstance(config, CptGPT2Config):
+        _rewrite_weights(folder, lambda tensors: _cut_vocabulary(config, tensors))
+    elif isinstance(config, MiniMind2MoEConfig):
+        _rewrite_weights(folder, lambda tensors: _qwen2_moe_state_dict(config, tensors))
+    native_config(config).save_pretrained(folder)  # the others have the very same tensors
     return True
 
 
-CONFIG_CLASSES: dict[str, type[PreTrainedConfig]] = {
-    config_class.model_type: config_class
-    for config_class in (CptGPT2Config, MiniMind2Config, MiniMind2MoEConfig, MiniMind3Config, MiniMind3MoEConfig)
-}
-
-
-def _same_fields(
-    config: PreTrainedConfig, native_class: type[PreTrainedConfig], architecture: str
-) -> PreTrainedConfig:
-    values: dict[str, Any] = {field.name: getattr(config, field.name) for field in dataclasses.fields(native_class)}
+def native_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of the transformers architecture with the same logits."""
+    native_class = NATIVE[config.model_type]
+    own = {field.name for field in fields(config)}
+    values: dict[str, Any] = {
+        field.name: getattr(config, field.name) for field in fields(native_class) if field.name in own
+    }
+    architecture = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[native_class]).__name__
     values |= {"architectures": [architecture], "use_cache": True}
+    if isinstance(config, CptGPT2Config):
+        values["vocab_size"] = config.unpadded_vocab_size
+    if "num_experts" in values:
+        # Both Qwen mixtures read `head_dim`, but do not declare it.
+        values |= {"output_router_logits": False, "head_dim": config.head_dim}
+    if isinstance(config, MiniMind2MoEConfig):  # Qwen2-MoE without biases computes what MiniMind2's mixture does
+        values |= {
+            "qkv_bias": False,
+            "norm_topk_prob": config.norm_topk_prob,
+            "moe_intermediate_size": config.moe_intermediate_size,
+            "shared_expert_intermediate_size": config.intermediate_size * config.n_shared_experts,
+        }
     return native_class(**values)
 
 
-def _qwen2_moe_config(config: MiniMind2MoEConfig) -> PreTrainedConfig:
-    """Qwen2-MoE without biases computes what MiniMind2's mixture does."""
-    shared = {field.name for field in dataclasses.fields(Qwen2MoeConfig)} & {
-        field.name for field in dataclasses.fields(config)
-    }
-    values: dict[str, Any] = {name: vars(config)[name] for name in shared}
-    values |= {
-        "architectures": ["Qwen2MoeForCausalLM"],
-        "use_cache": True,
-        "head_dim": config.head_dim,  # Qwen2-MoE reads it, but does not declare it
-        "qkv_bias": False,
-        "norm_topk_prob": config.norm_topk_prob,
-        "moe_intermediate_size": config.moe_intermediate_size,
-        "shared_expert_intermediate_size": config.intermediate_size * config.n_shared_experts,
-        "output_router_logits": False,
-    }
-    return Qwen2MoeConfig(**values)
+def _cut_vocabulary(config: CptGPT2Config, state_dict: StateDict) -> StateDict:
+    vocabulary, tokens = ("wte.weight", "lm_head.weight"), config.unpadded_vocab_size
+    return {name: t[:tokens].clone() if name.endswith(vocabulary) else t for name, t in state_dict.items()}
 
 
 def _qwen2_moe_state_dict(config: MiniMind2MoEConfig, state_dict: StateDict) -> StateDict:
