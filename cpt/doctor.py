@@ -157,8 +157,8 @@ def examine_kernel(module: str) -> Finding:
 
     package, missing = KERNELS[module]
     release = Version(torch.__version__).release[:2]
-    lines = (one for one in LINES if one.cuda == torch.version.cuda and Version(one.torch).release[:2] == release)
-    wheel = next((found for one in lines if (found := one.wheel(package))), None)
+    lines = [one for one in LINES if one.cuda == torch.version.cuda and Version(one.torch).release[:2] == release]
+    wheel = next((wheel for one in lines for wheel in one.wheels if wheel.package == package), None)
     remedy = f"no known wheel for torch {torch.__version__}: {PAGE}"
     if wheel is not None:
         remedy = wheel.install_line(f"{sys.version_info.major}.{sys.version_info.minor}")

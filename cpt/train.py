@@ -20,7 +20,6 @@ from cpt.command_line import (
 import typer
 from transformers.utils.logging import disable_progress_bar
 
-from cpt.checkpoints.average import export_average
 from cpt.checkpoints.export import export_model
 from cpt.checkpoints.resume import Wanted, choose_checkpoint, wanted_checkpoint
 from cpt.errors import RecipeError, RestartNeeded
@@ -115,7 +114,6 @@ def train(
                 run.folder, serve=f"cpt serve {run.export_folder}"
             )  # of what the run measured; `judge` adds the rest
         export_model(trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer))
-        export_average(recipe, tokenizer, run.folder)
     skipped, steps = run.skipped_share()
     tell(f"The model is in {run.export_folder}.{f' {skipped:,} of {steps:,} steps were skipped.' if skipped else ''}")
     return run.export_folder

@@ -1,21 +1,31 @@
-"""Write the Dockerfiles, their requirements and the tables of docs/installing.md from cpt/versions.py: `python -m
-docker.write`."""
+"""Write the Dockerfiles and their requirements from cpt/versions.py: `python -m docker.write`."""
 
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from benchmarks.marked import with_part
-from cpt.versions import CUDAS, FOR_ANY_LINE, GPUS, LINES, SOURCES, STACK, TORCH_OF_PYPI, Line
+from cpt.versions import LINES, Line
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "installing.md"
 PYTHON_OF_UBUNTU = "3.12"  # of 24.04, the base of NVIDIA's images
 WRITTEN = "written by `python -m docker.write` from cpt/versions.py"
-MARKS = "<!-- python -m docker.write, {part}: begin -->\n", "<!-- python -m docker.write, {part}: end -->"
+IMAGES = {  # CUDA -> image with its compiler
+    "12.6": "nvidia/cuda:12.6.3-devel-ubuntu24.04",
+    "12.8": "nvidia/cuda:12.8.1-devel-ubuntu24.04",
+    "13.0": "nvidia/cuda:13.0.2-devel-ubuntu24.04",
+}
+STACK = {  # versions that the tests run with, on the CPU
+    "transformers": "5.23.0",
+    "trl": "1.16.0",
+    "accelerate": "1.15.0",
+    "peft": "0.21.2",
+    "datasets": "5.2.0",
+    "deepspeed": "0.19.8",
+}
+OF_GPUS = {"bitsandbytes": "0.50.2", "liger-kernel": "0.8.5"}  # bitsandbytes has a library for each CUDA above
 
 DOCKERFILE = """\
 # syntax=docker/dockerfile:1
@@ -62,10 +72,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \\
 
 
 def main() -> None:
-    """Write all of it."""
     for path, text in files().items():
         path.write_text(text, encoding="utf-8")
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def files() -> dict[Path, str]:
@@ -87,7 +95,7 @@ def dockerfile(line: Line) -> str:
         torch=line.torch,
         kind=f"CUDA {line.cuda}" if line.cuda else "the CPU",
         written=WRITTEN,
-        image=CUDAS[line.cuda].image if line.cuda else "python:3.11-slim-bookworm",
+        image=IMAGES[line.cuda] if line.cuda else "python:3.11-slim-bookworm",
         gpus="--gpus all " if line.cuda else "",
         toolkit=": g++ and Python's headers beside the image's nvcc" if line.cuda else ": g++",
         packages="g++ git python3-dev python3-venv" if line.cuda else "g++ git",
@@ -99,7 +107,7 @@ def requirements(line: Line) -> Iterator[str]:
     """All that cpt depends on: torch and the packages of the table with their versions, the rest as pyproject.toml has
     it."""
     build = line.index.rpartition("/")[2]
-    pinned = {**STACK, **(FOR_ANY_LINE if line.cuda else {}), "torch": f"{line.torch}+{build}"}
+    pinned = {**STACK, **(OF_GPUS if line.cuda else {}), "torch": f"{line.torch}+{build}"}
     declared = {canonicalize_name(Requirement(text).name): text for text in dependencies()}
     yield f"# {WRITTEN}"
     yield f"--extra-index-url {line.index}"
@@ -122,61 +130,6 @@ def kernels(line: Line) -> Iterator[str]:
         else:
             for python in ("3.11", "3.12", "3.13"):
                 yield f'{wheel.requirement(python)} ; python_version == "{python}"'
-
-
-def page(text: str) -> str:
-    """The page with its tables made anew."""
-    for part, table in {
-        "lines": lines_table(),
-        "gpus": gpus_table(),
-        "pypi": pypi_table(),
-        "sources": sources_table(),
-    }.items():
-        begin, end = (mark.format(part=part) for mark in MARKS)
-        text = with_part(text, begin, end, table, PAGE.name)
-    return text
-
-
-def lines_table() -> str:
-    """One row a line."""
-    heads = ["line", "torch", "CUDA", "driver", "flash-attn", "mamba-ssm", "causal-conv1d", "rests on"]
-    return table(heads, map(row_of_line, LINES))
-
-
-def row_of_line(line: Line) -> list[str]:
-    """Of the table."""
-    wheels = [line.wheel(package) for package in ("flash-attn", "mamba-ssm", "causal-conv1d")]
-    driver = f"{CUDAS[line.cuda].least_driver} or newer" if line.cuda else ""
-    ground = "the tests of cpt" if line.has_run else "what the projects publish"
-    return [
-        f"`{line.name}`",
-        line.torch,
-        line.cuda or "none",
-        driver,
-        *(f"`{one.version}`" if one else "" for one in wheels),
-        ground,
-    ]
-
-
-def gpus_table() -> str:
-    """Which GPUs each CUDA has code for."""
-    rows = ([GPUS[one], one, *("yes" if cuda.has_code_for(one) else "no" for cuda in CUDAS.values())] for one in GPUS)
-    return table(["GPU", "compute capability", *(f"CUDA {version}" for version in CUDAS)], rows)
-
-
-def pypi_table() -> str:
-    """What `pip install torch` brings on Linux."""
-    return table(["torch", *TORCH_OF_PYPI], [["CUDA of the one on PyPI", *TORCH_OF_PYPI.values()]])
-
-
-def sources_table() -> str:
-    """Where each fact is from."""
-    return table(["what", "where", "day"], map(list, SOURCES))
-
-
-def table(heads: list[str], rows: Iterable[list[str]]) -> str:
-    """In Markdown."""
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in [heads, ["---"] * len(heads), *rows])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The lines of versions that docker/ and docs/installing.md are written from."""
+"""The lines of versions that `cpt doctor` names and docker/ is written from."""
 
 import tomllib
 from pathlib import Path
@@ -7,13 +7,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from cpt.versions import (
-    CUDAS,
-    FOR_ANY_LINE,
-    GPUS,
-    LINES,
-    STACK,
-)
+from cpt.versions import LINES
+from docker.write import OF_GPUS, STACK
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 
@@ -26,7 +21,7 @@ def test_every_line_is_what_pyproject_allows():
     for line in LINES:
         versions = {
             **STACK,
-            **FOR_ANY_LINE,
+            **OF_GPUS,
             "torch": line.torch,
             **{wheel.package: wheel.version for wheel in line.wheels},
         }
@@ -41,20 +36,6 @@ def test_a_wheel_is_built_for_its_lines_torch_and_cuda(line):
         assert wheel.index is None or wheel.index.endswith(f"/cu{line.cuda.replace('.', '')}/")
 
 
-def test_each_line_has_a_name_of_its_own():
-    assert len({line.name for line in LINES}) == len(LINES)
-
-
-def test_code_runs_on_later_gpus_of_the_same_generation_only():
-    old, new = CUDAS["12.6"], CUDAS["12.8"]
-    assert old.has_code_for("8.9") and not old.has_code_for("12.0") and not new.has_code_for("7.0")
-    assert new.has_code_for("12.0") and not new.has_code_for("11.0")
-
-
-def test_each_gpu_of_the_page_has_a_line():
-    assert all(any(cuda.has_code_for(capability) for cuda in CUDAS.values()) for capability in GPUS)
-
-
 def test_a_wheel_of_the_web_is_named_for_the_python():
-    flash = LINES[-1].wheel("flash-attn")
+    flash = LINES[-1].wheels[0]
     assert flash.install_line("3.11").endswith("-cp311-cp311-linux_x86_64.whl'")

@@ -16,7 +16,7 @@ from cpt.data.contamination import with_decontamination
 from cpt.data.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share
 from cpt.data.mixture import MixtureRows, asked_shares, lengths_of_phases, shares_over
 from cpt.data.open_sources import open_sources
-from cpt.data.prepared import PreparedData, SourceReport, allowed_epochs, report_on, rows_of_run, tell, tell_repeats
+from cpt.data.prepared import PreparedData, SourceReport, report_on, rows_of_run, tell, tell_repeats
 from cpt.data.readers.forms import form_of_source, refuse_layout, with_form
 from cpt.data.rows.rows import Layout
 from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
@@ -160,7 +160,7 @@ class Builder:
                 self.layout,
                 self.seed,
                 self.cache_dir,
-                max_epochs=allowed_epochs(self.data, recipe),
+                max_epochs=recipe.max_epochs,
                 is_bounded=is_bounded and source.plan.is_streamed,
             )
             for number, (source, recipe) in enumerate(zip(sources, self.data.sources, strict=True))

@@ -116,27 +116,17 @@ def rows_of_run(data: Data, budget: Budget, rows_of_epoch: int) -> int:
 
 
 def steps_of_epochs(data: Data, epochs: float, rows_of_epoch: int, rows_per_step: int) -> int:
-    """Whole steps of so many epochs: rounded up, and down where the rows may not be repeated."""
+    """Whole steps of so many epochs: rounded up, or down where a source may not be read any further."""
     steps = epochs * rows_of_epoch / rows_per_step
-    return math.floor(steps) if data.when_exhausted == "stop" else math.ceil(steps)
-
-
-def allowed_epochs(data: Data, source: Source) -> float | None:
-    """How often a run may go through a source; None for any number of times."""
-    limits = [
-        limit for limit in (source.max_epochs, 1.0 if data.when_exhausted == "stop" else None) if limit is not None
-    ]
-    return min(limits, default=None)
+    return math.floor(steps) if any(source.max_epochs == epochs for source in data.sources) else math.ceil(steps)
 
 
 def refused(data: Data, name: str, epochs: float, tokens: int) -> str | None:
     """Why a run that goes through the source of this name so often may not start."""
     source = next(source for source in data.sources if reported_name(source) == name)
-    allowed = allowed_epochs(data, source)
-    if allowed is None or epochs <= allowed:
+    if source.max_epochs is None or epochs <= source.max_epochs:
         return None
-    key = "data.when_exhausted" if allowed == 1 and data.when_exhausted == "stop" else f"max_epochs` of `{name}"
-    return f"`{key}`: `{name}` has {tokens:,} tokens, the run needs {epochs:.2f} times as many"
+    return f"`max_epochs` of `{name}`: it has {tokens:,} tokens, the run needs {epochs:.2f} times as many"
 
 
 def tell_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceReport], rows: int) -> None:
@@ -145,14 +135,13 @@ def tell_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceRepor
     told = list(zip(reports, epochs, strict=True))
     if lacking := [why for report, times in told if (why := refused(data, report.name, times, report.tokens))]:
         raise RecipeError(
-            f"{'; '.join(lacking)}. Lower its weight or the budget, add documents, or allow more:"
-            " `data.when_exhausted`, `max_epochs`."
+            f"{'; '.join(lacking)}. Lower its weight or the budget, add documents, or raise `max_epochs`."
         )
     repeated = [f"{report.name} {times:.2f} times ({report.tokens:,} tokens)" for report, times in told if times > 1]
     if repeated and is_main_process():
         log.warning(
             f"The run reads more than there is: {', '.join(repeated)}, each time in another order. "
-            "`data.when_exhausted: stop` would refuse it."
+            "`max_epochs` of a source would refuse it."
         )
 
 

@@ -162,7 +162,7 @@ def translate_trackers(config: Translation) -> None:
     trackers += [name for name in ("wandb", "tensorboard", "mlflow") if config.take_switch(f"use_{name}")]
     if config.values.get("wandb_project"):
         trackers.append("wandb")
-        config.move({"wandb_project": "monitoring.project"})
+        config.move({"wandb_project": "training.project"})
     if trackers not in ([], ["none"]):
         config.put("monitoring.trackers", list(dict.fromkeys(trackers)))
 

@@ -102,8 +102,7 @@ def supervise_run(
     if run.folder.name != recipe.name:
         arguments = [*arguments, f"name={run.folder.name}"]
     words = command_of_attempt(arguments, processes, launcher)
-    resumes = recipe.safety.on_error == "resume"
-    decision = Supervisor(run, words, restarts=restarts, resumes=resumes).supervise()
+    decision = Supervisor(run, words, restarts=restarts).supervise()
     if decision.what == "stop":
         raise Interrupted(decision.why)
     if decision.what == "give up":
@@ -121,13 +120,11 @@ class Supervisor:
         run: the run's folder.
         words: the command of an attempt.
         restarts: as in `supervise_run`.
-        resumes: restart after errors too.
     """
 
     run: Run
     words: Sequence[str]
     restarts: int | None = MOST_RESTARTS
-    resumes: bool = True
     endings: list[Ended] = field(default_factory=list)
 
     def supervise(self) -> Decision:
@@ -138,7 +135,7 @@ class Supervisor:
                 while True:
                     ending, number = self.attempt()
                     self.endings.append(ending)
-                    decision = next_move(self.endings, restarts=self.restarts, resumes=self.resumes)
+                    decision = next_move(self.endings, restarts=self.restarts)
                     if decision.what == "again" and not number and not between.first:
                         self.record("restart", f"{decision.why}. Restart {len(self.endings)}.", ending)
                         between.wait(seconds_before_next(self.endings))
@@ -223,12 +220,11 @@ class Supervisor:
         record_event(self.run.folder, kind, message, step=ending.step if ending else None)
 
 
-def next_move(endings: Sequence[Ended], *, restarts: int | None, resumes: bool = True) -> Decision:
+def next_move(endings: Sequence[Ended], *, restarts: int | None) -> Decision:
     """Whether to restart, from how all attempts ended.
 
     Args:
         restarts: allowed in one hour; None: only the run itself may ask for a restart.
-        resumes: False where the recipe has `safety.on_error: abort`.
     """
     last = endings[-1]
     # On another host than the main process's, the file may show the end a little later.
@@ -252,8 +248,6 @@ def next_move(endings: Sequence[Ended], *, restarts: int | None, resumes: bool =
     recent = sum(last.at - ending.at < SECONDS_OF_BUDGET for ending in failures)
     if restarts is None:
         why += ". `cpt train --supervise` restarts a run automatically from its newest checkpoint"
-    elif not resumes:
-        why += "; with `safety.on_error: abort` it is not restarted"
     elif Counter(ending.step for ending in failures)[last.step] >= SAME_STEP_LIMIT:
         why += f", like {SAME_STEP_LIMIT - 1} attempts before: a restart does not help"
     elif recent > restarts:

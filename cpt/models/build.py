@@ -24,7 +24,6 @@ from cpt.models.attention import choose_attention, why_not_by_bounds
 from cpt.models.config import STATE_DICTS, load_config
 from cpt.models.documents import keep_documents_apart, try_documents_apart
 from cpt.models.families.gpt2 import CptGPT2Config, pad_vocabulary
-from cpt.models.hashes import check_hashes
 from cpt.models.inventory import (
     attention_heads,
     claims_to_keep_documents_apart,
@@ -36,7 +35,6 @@ from cpt.models.quantized import Quantization, check_quantization, keep_layout_o
 from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
 from cpt.models.varlen_attention import VARLEN
 from cpt.models.zero3 import build_partitioned
-from cpt.ranks import main_process_first
 from cpt.recipe.paths import is_local
 from cpt.recipe.schema import Model
 
@@ -68,12 +66,10 @@ def build_model(
 
     Raises:
         RecipeError: the section contradicts itself, the weights or the tokenizer.
-        CheckpointError: weights are missing, damaged, or not those that `hashes` names.
+        CheckpointError: weights are missing or damaged.
         ResourceError: the Hub, a package or a GPU that is needed is not there.
     """
     config = load_config(model)
-    if model.hashes:
-        main_process_first(lambda: check_hashes(model.hashes, str(model.path), model.revision))
     _check_vocabulary(model, config, tokenizer)
     learning = new_ids(Path(str(model.path)).expanduser()) if model.train_only == "new_rows" else None
     config.use_cache = (
@@ -257,14 +253,9 @@ def _check_vocabulary(model: Model, config: PreTrainedConfig, tokenizer: PreTrai
 
 
 def _check_parameters(model: Model, built: PreTrainedModel) -> None:
-    if model.parameters is None and model.active_parameters is None:
-        return
-    count = count_model_parameters(built)
-    for key, expected, actual in (
-        ("parameters", model.parameters, count.total),
-        ("active_parameters", model.active_parameters, count.active),
-    ):
-        if expected is not None and expected != actual:
-            raise RecipeError(
-                f"model.{key} says {expected:,}, the built model has {actual:,}. Correct model.config or model.{key}."
-            )
+    expected = model.parameters
+    if expected is not None and expected != (actual := count_model_parameters(built).total):
+        raise RecipeError(
+            f"model.parameters says {expected:,}, the built model has {actual:,}. Correct model.config or"
+            " model.parameters."
+        )

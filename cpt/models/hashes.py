@@ -1,11 +1,11 @@
-"""The sha256 of weight files: written to the run's record, and checked if the recipe gives them."""
+"""The sha256 of weight files, for the run's record."""
 
 import hashlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from huggingface_hub import hf_hub_download, try_to_load_from_cache
+from huggingface_hub import try_to_load_from_cache
 
 from cpt.errors import CheckpointError
 from cpt.recipe.paths import is_local
@@ -18,23 +18,6 @@ def hash_weights(path: str, revision: str | None = None) -> dict[str, str]:
     place = weights_folder(path, revision)
     files = [place] if place.is_file() else sorted({file for pattern in WEIGHTS for file in place.glob(pattern)})
     return sha256_of({file.name: file for file in files})
-
-
-def check_hashes(expected: Mapping[str, str], path: str, revision: str | None = None) -> None:
-    """Compare the files with the hashes of the recipe; files of the Hub are fetched first.
-
-    Raises:
-        CheckpointError: a file is missing, or has another hash.
-    """
-    files = {name: _fetch(name, path, revision) for name in expected}
-    actual = sha256_of(files)
-    for name, digest in expected.items():
-        if actual[name] != digest:
-            raise CheckpointError(
-                f"{files[name]}: its sha256 is {actual[name]}, model.hashes.{name} says {digest}. The file is damaged"
-                " or another version: fetch it again, or correct model.hashes (the Hub shows the sha256 of each"
-                " file)."
-            )
 
 
 def weights_folder(path: str, revision: str | None = None) -> Path:
@@ -54,15 +37,3 @@ def sha256_of(files: Mapping[str, Path]) -> dict[str, str]:
 
     with ThreadPoolExecutor(max_workers=4) as pool:  # hashlib lets other threads run
         return dict(zip(files, pool.map(digest, files.values()), strict=True))
-
-
-def _fetch(name: str, path: str, revision: str | None) -> Path:
-    try:
-        if not is_local(path):
-            return Path(hf_hub_download(path, name, revision=revision))
-        place = Path(path).expanduser()
-        return (place if place.is_file() and place.name == name else place / name).resolve(strict=True)
-    except OSError as problem:
-        raise CheckpointError(
-            f"model.hashes names {name}, which {path} does not have: {problem}. Restore the file, or remove the line."
-        ) from problem

@@ -8,11 +8,11 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.errors import RecipeError
-from cpt.recipe.schema import Profile
 from cpt.runs.events import record_event
 from cpt.runs.folder import PROFILE
 
 ROWS = 40
+STEPS = 3
 
 
 class StepProfile(TrainerCallback):
@@ -22,13 +22,11 @@ class StepProfile(TrainerCallback):
 
     Args:
         run: the run's folder.
-        at_step: the first step, counted from 1.
-        steps: how many.
-        memory: record allocations too, which takes more time.
+        at_step: the first of three steps, counted from 1.
     """
 
-    def __init__(self, run: Path, *, at_step: int, steps: int = 3, memory: bool = False) -> None:
-        self.run, self.first, self.last, self.memory = run, at_step, at_step + steps - 1, memory
+    def __init__(self, run: Path, at_step: int) -> None:
+        self.run, self.first, self.last = run, at_step, at_step + STEPS - 1
         self.file = run / PROFILE / f"steps-{self.first}-{self.last}.txt"
         self.profiler: profile | None = None
 
@@ -42,10 +40,7 @@ class StepProfile(TrainerCallback):
         if state.is_world_process_zero and self.profiler is None and state.global_step + 1 == max(1, self.first - 1):
             self.profiler = profile(
                 activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available(),
-                schedule=torch.profiler.schedule(
-                    wait=0, warmup=min(1, self.first - 1), active=self.last - self.first + 1, repeat=1
-                ),
-                profile_memory=self.memory,
+                schedule=torch.profiler.schedule(wait=0, warmup=min(1, self.first - 1), active=STEPS, repeat=1),
             )
             self.profiler.start()
 
@@ -80,14 +75,11 @@ class StepProfile(TrainerCallback):
         record_event(self.run, kind, f"Steps {self.first} to {self.last}: {what}.", step=self.first)
 
 
-def check_profiled_steps(profile: Profile | None, steps: int) -> None:
-    """Refuse to profile steps that the run does not have.
-
-    Args:
-        steps: of the whole run.
+def check_profiled_steps(at_step: int | None, steps: int) -> None:
+    """Refuse to profile steps that a run of so many steps does not have.
 
     Raises:
         RecipeError: with the key.
     """
-    if profile is not None and (last := profile.at_step + profile.steps - 1) > steps:
-        raise RecipeError(f"`monitoring.profile.at_step`: the last profiled step is {last}, but the run has {steps}.")
+    if at_step is not None and (last := at_step + STEPS - 1) > steps:
+        raise RecipeError(f"`monitoring.profile`: the last profiled step is {last}, but the run has {steps}.")

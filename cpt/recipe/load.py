@@ -62,13 +62,10 @@ def load_mixture(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Data,
     if root.value.keys() & keys_of(Recipe).keys():
         recipe = load_recipe(path, overrides)
         return recipe.data, recipe.seed
-    # The other sections have to be there and say nothing; the length that the mixture was designed for is that of no
-    # run here.
-    around = (
-        f"name: mixture\nmodel: {{path: none}}\nbudget: {{epochs: 1}}\ndata: {json.dumps(str(Path(path).resolve()))}\n"
-    )
+    data = json.dumps(str(Path(path).resolve()))
+    around = f"name: mixture\nmodel: {{path: none}}\nbudget: {{epochs: 1}}\ndata: {data}\n"  # the required sections
     root = resolved(read_text(around.encode(), str(path), mistakes), Recipe, mistakes, trail=())
-    recipe = checked(apply_overrides(root, [*overrides, "data.total_tokens=null"], mistakes), mistakes)
+    recipe = checked(apply_overrides(root, overrides, mistakes), mistakes)
     return recipe.data, recipe.seed
 
 

@@ -53,8 +53,6 @@ class Model(Section):
     parameters: Positive | None = None
     """Number of parameters that the architecture is known to have (a tied head counted once); the built model must
     agree."""
-    active_parameters: Positive | None = None
-    """Of a mixture of experts: parameters that one token passes through."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights in memory. `auto` with `training.bf16: true`: bfloat16 where updates are made in fp32
     elsewhere (DeepSpeed, adapters, and on a GPU `adamw` with its fp32 master copy), else float32. A resumed run keeps
@@ -82,8 +80,6 @@ class Model(Section):
     """Let the vocabulary grow to the tokenizer's size; otherwise a tokenizer larger than the model is an error."""
     trust_remote_code: bool = False
     """Run code that comes with the weights. Needs `revision` to be a full commit hash."""
-    hashes: dict[str, str] = {}
-    """File name -> sha256 that the weights must have, as the Hub shows it."""
     import_: str | None = Field(default=None, alias="import")
     """Your own `package.module` that registers a model family with AutoConfig and AutoModelForCausalLM."""
 
@@ -151,8 +147,6 @@ class Checkpoints(Section):
     AdamW in fp32, 12 bytes for each trained parameter over all processes; under DeepSpeed in bf16, 16."""
     weights_every_steps: Positive | None = None
     """Also publish the weights alone, as `weights-N`, each so many optimizer steps; `keep` holds for these too."""
-    average: Annotated[int, Field(ge=2)] | None = None
-    """At the end, also write the mean of the last so many checkpoints' weights, to `average/` in the run's folder."""
 
     @property
     def kept(self) -> Keep | None:
@@ -169,27 +163,14 @@ class Watcher(Component):
     """A callback that the recipe names: `{name: cost, dollars_per_gpu_hour: 2.5}`."""
 
 
-class Profile(Section):
-    """Steps that torch.profiler records."""
-
-    at_step: Positive
-    """The first of them, counted from 1."""
-    steps: Positive = 3
-    """How many."""
-    memory: bool = False
-    """Record allocations too, which takes more time."""
-
-
 class Monitoring(Section):
     """Who watches the run."""
 
     trackers: list[str] = []
     """tensorboard, wandb, trackio, ...: what transformers calls report_to. The metrics always go to metrics.jsonl."""
-    project: str | None = None
-    """The tracker's project; the run is called like the recipe."""
-    profile: Profile | None = None
-    """`{at_step: 50}`: a torch.profiler trace and the dearest operations of steps 50 to 52, in profile/ of the run's
-    folder. `steps: 3` is how many, `memory: true` follows allocations too."""
+    profile: Positive | None = None
+    """Profile three steps with torch.profiler from this one on: a trace and the most expensive operations, in
+    `profile/` of the run's folder."""
     callbacks: list[Annotated[Watcher, BeforeValidator(by_its_name)]] = []
     """`{name: cost, dollars_per_gpu_hour: 2.5}`; `{name: alert, figure: grad_norm, above: 10, logs: 3}`; your own
     TrainerCallback as `package.module:Class`, or `package.module:function` that is shown the figures of each log and
@@ -244,8 +225,6 @@ class Safety(Section):
     on_oom: Literal["split_batch", "abort"] = "split_batch"
     """split_batch: after out of memory the run restarts with half the micro-batch and twice the accumulation.
     abort: the run ends."""
-    on_error: Literal["resume", "abort"] = "resume"
-    """What `cpt train --supervise` does after an error: start again from the last checkpoint, or end."""
 
 
 class Reward(Component):

@@ -102,17 +102,12 @@ class Data(Section):
     temperature: Annotated[float, Field(gt=0, le=1e12)] | None = None
     """Weights from sizes instead: each source's tokens to the power of 1/temperature. 1: in proportion; higher: more
     even."""
-    when_exhausted: Literal["wrap", "stop"] = "wrap"
-    """When the run needs more of a source than there is. wrap: begin it anew, in another order, with a warning. stop:
-    refuse to start."""
     window_bytes: Bytes = 256 * 2**20
     """Files of a source that are packed and shuffled together. A larger source is read window by window, in an order
     drawn from the seed, and training begins when the first, of 16 MiB, is there."""
     disk_bytes: Bytes | None = None
     """What the tokens of sources that are larger than a window may take on the disk, about: windows are removed when
     they were read."""
-    total_tokens: Tokens | None = None
-    """Length that the mixture was designed for; `budget` must agree."""
     transforms: list[Component] = []
     """Functions that change a document, or make several of one, before it is filtered; for all sources and held-out
     sets."""

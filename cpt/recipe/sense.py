@@ -18,7 +18,6 @@ from cpt.recipe.schema import (
     Data,
     Evaluation,
     Model,
-    Monitoring,
     Optimizer,
     Reward,
     Schedule,
@@ -108,11 +107,6 @@ def check_weights(model: Model) -> Violations:
     if model.lora is not None and model.from_scratch:
         text = "LoRA adapts trained weights: remove it, or start from a model"
         yield Violation(("model", "lora"), text, from_scratch)
-    if model.hashes and model.from_scratch:
-        yield no_effect(("model", "hashes"), ": no weights are loaded", from_scratch)
-    if model.active_parameters and model.parameters and model.active_parameters > model.parameters:
-        here: tuple[str, str] = ("model", "active_parameters")
-        yield Violation(here, "must not be more than `model.parameters`", ("model", "parameters"))
 
 
 def check_remote_code(model: Model) -> Violations:
@@ -156,29 +150,13 @@ def check_tokenizer(model: Model, tokenizer: Tokenizer) -> Violations:
 
 
 def check_saving(checkpoints: Checkpoints) -> Violations:
-    """Only a checkpoint that is saved can be kept, and averaged."""
+    """Only a checkpoint that is saved can be kept."""
     if checkpoints.every_tokens is not None and checkpoints.every_steps is not None:
         yield not_both(("checkpoints", "every_steps"), ("checkpoints", "every_tokens"))
     saves = checkpoints.every_tokens is not None or checkpoints.every_steps is not None
     if checkpoints.keep != Checkpoints().keep and not saves and checkpoints.weights_every_steps is None:
         why = ": only the end is saved. Give `checkpoints.every_tokens` or `every_steps`"
         yield no_effect(("checkpoints", "keep"), why)
-    here = ("checkpoints", "average")
-    if checkpoints.average is not None and not saves:
-        text = "`checkpoints.average` needs several: give `checkpoints.every_tokens` or `every_steps`"
-        yield Violation(here, text)
-    kept = checkpoints.kept
-    last = kept.options.get("last", 3) if kept is not None and kept.name == "newest" else None
-    if checkpoints.average is not None and isinstance(last, int) and last < checkpoints.average:
-        text = f"`checkpoints.average` is {checkpoints.average}, but only {last} checkpoints are kept. Raise"
-        yield Violation(here, f"{text} `checkpoints.keep`", ("checkpoints", "keep"))
-
-
-def check_average(checkpoints: Checkpoints, model: Model) -> Violations:
-    """An average is of whole models."""
-    if checkpoints.average is not None and model.lora is not None:
-        text = "the mean of LoRA's factors is not the mean of the models: remove `checkpoints.average`, or train all"
-        yield Violation(("checkpoints", "average"), f"{text} parameters", ("model", "lora"))
 
 
 def check_evaluation(evaluation: Evaluation) -> Violations:
@@ -219,12 +197,6 @@ def with_public_set(complaint: str, evaluation: Evaluation) -> str:
     return complaint
 
 
-def check_tracker(monitoring: Monitoring) -> Violations:
-    """A project is a tracker's."""
-    if monitoring.project is not None and not monitoring.trackers:
-        yield no_effect(("monitoring", "project"), " without a tracker: `trackers: [wandb]`")
-
-
 def check_option_names(optimizer: Optimizer, schedule: Schedule) -> Violations:
     """Hugging Face's names for options of our optimizers and schedules."""
     sections: dict[str, Component] = {"optimizer": optimizer, "schedule": schedule}
@@ -255,10 +227,8 @@ RULES: list[Callable[..., Violations]] = [
     check_sharded_rows,
     check_tokenizer,
     check_saving,
-    check_average,
     check_evaluation,
     check_retained_sets,
-    check_tracker,
     check_option_names,
     check_training,
     *DATA_RULES,

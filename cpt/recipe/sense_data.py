@@ -57,19 +57,6 @@ def check_budget(budget: Budget) -> Violations:
         yield not_both(("budget", "epochs"), ("budget", "tokens"))
 
 
-def check_total_tokens(budget: Budget, data: Data) -> Violations:
-    """A run is as long as its mixture was designed for."""
-    total, there = data.total_tokens, ("data", "total_tokens")
-    if total is not None and budget.tokens is not None and budget.tokens != total:
-        text = (
-            f"`budget.tokens` is {budget.tokens:,}, but the mixture was designed for `data.total_tokens` = {total:,}"
-        )
-        yield Violation(("budget", "tokens"), f"{text}. Make them agree, or set `data.total_tokens: null`", there)
-    elif total is not None and budget.epochs is not None and budget.tokens is None:
-        text = f"the mixture has a length: write `budget.tokens: {total}`, or set `data.total_tokens: null`"
-        yield Violation(("budget", "epochs"), text, there)
-
-
 def check_global_batch(budget: Budget, data: Data, training: dict[str, Any]) -> Violations:
     """A step is a whole number of micro-batches, on one GPU at least."""
     rows = training.get("per_device_train_batch_size") or DEFAULT_MICRO_BATCH
@@ -271,7 +258,6 @@ def all_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[Location, 
 
 DATA_RULES: list[Callable[..., Violations]] = [
     check_budget,
-    check_total_tokens,
     check_global_batch,
     check_accumulation,
     check_weights,

@@ -83,7 +83,6 @@ def range_test(
         "optimizer.learning_rate": rate,
         "budget": {"tokens": steps * batch, "global_batch_tokens": batch},
         "data.phases": [],
-        "data.total_tokens": None,
         "checkpoints": {},
         "evaluation": {},
         "safety.loss_guard": None,

@@ -225,12 +225,7 @@ class Search:
         for one in results if settings.keep == "best" else ():
             folder = self.folder / one["run"]
             if one["state"] != "running" and one is not best:
-                for path in [
-                    *folder.glob("checkpoint-*"),
-                    *folder.glob("weights-*"),
-                    folder / "average",
-                    folder / EXPORT,
-                ]:
+                for path in [*folder.glob("checkpoint-*"), *folder.glob("weights-*"), folder / EXPORT]:
                     shutil.rmtree(path, ignore_errors=True)
         if best is None:
             return None

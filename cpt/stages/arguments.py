@@ -56,9 +56,8 @@ def training_arguments(
         **saving_arguments(recipe, length),
         **evaluation_arguments(recipe, length, evaluates=bool(data.held_out)),
     }
-    if recipe.monitoring.project:
-        ours["project"] = recipe.monitoring.project
-        os.environ.setdefault("WANDB_PROJECT", recipe.monitoring.project)
+    if "project" in recipe.training:  # transformers passes it to Trackio alone
+        os.environ.setdefault("WANDB_PROJECT", recipe.training["project"])
     defaults = {
         "logging_steps": 10,
         "dataloader_pin_memory": torch.cuda.is_available(),

@@ -96,7 +96,7 @@ def watching_callbacks(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) 
         MetricsFile(folder / METRICS, tokens),
         StatusFile(Run(folder)),
         ConsoleProgress(folder.name),
-        *(() if monitoring.profile is None else (StepProfile(folder, **monitoring.profile.model_dump()),)),
+        *(() if monitoring.profile is None else (StepProfile(folder, monitoring.profile),)),
     ]
 
 

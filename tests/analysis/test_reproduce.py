@@ -102,7 +102,7 @@ def recipe(tiny_recipe, corpus, tmp_path):
     judge = {"path": str(tmp_path / "corpus" / "held_out.jsonl"), "name": "judge"}
     tiny_recipe["evaluation"] = {"perplexity": [judge]}
     tiny_recipe["monitoring"] = {"trackers": ["tensorboard"]}
-    tiny_recipe["checkpoints"] = {"every_steps": 4, "archive": str(tmp_path / "archive"), "average": 2}
+    tiny_recipe["checkpoints"] = {"every_steps": 4, "archive": str(tmp_path / "archive")}
     tiny_recipe["training"]["gradient_checkpointing"] = "auto"
     return load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
 
@@ -162,7 +162,7 @@ def test_the_repetition_has_the_chosen_values_and_no_trackers_or_archive(record,
     assert again.training["deepspeed"] == {"zero_optimization": {"stage": 2}}
     assert (again.data, again.budget, again.seed) == (recipe.data, recipe.budget, recipe.seed)
     assert again.checkpoints.every_steps == 4 and again.monitoring.trackers == []
-    assert again.checkpoints.archive is again.checkpoints.average is None
+    assert again.checkpoints.archive is None
 
 
 def test_variables_that_decide_figures_are_as_they_were(record, monkeypatch):

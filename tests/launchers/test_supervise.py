@@ -205,11 +205,6 @@ def test_restarts_are_counted_in_an_hour():
     assert next_move([ended(step, at=3000.0 * step) for step in range(4)], restarts=3).what == "again"
 
 
-def test_a_recipe_may_refuse_restarts():
-    assert next_move([ended()], restarts=3, resumes=False).what == "give up"
-    assert next_move([ended(state="interrupted", error="RestartNeeded")], restarts=3, resumes=False).what == "again"
-
-
 def test_supervisors_of_several_hosts_share_one_run(tmp_path, monkeypatch):
     launcher = "torchrun --nnodes=2 --node_rank 1"
     with pytest.raises(LaunchError, match="name=..."):

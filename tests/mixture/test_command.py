@@ -46,7 +46,7 @@ def test_json_is_all_that_is_printed(tiny_recipe, tmp_path, capsys):
 
 
 def test_a_run_that_would_be_refused_ends_with_code_2(tiny_recipe, tmp_path, capsys):
-    tiny_recipe["data"]["when_exhausted"] = "stop"
+    tiny_recipe["data"]["sources"][0]["max_epochs"] = 1
     assert (
         run(
             write_recipe(tiny_recipe, tmp_path / "r.yaml"),
@@ -56,7 +56,7 @@ def test_a_run_that_would_be_refused_ends_with_code_2(tiny_recipe, tmp_path, cap
         == 2
     )
     shown = " ".join(capsys.readouterr().out.split())
-    assert "This run is refused: `data.when_exhausted`: `domain` has" in shown and "is not reached" in shown
+    assert "This run is refused: `max_epochs` of `domain`" in shown and "is not reached" in shown
 
 
 def test_a_phase_that_ends_at_a_learning_rate_is_told_in_tokens_and_read_like_one_that_ends_there(

@@ -16,6 +16,4 @@ FILES = sorted(FOLDER.glob("*/*.yaml"))
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_the_stated_number_of_parameters_is_that_of_the_built_model(file: Path):
     model = Model.model_validate(yaml.safe_load(file.read_text()))
-    count = count_parameters(config_from(model.config))
-    assert count.total == model.parameters
-    assert count.active == (model.active_parameters or model.parameters)
+    assert count_parameters(config_from(model.config)).total == model.parameters

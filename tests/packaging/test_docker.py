@@ -27,10 +27,6 @@ def test_what_is_in_the_folder_is_what_would_be_written():
     )
 
 
-def test_the_tables_of_the_page_are_current():
-    assert write.PAGE.read_text() == write.page(write.PAGE.read_text())
-
-
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
 def test_a_linter_finds_nothing_in_a_dockerfile(path):
     linted = subprocess.run([HADOLINT, path], capture_output=True, text=True)
@@ -60,7 +56,6 @@ def test_what_an_image_copies_is_there_and_not_ignored(path):
 
 @pytest.mark.slow
 def test_what_an_image_copies_is_enough_to_build_cpt(tmp_path):
-
     (tmp_path / "source").mkdir()
     for name in copied(ROOT / "docker/cpu.Dockerfile"):
         if (ROOT / name).is_dir():

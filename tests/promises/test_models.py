@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from cpt import build_data, build_model, build_trainer, export_model, load_recipe, load_tokenizer
 from cpt.errors import RecipeError
-from cpt.train import train
 
 SHAPE = {
     "vocab_size": 320,
@@ -322,14 +321,6 @@ def test_a_mean_of_models_is_the_mean_by_hand(cpt, base_model, tmp_path):
     assert cpt("merge", "--method", "average", base_model, *others, "-o", tmp_path / "mean").returncode == 0
     parts = [weights(folder) for folder in (base_model, *others)]
     for name, value in weights(tmp_path / "mean").items():
-        torch.testing.assert_close(value, torch.stack([part[name].double() for part in parts]).mean(0).float())
-
-
-def test_the_average_of_a_run_is_the_mean_of_its_last_checkpoints(recipe, write):
-    recipe |= {"checkpoints": {"every_steps": 2, "average": 3}}
-    run = train(load_recipe(write(recipe))).parent
-    parts = [weights(run / f"checkpoint-{step}") for step in (4, 6, 8)]
-    for name, value in weights(run / "average").items():
         torch.testing.assert_close(value, torch.stack([part[name].double() for part in parts]).mean(0).float())
 
 

@@ -225,7 +225,7 @@ def test_any_value_survives_dumping(tmp_path, config, text):
 
 
 def test_a_mixture_file_is_a_data_section_alone(here):
-    (here / "m.yaml").write_text("total_tokens: 5\nsources: [{path: a/b}]\n")
+    (here / "m.yaml").write_text("sequence_length: 64\nsources: [{path: a/b}]\n")
     (here / "on_top.yaml").write_text("base: m.yaml\nsequence_length: 64\n")
     assert load_mixture("m.yaml")[0].sources[0].path == "a/b"
     assert load_mixture("on_top.yaml", ["data.packing=none"])[0].model_dump(

@@ -31,7 +31,7 @@ FIGURES = {
     *("host_memory_gib", "cpu_percent", "cost"),
 }
 ALL = {
-    "profile": {"at_step": 2, "steps": 2, "memory": True},
+    "profile": 2,
     "callbacks": [
         {"name": "cost", "dollars_per_gpu_hour": 2.5},
         {"name": "alert", "figure": "loss", "above": 0.1},
@@ -74,8 +74,8 @@ def test_watching_changes_no_weight(training, tiny_recipe, tmp_path):
 
 
 def test_a_profile_behind_the_end_is_refused(tiny_recipe, tmp_path):
-    with pytest.raises(RecipeError, match="monitoring.profile.at_step"):
-        trainer_of({**tiny_recipe, "monitoring": {"profile": {"at_step": 3}}}, tmp_path)
+    with pytest.raises(RecipeError, match="monitoring.profile"):
+        trainer_of({**tiny_recipe, "monitoring": {"profile": 3}}, tmp_path)
 
 
 @pytest.mark.long

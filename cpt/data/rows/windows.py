@@ -468,5 +468,5 @@ def used_up(tokenized: TokenizedSource, max_epochs: float) -> str:
     """What to say where a source may not be repeated (again)."""
     return (
         f"{tokenized.work.source.path}: used up after {max_epochs:g} time(s) through it. Lower its weight or the"
-        f" budget, add documents, set `data.when_exhausted: wrap` or a higher `{tokenized.work.key}.max_epochs`."
+        f" budget, add documents, or raise `{tokenized.work.key}.max_epochs`."
     )

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 
 from cpt.data.mixture import MixtureRows
-from cpt.data.prepared import allowed_epochs, rows_of_run, tell_repeats
+from cpt.data.prepared import rows_of_run, tell_repeats
 from cpt.recipe.schema import Budget, Data, Source
 
 SOURCES = [Source(path="a/small"), Source(path="a/large")]
@@ -21,30 +21,10 @@ class Report:
 REPORTS = [Report("small", 1000, 10), Report("large", 90_000, 900)]
 
 
-@pytest.fixture
-def tell():
-    def run(rows, when_exhausted):
-        mixture = MixtureRows([range(10), range(900)], [0.5, 0.5], seed=1)
-        tell_repeats(Data(sources=SOURCES, when_exhausted=when_exhausted), mixture, REPORTS, rows)
-
-    return run
-
-
-def test_repeats_are_told_before_the_run(tell, caplog):
-    tell(50, "wrap")
-    assert (
-        "more than there is: small 2.50 times (1,000 tokens), each time in another order" in caplog.text
-        and "large" not in caplog.text
-    )
-
-
-@pytest.mark.parametrize(
-    ("max_epochs", "when_exhausted", "allowed"),
-    [(None, "wrap", None), (None, "stop", 1.0), (4.0, "wrap", 4.0), (4.0, "stop", 1.0), (0.5, "stop", 0.5)],
-)
-def test_the_lower_of_two_limits_holds(max_epochs, when_exhausted, allowed):
-    source = Source(path="a/b", max_epochs=max_epochs)
-    assert allowed_epochs(Data(sources=[source], when_exhausted=when_exhausted), source) == allowed
+def test_repeats_are_reported_before_the_run(caplog):
+    mixture = MixtureRows([range(10), range(900)], [0.5, 0.5], seed=1)
+    tell_repeats(Data(sources=SOURCES), mixture, REPORTS, 50)
+    assert "small 2.50 times (1,000 tokens)" in caplog.text and "large" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -64,5 +44,5 @@ def test_a_run_is_as_long_as_its_budget_in_whole_steps(budget, rows):
 
 
 def test_epochs_end_before_the_rows_do_where_they_may_not_be_repeated():
-    data = Data(sources=[Source(path="a/b")], sequence_length=100, when_exhausted="stop")
+    data = Data(sources=[Source(path="a/b", max_epochs=1)], sequence_length=100)
     assert rows_of_run(data, Budget(epochs=1, global_batch_tokens=400), rows_of_epoch=10) == 8
