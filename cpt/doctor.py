@@ -30,7 +30,7 @@ EXTRAS = {  # module -> what is missing without it; the name on PyPI is the same
     "wandb": "curves in Weights & Biases",
     "trackio": "curves in Trackio",
     "liger_kernel": "Liger's kernels: less memory for logits (`training.use_liger_kernel`)",
-    "matplotlib": "pictures of a search and of an evaluation",
+    "matplotlib": "plots of `cpt report`, `cpt compare --html` and a search",
     "bitsandbytes": "4-bit weights",
 }
 KERNELS = {  # module -> name on PyPI, what is missing without it

@@ -3,11 +3,10 @@
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,10 +16,9 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
 from cpt.errors import DataError, RecipeError
-from cpt.evaluation.evaluate import Asked, Measured, known_positions, measure, model_at
+from cpt.evaluation.evaluate import Asked, known_positions, measure, model_at
 from cpt.evaluation.findings import Findings, findings
 from cpt.evaluation.judged_sets import DEFAULT_LENGTH, Judges, judges_of_recipe, judges_of_texts
-from cpt.evaluation.needle import DEPTHS, Found, find_needles
 from cpt.evaluation.tasks import TaskChoice
 from cpt.launchers.processes import join_processes, leave_processes
 from cpt.ranks import is_main_process
@@ -52,9 +50,6 @@ def command(
     num_fewshot: Annotated[
         int | None, typer.Option(min=0, help="Solved examples before each question; by default the task's.")
     ] = None,
-    needle: Annotated[
-        list[int] | None, typer.Option(min=1, help="Find a sentence in a text of so many tokens. Repeat it.")
-    ] = None,
     sequence_length: Annotated[
         int | None, typer.Option(min=2, help="Tokens the model sees at once, with --text.")
     ] = None,
@@ -76,16 +71,15 @@ def command(
         {"--sequence-length": sequence_length is not None and not text},
         "without --text: the sets of a recipe have its own",
     )
-    refuse_ignored({"--seed": seed != 0 and not domain_test and not needle}, "without --domain-test or --needle")
+    refuse_ignored({"--seed": seed != 0 and not domain_test}, "without --domain-test")
     join_processes({})
     own = recipe_of(model, recipe)
     models = [model_at(path, None if own is None else own.model) for path in (model, against) if path is not None]
-    only_needles = bool(needle) and not (text or task or domain_test or recipe)
-    judges = None if only_needles else judges_asked(own, text or [], sequence_length, models)
-    if judges is None and not task and not needle:
+    judges = judges_asked(own, text or [], sequence_length, models)
+    if judges is None and not task:
         raise RecipeError(
-            f"nothing to evaluate {model} on. Name held-out files (--text domain=held_out.jsonl), a recipe (--recipe),"
-            " tasks (--task mmlu) or lengths (--needle 4096)."
+            f"nothing to evaluate {model} on. Name held-out files (--text domain=held_out.jsonl), a recipe (--recipe)"
+            " or tasks (--task mmlu)."
         )
     asked = Asked(
         judges,
@@ -96,18 +90,11 @@ def command(
         is_compared=len(models) > 1,
     )
     with told_as_texts(text), redirect_stdout(sys.stderr) if as_json else nullcontext():  # lm-eval prints too
-        found = findings(
-            *(Measured(str(one.path)) if judges is None and not task else measure(one, asked) for one in models)
-        )
-        needles = {str(one.path): find_needles(one, needle, seed=seed) for one in models} if needle else {}
+        found = findings(*(measure(one, asked) for one in models))
     if is_main_process() and as_json:
-        typer.echo(json.dumps(content_of(found, needles), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     elif is_main_process():
-        console = open_console()
-        show(found, console)
-        for path, of_model in needles.items():
-            console.print(f"Needles that {path} found:", highlight=False, soft_wrap=True, markup=False)
-            console.print(needle_table(of_model))
+        show(found, open_console())
     leave_processes()
 
 
@@ -155,17 +142,3 @@ def show(found: Findings, console: Console) -> None:
     console.print(f"Against {found.base}:" if found.base else "Found:", highlight=False)
     for line in found.verdicts():
         console.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
-
-
-def needle_table(found: Sequence[Found]) -> Table:
-    """A line for each length."""
-    table = Table("tokens", *(f"at {depth:.0%}" for depth in DEPTHS))
-    for tokens in dict.fromkeys(one.tokens for one in found):
-        table.add_row(f"{tokens:,}", *(f"{one.found} of {one.trials}" for one in found if one.tokens == tokens))
-    return table
-
-
-def content_of(found: Findings, needles: Mapping[str, Sequence[Found]]) -> dict[str, Any]:
-    """What --json prints."""
-    of_needles = {model: [asdict(one) for one in of_model] for model, of_model in needles.items()}
-    return found.to_json() | ({"needles": of_needles} if of_needles else {})

@@ -24,7 +24,7 @@ from cpt.checkpoints.export import export_model
 from cpt.checkpoints.resume import Wanted, choose_checkpoint, wanted_checkpoint
 from cpt.errors import RecipeError, RestartNeeded
 from cpt.evaluation.after_training import needs_judging
-from cpt.evaluation.verdict_page import write_verdict
+from cpt.evaluation.verdict import verdict_of_run, write_verdict
 from cpt.launchers.attempts import BY_THE_LAUNCHER, MOST_RESTARTS
 from cpt.launchers.nodes import compare_nodes
 from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
@@ -110,9 +110,8 @@ def train(
             train_from(trainer, data, point)
         preemption.raise_if_stopped(run.status().get("checkpoint"))
         if is_main_process() and (data.held_out or recipe.evaluation.tasks):
-            write_verdict(
-                run.folder, serve=f"cpt serve {run.export_folder}"
-            )  # of what the run measured; `judge` adds the rest
+            # What the run itself measured; `judge` adds the rest.
+            write_verdict(run.folder, verdict_of_run(run.folder, serve=f"cpt serve {run.export_folder}"))
         export_model(trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer))
     skipped, steps = run.skipped_share()
     tell(f"The model is in {run.export_folder}.{f' {skipped:,} of {steps:,} steps were skipped.' if skipped else ''}")

@@ -1,4 +1,4 @@
-"""`cpt verdict RUN`: measure a finished run against its base, and write the page that tells whether it worked."""
+"""`cpt verdict RUN`: measure a finished run against its base, and write its verdict."""
 
 import gc
 from pathlib import Path
@@ -25,8 +25,6 @@ def command(
     """Judge a finished run, as `cpt train` does at its end: domain test and tasks against the base, contamination, one
     page.
 
-    `cpt train` does the same at the end of a run.
-
     Example: cpt verdict runs/my-run
     """
     show_log()
@@ -40,34 +38,28 @@ def command(
 
 
 def judge(run: Run, *, batch_size: int = 8) -> None:
-    """Complete the verdict, put it into the model's card, and say in a few lines what it is."""
+    """Complete the verdict, add it to the model's card, and print it in a few lines."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # of a run that ended in this process
     verdict = judge_run(run, batch_size=batch_size)
     try:
         write_model_card(run.export_folder, run.folder, run.folder.name)
-    except OSError as problem:  # the model is whole, and has a card without the verdict
+    except OSError as problem:  # the model has a card without the verdict
         tell(f"warning: the model's card cannot be written: {problem.strerror}. Again: cpt verdict {run.folder}")
     tell(verdict.headline())
-    for of_set in verdict.sets:
-        if (
-            of_set.difference
-            and of_set.difference.is_dominated
-            and dominated(of_set.difference) not in verdict.headline()
-        ):
-            tell(f"  warning: `{of_set.name}`: {dominated(of_set.difference)}")
+    for one in verdict.sets:
+        if one.difference and one.difference.is_dominated and dominated(one.difference) not in verdict.headline():
+            tell(f"  warning: `{one.name}`: {dominated(one.difference)}")
     for finding in [*verdict.domain_test, *verdict.tasks]:
         tell(f"  {finding.verdict()}")
-    left_out = sum(source.decontaminated for source in verdict.sources)
-    tell(f"  {left_out:,} training documents were left out as contaminated.")
-    for one in verdict.not_run:
-        tell(f"  not run: {one.what}: {one.why}.")
-    tell(
-        f"The page: {run.folder / VERDICT_PAGE}. The model is in"
-        f" {run.export_folder}{f'; serve it: {verdict.serve}' if verdict.serve else ''}"
-    )
+    num_dropped = sum(source.decontaminated for source in verdict.sources)
+    tell(f"  {num_dropped:,} training documents were left out as contaminated.")
+    for missing in verdict.not_run:
+        tell(f"  not run: {missing.what}: {missing.why}.")
+    serve = f"; serve it: {verdict.serve}" if verdict.serve else ""
+    tell(f"The page: {run.folder / VERDICT_PAGE}. The model is in {run.export_folder}{serve}")
 
 
-if __name__ == "__main__":  # the main process of several goes on with it, as a program of its own
+if __name__ == "__main__":  # the main process of several continues with it, as a program of its own
     run_command(command)

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_hexdigest
 
 from cpt.errors import CheckpointError, DataError
 from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses
-from cpt.evaluation.paired import FEWEST, Difference, bits_per_byte_difference, quantile, ratio_and_error
+from cpt.evaluation.paired import FEWEST, NORMAL_QUANTILE, Difference, bits_per_byte_difference, ratio_and_error
 from cpt.formatting import format_count, format_duration
 from cpt.recipe.difference import UNSET
 from cpt.recipe.schema import Recipe
@@ -572,7 +572,7 @@ def scores_of(verdict: Content) -> Iterator[tuple[str, tuple[str, float]]]:
     for score in [*(verdict.get("domain_test") or []), *(verdict.get("tasks") or [])]:
         if isinstance(value := get(score, "value"), int | float):
             low, high = get(score, "interval") or (None, None)
-            error = "" if low is None else f" ± {(high - low) / 2 / quantile(0.95):.3f}"
+            error = "" if low is None else f" ± {(high - low) / 2 / NORMAL_QUANTILE:.3f}"
             questions = f" ({count:,} questions)" if (count := get(score, "questions")) else ""
             yield f"{get(score, 'name')} ({get(score, 'metric')})", (f"{value:.3f}{error}{questions}", float(value))
 

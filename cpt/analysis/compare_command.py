@@ -1,4 +1,4 @@
-"""`cpt compare RUN RUN ...`: a comparison in the terminal, as Markdown, HTML or JSON."""
+"""`cpt compare RUN RUN ...`: a comparison in the terminal, as HTML or as JSON."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,8 +24,7 @@ def command(
         list[str],
         typer.Argument(help="Folders of two runs or more, or their names below runs/; compared with the first."),
     ],
-    markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Also write a Markdown file.")] = None,
-    html_file: Annotated[Path | None, typer.Option("--html", help="Also write an HTML page with curves.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write an HTML page with curves.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Compare runs: recipes, versions, code, machines, data; then losses at the same tokens, held-out text, speed,
@@ -42,9 +41,8 @@ def command(
         typer.echo(json.dumps(comparison.to_json(), indent=2, ensure_ascii=False))
     else:
         print_comparison(comparison, open_console())
-    for path, render in ((markdown_file, markdown), (html_file, comparison_page)):
-        if path is not None:
-            write_page(path, render(comparison))
+    if html is not None:
+        write_page(html, comparison_page(comparison))
 
 
 def tables_of(topics: Iterable[Topic], names: Sequence[str]) -> Iterator[tuple[Table, Sequence[str]]]:
@@ -77,27 +75,11 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             console.print(escape(f"- {sentence}"))
 
 
-def markdown(comparison: Comparison) -> str:
-    parts = [f"# {plain(comparison.title)}", plain(comparison.headline())]
-    for table, remarks in tables_of([*comparison.differences, *comparison.figures], comparison.names):
-        rows = [table.columns, ["---"] * len(table.columns), *table.rows] if table.rows else []
-        lines = [f"| {' | '.join(cell if cell == '---' else plain(cell) for cell in row)} |" for row in rows]
-        parts += [f"## {plain(table.title)}", "\n".join(lines), *map(plain, remarks)]
-    if comparison.not_compared:
-        parts.append("## Not compared\n\n" + "\n".join(f"- {plain(one)}" for one in comparison.not_compared))
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def plain(text: str) -> str:
-    """The text with Markdown's characters escaped."""
-    return "".join(f"\\{sign}" if sign in "\\|*_<>[]" else sign for sign in " ".join(text.split()))
-
-
 def comparison_page(comparison: Comparison) -> str:
     """The comparison as an HTML page with curves.
 
     Raises:
-        ResourceError: plotly is not installed.
+        ResourceError: matplotlib is not installed.
     """
 
     def parts(topics: Sequence[Topic]) -> list[Part]:
@@ -117,20 +99,12 @@ def plots(runs: Sequence[ComparedRun]) -> list[Plot]:
     """Losses, held-out sets and speed over tokens, a curve for each run."""
     fits = comparable_losses(runs, [])
     comparable = [run for run, fit in zip(runs, fits, strict=True) if fit]
-    sets = dict.fromkeys(name for run in runs for name in run.record.metrics.held_out_sets)
-    held_out = [
-        curves(
-            f"Held-out text: {name}",
-            "bits per byte",
-            [Curve(run.name, *run.record.metrics.curve(f"{EVALUATED}{name}{BITS_PER_BYTE}")) for run in runs],
-        )
-        for name in sets
-    ]
-    return [
-        *curves("Training loss", "nats per token", [smoothed_curve(run, "loss") for run in comparable]),
-        *(plot for one in held_out for plot in one),
-        *curves("Speed", "tokens/s", [smoothed_curve(run, "tokens_per_second") for run in runs]),
-    ]
+    found = curves("Training loss", "nats per token", [smoothed_curve(run, "loss") for run in comparable])
+    for name in dict.fromkeys(name for run in runs for name in run.record.metrics.held_out_sets):
+        figure = f"{EVALUATED}{name}{BITS_PER_BYTE}"
+        lines = [Curve(run.name, *run.record.metrics.curve(figure), points=True) for run in runs]
+        found += curves(f"Held-out text: {name}", "bits per byte", lines)
+    return found + curves("Speed", "tokens/s", [smoothed_curve(run, "tokens_per_second") for run in runs])
 
 
 def smoothed_curve(run: ComparedRun, name: str) -> Curve:

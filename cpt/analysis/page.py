@@ -1,14 +1,12 @@
-"""A self-contained HTML page of text, facts, tables, code and plots, rendered from `page.html`."""
+"""A self-contained HTML page of text, facts, tables and plots, rendered from `page.html`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment
 
-from cpt.analysis.plots import Plot, plotly_script
+from cpt.analysis.plots import Plot
 from cpt.errors import ResourceError
 from cpt.files import write_atomic
 
@@ -23,22 +21,15 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Names and values."""
+class Folded:
+    """Preformatted text behind its title."""
 
-    pairs: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Code:
-    """Preformatted text, folded behind `title` if there is one."""
-
+    title: str
     text: str
-    title: str = ""
 
 
-Part = str | Table | Facts | Code | Plot
-KINDS = {Plot: "plot", Table: "table", Facts: "facts", Code: "code", str: "text"}
+Part = str | Mapping[str, str] | Table | Folded | Plot
+"""A string is a paragraph, or HTML if it is `Markup`; a mapping has names and values."""
 
 
 @dataclass(frozen=True)
@@ -54,21 +45,9 @@ def html_page(title: str, sections: Sequence[Section], lead: str = "") -> str:
 
     Args:
         lead: its first sentence, in large letters.
-
-    Raises:
-        ResourceError: it has plots, and plotly is not installed.
     """
-    shown = [section for section in sections if section.parts]
-    has_plots = any(isinstance(part, Plot) for section in shown for part in section.parts)
-    environment = Environment(autoescape=True)
-    environment.filters["groupby_runs"] = consecutive
-    template = environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
-    return template.render(title=title, lead=lead, sections=shown, plotly=plotly_script() if has_plots else "")
-
-
-def consecutive(parts: Sequence[Part]) -> Iterable[tuple[str, list[Any]]]:
-    """Parts of one kind that follow each other, as (kind, parts)."""
-    return [(kind, list(group)) for kind, group in groupby(parts, key=lambda part: KINDS[type(part)])]
+    template = Environment(autoescape=True).from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
+    return template.render(title=title, lead=lead, sections=[section for section in sections if section.parts])
 
 
 def write_page(path: Path, text: str) -> None:

@@ -5,13 +5,15 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
+from markdown_it import MarkdownIt
+from markupsafe import Markup
 
-from cpt.analysis.page import Code, Facts, Part, Section, Table, html_page, write_page
-from cpt.analysis.plots import Curve, Plot, curves, intervals, smoothed
+from cpt.analysis.page import Folded, Part, Section, Table, html_page, write_page
+from cpt.analysis.plots import Curve, Plot, curves, smoothed
 from cpt.data.mixture import asked_shares, shares_over
 from cpt.errors import CptError
 from cpt.formatting import format_count, format_duration, format_number, format_share
@@ -27,6 +29,7 @@ from cpt.runs.folder import (
     PROFILE,
     RECIPE,
     STATUS,
+    VERDICT_PAGE,
     Content,
     RunRecord,
     get,
@@ -40,8 +43,7 @@ SHOWN_VERSIONS = ("cpt", "torch", "transformers", "trl", "deepspeed")
 STAGES_OF_TEXT = ("cpt", "pretrain", "sft")  # their loss is in nats per token
 FEWEST_TO_SMOOTH = 30
 MOST_EVENTS = 200
-LONGEST_SAMPLE = 1200  # characters
-LONGEST_TEXT = 200_000
+LONGEST_TEXT = 200_000  # characters
 PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, figure -> its name, factor
     ("Learning rate", "learning rate", {"learning_rate": "learning rate"}, 1),
     ("Gradient norm", "norm before clipping", {"grad_norm": "gradient norm"}, 1),
@@ -97,29 +99,23 @@ def report_page(record: RunRecord) -> str:
     """The whole page.
 
     Raises:
-        ResourceError: plotly is not installed.
+        ResourceError: matplotlib is not installed.
     """
-    verdict = record.verdict
-    not_run = [f"{get(one, 'what')}: {get(one, 'why')}" for one in verdict.get("not_run") or []]
-    serve = verdict.get("serve")
     sections = [
-        Section("", [Facts([(name, value) for name, value in facts(record) if value])]),
-        Section("Held-out text", held_out(record)),
-        Section("Domain test and benchmarks", scores(verdict)),
+        Section("", [{name: value for name, value in facts(record) if value}]),
+        Section("Verdict", verdict(record)),
+        Section("Held-out text and examples", held_out(record)),
         Section("Training", training(record)),
         Section("Figures of this stage", stage_figures(record)),
         Section("Mixture: requested and realized", mixture(record)),
         Section("Speed and hardware", plots_of(record, PLOTS[2:])),
         Section("Memory and speed against the plan", against_plan(record)),
         Section("Events", events(record)),
-        Section("Samples", samples(record)),
-        Section("Training data", sources(record)),
-        Section("Not run", not_run),
+        Section("Sources", sources(record)),
         Section("Missing in this record", missing(record)),
-        Section("Use it", [Code(serve)] if serve else []),
         Section("The record", list(details(record))),
     ]
-    return html_page(record.folder.resolve().name, sections, verdict.get("headline") or state(record))
+    return html_page(record.folder.resolve().name, sections, record.verdict.get("headline") or state(record))
 
 
 # --- facts -----------------------------------------------------------------------------------------------------------
@@ -186,136 +182,62 @@ def seconds_in_steps(record: RunRecord) -> float:
     return float((np.diff(tokens, prepend=0.0)[speeds > 0] / speeds[speeds > 0]).sum())
 
 
-# --- held-out text and scores ----------------------------------------------------------------------------------------
+# --- verdict and held-out text ---------------------------------------------------------------------------------------
+
+
+def verdict(record: RunRecord) -> list[Part]:
+    """The verdict's page without its title and headline."""
+    path = record.folder / VERDICT_PAGE
+    if not path.is_file():
+        return []
+    _, _, *parts = path.read_text("utf-8", "replace").split("\n\n", 2)
+    page = MarkdownIt("commonmark", {"html": False}).enable("table").render("".join(parts))
+    return [Markup(page)]
 
 
 def held_out(record: RunRecord) -> list[Part]:
-    """Domain against general text, differences with intervals, and each set over the run."""
-    verdict, metrics = record.verdict, record.metrics
+    """Domain against general text, and each set over the run."""
+    metrics = record.metrics
     sets = {name: f"{EVALUATED}{name}{BITS_PER_BYTE}" for name in metrics.held_out_sets}
-    changes = [
-        (str(get(one, "name")), *interval)
-        for one in verdict.get("sets") or []
-        if (interval := relative_interval(get(one, "difference")))
-    ]
-    losses = {
-        name: figure
-        for figure in metrics.names
-        if figure.startswith(EVALUATED) and figure.endswith("_loss")
-        if (name := figure.removeprefix(EVALUATED).removesuffix("_loss")) not in sets
-    }
-    note = "Points: the change. Lines: its 95 % interval over documents. Left of 0: better than before."
-    parts: list[Part] = [
+    evaluated = [name for name in metrics.names if name.startswith(EVALUATED)]
+
+    def ending(*suffixes: str) -> dict[str, str]:
+        return {name.removeprefix(EVALUATED): name for name in evaluated if name.endswith(suffixes)}
+
+    losses = {name.removesuffix("_loss"): figure for name, figure in ending("_loss").items()}
+    found: list[Part] = [
         *frontier(record, sets),
-        *intervals("Change of bits per byte", "change (%)", changes, note),
         *evaluations(record, "Bits per byte of held-out text", "bits per byte", sets),
-        *evaluations(record, "Loss of held-out examples", "loss", losses),
+        *evaluations(
+            record, "Loss of held-out examples", "loss", {name: losses[name] for name in losses if name not in sets}
+        ),
     ]
     for suffix in ("accuracies", "accuracy", "margins", "margin", "reward"):
-        figures = {name[5:]: name for name in metrics.names if name.startswith(EVALUATED) and name.endswith(suffix)}
-        parts += evaluations(record, f"Held-out examples: {suffix}", "", figures)
-    if sets:
-        columns = ("set", "kind", "documents", "before", "after", "change (%)", "95 % interval", "")
-        parts.append(Table(columns, [set_row(record, name) for name in sets], "Bits per byte, lower is better"))
-    stopped = verdict.get("stopped") or get(record.status, "stopped")
-    return [*parts, *([f"The run {stopped}."] if stopped else [])]
+        found += evaluations(record, f"Held-out examples: {suffix}", "", ending(suffix))
+    stopped = get(record.status, "stopped")
+    return [*found, *([f"The run {stopped}."] if stopped else [])]
 
 
 def frontier(record: RunRecord, sets: dict[str, str]) -> list[Plot]:
     """Domain over general bits per byte, a point for each evaluation."""
-    kept = get_dict(record.recipe, "evaluation", "retain")
-    means = [
-        np.mean([record.metrics.columns[figure] for figure in figures], axis=0)
-        for figures in (
-            [figure for name, figure in sets.items() if name in kept],
-            [figure for name, figure in sets.items() if name not in kept],
-        )
-        if figures
-    ]
-    if len(means) < 2:
+    kept, columns = get_dict(record.recipe, "evaluation", "retain"), record.metrics.columns
+    general = [columns[figure] for name, figure in sets.items() if name in kept]
+    domain = [columns[figure] for name, figure in sets.items() if name not in kept]
+    if not general or not domain:
         return []
-    there = np.isfinite(means[0]) & np.isfinite(means[1])
-    general, domain = means[0][there], means[1][there]
-    lines = [
-        Curve("evaluations", general, domain, mode="lines+markers"),
-        Curve("before", general[:1], domain[:1]),
-        Curve("after", general[-1:], domain[-1:]),
-    ]
+    x, y = np.mean(general, axis=0), np.mean(domain, axis=0)
+    is_evaluated = np.isfinite(x) & np.isfinite(y)
+    x, y = x[is_evaluated], y[is_evaluated]
+    ends = [Curve("before", x[:1], y[:1]), Curve("after", x[-1:], y[-1:])]
+    lines = [Curve("evaluations", x, y, points=True), *ends]
+    titles = ("Domain against general text", "domain, bits per byte")
     note = "Down: learned. To the right: forgotten."
-    axis = "general text, bits per byte"
-    return curves("Domain against general text", "domain, bits per byte", lines, x_title=axis, note=note)
+    return curves(*titles, lines, x_title="general text, bits per byte", note=note)
 
 
 def evaluations(record: RunRecord, title: str, unit: str, figures: dict[str, str]) -> list[Plot]:
     """A curve of evaluations for each set."""
-    lines = [Curve(name, *record.metrics.curve(figure), mode="lines+markers") for name, figure in figures.items()]
-    return curves(title, unit, lines)
-
-
-def set_row(record: RunRecord, name: str) -> list[str]:
-    """A set's first and last value, from the verdict or else from the metrics."""
-    found: Content = next((one for one in record.verdict.get("sets") or [] if get(one, "name") == name), {})
-    values = record.metrics.curve(f"{EVALUATED}{name}{BITS_PER_BYTE}")[1]
-    before, after = found.get("before") or float(values[0]), found.get("after") or float(values[-1])
-    interval = relative_interval(found.get("difference"))
-    return [
-        name,
-        "general" if name in get_dict(record.recipe, "evaluation", "retain") else "domain",
-        format_count(found.get("documents")),
-        f"{before:.4f}",
-        f"{after:.4f}",
-        f"{100 * (after / before - 1):+.1f}",
-        f"{interval[1]:+.1f} to {interval[2]:+.1f}" if interval else "none",
-        outcome(found.get("difference"), higher_is_better=False),
-    ]
-
-
-def relative_interval(difference: Any) -> tuple[float, float, float] | None:
-    """Change, low and high in percent of the value before."""
-    before = get(difference, "before")
-    if not before:
-        return None
-    change, low, high = (100 * difference[key] / before for key in ("difference", "low", "high"))
-    return change, low, high
-
-
-def outcome(difference: Any, *, higher_is_better: bool) -> str:
-    """Better, worse, or no clear difference."""
-    low, high = get(difference, "low"), get(difference, "high")
-    if low is None or high is None:
-        return "unknown"
-    if low <= 0 <= high:
-        return "no clear difference"
-    return "better" if (low > 0) == higher_is_better else "worse"
-
-
-def scores(verdict: Content) -> list[Part]:
-    """Each score with its interval, and its difference from the base."""
-    found = [*(verdict.get("domain_test") or []), *(verdict.get("tasks") or [])]
-    if not found:
-        return []
-    rows, changes = [], []
-    for one in found:
-        name, against = f"{get(one, 'name')} ({get(one, 'metric')})", get(one, "against")
-        low, high = get(one, "interval") or (None, None)
-        change = "none"
-        if against:
-            change = f"{against['low']:+.3f} to {against['high']:+.3f}"
-            changes.append((name, against["difference"], against["low"], against["high"]))
-        rows.append(
-            [
-                name,
-                format_count(get(one, "questions")),
-                format_number(get(against, "before"), 3),
-                format_number(get(one, "value"), 3),
-                "" if low is None else f"{low:.3f} to {high:.3f}",
-                change,
-                outcome(against, higher_is_better=get(one, "higher_is_better") is not False),
-            ]
-        )
-    columns = ("test", "questions", "base", "model", "95 % interval", "difference, 95 % interval", "")
-    note = "Points: the difference from the base. Lines: its 95 % interval over questions."
-    return [*intervals("Difference from the base", "model - base", changes, note), Table(columns, rows)]
+    return curves(title, unit, [Curve(name, *record.metrics.curve(key), points=True) for name, key in figures.items()])
 
 
 # --- curves ----------------------------------------------------------------------------------------------------------
@@ -331,22 +253,15 @@ def training(record: RunRecord) -> list[Part]:
         smooth = tokens, smoothed(losses)
     lines = [Curve("loss", tokens, losses, faint=len(smooth[0]) > 0), Curve("smoothed", *smooth)]
     sources = [name for name in metrics.names if name.startswith("loss_") and name != "loss_smoothed"]
-    marks = list(event_marks(record))
-    note = "Triangles: events of this run." if marks else ""
+    last_tokens, last_step = metrics.last("tokens"), metrics.last("step")
+    steps = [event["step"] for event in record.events if event.get("step") is not None]
+    marks = [step * last_tokens / last_step for step in steps] if last_tokens and last_step else []
+    note = "Triangles: the run's events, listed below." if marks else ""
     return [
         *curves("Training loss", unit, lines, marks=marks, note=note),
         *plots_of(record, PLOTS[:2]),
         *curves("Loss of each source", unit, [Curve(name[5:], *metrics.curve(name)) for name in sources]),
     ]
-
-
-def event_marks(record: RunRecord) -> Iterator[tuple[float, str]]:
-    """Tokens and message of each event with a step."""
-    tokens, step = record.metrics.last("tokens"), record.metrics.last("step")
-    for event in record.events:
-        if event.get("step") is not None and tokens and step:
-            place = event["step"] * tokens / step
-            yield place, f"step {event['step']}, {event.get('kind')}: {str(event.get('message'))[:120]}"
 
 
 def plots_of(record: RunRecord, plots: Sequence[tuple[str, str, dict[str, str], float]]) -> list[Part]:
@@ -424,7 +339,7 @@ def ratio(planned: float | None, measured: float | None) -> str:
     return f"{measured / planned:.2f}" if planned and measured is not None else ""
 
 
-# --- events, samples, data, record -----------------------------------------------------------------------------------
+# --- events, data, record --------------------------------------------------------------------------------------------
 
 
 def events(record: RunRecord) -> list[Part]:
@@ -447,20 +362,8 @@ def events(record: RunRecord) -> list[Part]:
     ]
 
 
-def samples(record: RunRecord) -> list[Part]:
-    """The first and the last continuation of each prompt."""
-    written: dict[str, list[str]] = {}
-    for sample in record.samples:
-        written.setdefault(str(sample.get("prompt")), []).append(str(sample.get("continuation")))
-    rows = [
-        [text[:LONGEST_SAMPLE] for text in (prompt, texts[0], texts[-1] if len(texts) > 1 else "(not yet)")]
-        for prompt, texts in written.items()
-    ]
-    return [Table(("prompt", "before", "after"), rows)] if rows else []
-
-
 def sources(record: RunRecord) -> list[Part]:
-    """Each source's documents, tokens, share and licence, what was dropped, and contamination."""
+    """Each source's documents, tokens and share, and what was dropped."""
     trained = record.metrics.last("tokens")
     rows, dropped = [], []
     for name, source in get_dict(record.inputs, "data", "sources").items():
@@ -477,27 +380,10 @@ def sources(record: RunRecord) -> list[Part]:
                 epochs,
                 format_count(get(source, "held_out")),
                 format_count(sum(lost.values())),
-                get(source, "licence") or "not given",
             ]
         )
-    columns = ("source", "documents", "tokens", "share", "epochs", "held out", "dropped", "licence")
-    return [*([Table(columns, rows)] if rows else []), *dropped, *contamination(record.verdict)]
-
-
-def contamination(verdict: Content) -> list[Part]:
-    """How many training documents contain evaluation documents."""
-    found = get_dict(verdict, "contamination")
-    if not found:
-        return []
-    rows = [
-        [source, name, format_count(count)]
-        for source, counts in get_dict(found, "counts").items()
-        for name, count in counts.items()
-        if count
-    ]
-    read, total = sum(get_dict(found, "documents").values()), sum(int(row[2].replace(",", "")) for row in rows)
-    table = [Table(("source", "evaluation set", "documents"), rows)] if rows else []
-    return [f"Contamination: {total:,} of {format_count(read)} training documents.", *table]
+    columns = ("source", "documents", "tokens", "share", "epochs", "held out", "dropped")
+    return [*([Table(columns, rows)] if rows else []), *dropped]
 
 
 def missing(record: RunRecord) -> list[Part]:
@@ -529,7 +415,7 @@ def details(record: RunRecord) -> Iterator[Part]:
         "Later starts": json.dumps(record.starts, indent=2) if record.starts else "",
         "Profile": "\n\n".join(path.read_text("utf-8", "replace") for path in profiles),
     }
-    return (Code(text[:LONGEST_TEXT], title) for title, text in folded.items() if text.strip())
+    return (Folded(title, text[:LONGEST_TEXT]) for title, text in folded.items() if text.strip())
 
 
 def as_lines(values: Content) -> str:

@@ -3,12 +3,12 @@
 import importlib.util
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -16,8 +16,6 @@ from cpt.errors import LaunchError, TrainingError
 from cpt.hardware import find_gpus
 from cpt.process import Child
 
-SECONDS_TO_END = 30
-USUAL_PORT = 8000
 ANSWER_TOKENS = 48
 Word = str | int | Path
 
@@ -64,6 +62,8 @@ class Commands:
             return None
         from openai import DefaultHttpxClient, OpenAI
 
+        from cpt.launchers.processes import free_port
+
         port = free_port()
         words = self.printed("serve", model, "--port", port)
         environment = {**os.environ, **self.environment()}
@@ -74,14 +74,13 @@ class Commands:
                 # Without the environment's proxies: the server is on this machine.
                 client = OpenAI(base_url=url, api_key="none", http_client=DefaultHttpxClient(trust_env=False))
                 self.print(f">>> client = OpenAI(base_url={url!r}, api_key='none')")
-                call = f"model={str(model)!r}, prompt={prompt!r}, max_tokens={ANSWER_TOKENS}, temperature=0"
+                asked: Any = {"model": str(model), "prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0}
+                call = ", ".join(f"{name}={value!r}" for name, value in asked.items())
                 self.print(f">>> client.completions.create({call})")
                 with client:
-                    completion = client.completions.create(
-                        model=str(model), prompt=prompt, max_tokens=ANSWER_TOKENS, temperature=0
-                    )
+                    completion = client.completions.create(**asked)
             finally:
-                end(server)
+                server.terminate()
         answer = Answer(prompt, completion.choices[0].text)
         self.print(f"{answer.prompt}{answer.text}")
         return answer
@@ -110,25 +109,3 @@ class Commands:
         if not find_gpus():
             quiet["DS_ACCELERATOR"] = "cpu"
         return {**{key: os.environ.get(key, value) for key, value in quiet.items()}, **self.variables}
-
-
-def free_port() -> int:
-    """The default port of `cpt serve`, or another if that is taken."""
-    for port in (USUAL_PORT, 0):
-        with socket.socket() as listener:
-            try:
-                listener.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(listener.getsockname()[1])
-    raise AssertionError("port 0 is always free")
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Terminate a process, and kill it if it does not end."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(timeout=SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
-            process.kill()

@@ -53,7 +53,7 @@ def command(
     try:
         code = run_demo(folder, numbers, overrides or ())
     except KeyboardInterrupt:
-        typer.echo("Interrupted. Started again, the demo goes on from here.", err=True)
+        typer.echo("Interrupted. Start the demo again to resume.", err=True)
         code = 130
     raise typer.Exit(code)
 
@@ -62,7 +62,7 @@ def run_demo(folder: Path = FOLDER, seeds: Sequence[int] = SEEDS, overrides: Seq
     """Run all of it and print the table; 0 if every seed passed, else 1.
 
     Raises:
-        ResourceError: the recipes are missing, or the folder cannot be written.
+        ResourceError: the folder cannot be written.
         TrainingError: one of the commands failed.
     """
     console = open_console()
@@ -119,17 +119,8 @@ def make_texts(folder: Path, console: Console) -> tuple[Path, Path]:
 
 
 def train_base(folder: Path, general: Path, overrides: Sequence[str], cpt: Commands) -> Run:
-    """What a user finds on the Hub, made here, since the demo is offline.
-
-    Raises:
-        ResourceError: the recipe is not there.
-    """
+    """What a user takes from the Hub is made here, since the demo is offline."""
     recipe = RECIPES / "demo" / "base.yaml"
-    if not recipe.exists():
-        raise ResourceError(
-            f"{recipe} is not there: the demo needs the recipes that come with cpt. Install it again, or run it in a"
-            " clone."
-        )
     tokenizer, base = folder / "tokenizer", Run(folder / "base")
     if not (tokenizer / "tokenizer.json").exists():
         cpt.run(

@@ -1,30 +1,27 @@
 """The demo's result: the verdict of each seed's run, and bits per byte of domain and general text before and after."""
 
 import json
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from cpt.demo.commands import Answer
-from cpt.runs.folder import METRICS, VERDICT, VERDICT_PAGE
+from cpt.runs.folder import VERDICT, VERDICT_PAGE, read_metrics, read_object
 from cpt.runs.record import Run
 
 DOMAIN_FALL_PERCENT = 15.0  # at least
 GENERAL_RISE_PERCENT = 3.0  # at most
-GENERAL_KEY = "eval_general_bits_per_byte"  # of the base's run
 
 
 @dataclass(frozen=True)
 class Base:
-    """The run that made the base model."""
+    """The run that made the base model; bits per byte of held-out prose."""
 
     general_before: float
-    """Bits per byte of held-out prose."""
     general_after: float
     tokens: int
     tokens_per_second: float
@@ -59,7 +56,6 @@ class Row:
 
     @property
     def passed(self) -> bool:
-        """Learned the domain, and did not forget."""
         return (
             self.worked and self.domain_change <= -DOMAIN_FALL_PERCENT and self.general_change <= GENERAL_RISE_PERCENT
         )
@@ -73,7 +69,7 @@ class Summary:
     """Of the first seed's verdict."""
     page: str
     answer: Answer | None
-    """Of the first seed's model, when it was served."""
+    """Of the first seed's model, if it was served."""
 
     @property
     def passed(self) -> bool:
@@ -81,23 +77,21 @@ class Summary:
 
 
 def summarize(base: Run, runs: Sequence[Run], answer: Answer | None) -> Summary:
-    headline, page = read_verdict(runs[0])["headline"], str(runs[0].folder / VERDICT_PAGE)
-    return Summary(read_base(base), [read_row(run) for run in runs], headline, page, answer)
+    first = runs[0].folder
+    headline = read_object(first / VERDICT)["headline"]
+    return Summary(read_base(base), [read_row(run) for run in runs], headline, str(first / VERDICT_PAGE), answer)
 
 
 def read_base(run: Run) -> Base:
-    lines = [json.loads(line) for line in (run.folder / METRICS).read_text().splitlines()]
-    evaluations = [line for line in lines if GENERAL_KEY in line]
-    first, last = evaluations[0], evaluations[-1]
-    return Base(first[GENERAL_KEY], last[GENERAL_KEY], last["tokens"], median_speed(lines), run.status()["seconds"])
+    metrics = read_metrics(run.folder)
+    tokens, general = metrics.curve("eval_general_bits_per_byte")
+    speed = float(np.median(metrics.curve("tokens_per_second")[1]))
+    return Base(float(general[0]), float(general[-1]), int(tokens[-1]), speed, run.status()["seconds"])
 
 
 def read_row(run: Run) -> Row:
-    lines = [json.loads(line) for line in (run.folder / METRICS).read_text().splitlines()]
-    verdict = read_verdict(run)
-    domain, general = (
-        next(one for one in verdict["sets"] if one["is_general"] == is_general) for is_general in (False, True)
-    )
+    verdict = read_object(run.folder / VERDICT)
+    domain, general = sorted(verdict["sets"], key=lambda one: bool(one["is_general"]))
     return Row(
         run=run.folder.name,
         domain_before=domain["before"],
@@ -105,7 +99,7 @@ def read_row(run: Run) -> Row:
         general_before=general["before"],
         general_after=general["after"],
         tokens=verdict["tokens"],
-        tokens_per_second=median_speed(lines),
+        tokens_per_second=float(np.median(read_metrics(run.folder).curve("tokens_per_second")[1])),
         seconds=run.status()["seconds"],
         worked=bool(verdict["worked"]),
     )
@@ -113,70 +107,47 @@ def read_row(run: Run) -> Row:
 
 def is_judged(run: Run) -> bool:
     """Whether a run is finished and its verdict complete."""
-    return run.is_finished and (run.folder / VERDICT).exists() and bool(read_verdict(run).get("is_complete", True))
-
-
-def read_verdict(run: Run) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((run.folder / VERDICT).read_text(encoding="utf-8"))
-    return content
-
-
-def median_speed(lines: Sequence[dict[str, Any]]) -> float:
-    return statistics.median(line["tokens_per_second"] for line in lines if "tokens_per_second" in line)
+    return run.is_finished and bool(read_object(run.folder / VERDICT).get("is_complete"))
 
 
 def write_summary(summary: Summary, folder: Path) -> None:
     """Save summary.json."""
-    changes = [
-        {"domain_change_percent": row.domain_change, "general_change_percent": row.general_change}
-        for row in summary.rows
-    ]
-    content = {**asdict(summary), "changes": changes, "passed": summary.passed}
+    content = {**asdict(summary), "passed": summary.passed}
     (folder / "summary.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def show(summary: Summary, console: Console, folder: Path) -> None:
     """Print the table, the verdict, and where everything is."""
-    console.print(describe_runs(summary), highlight=False)
+    base, first = summary.base, summary.rows[0]
+    seconds = base.seconds + sum(row.seconds for row in summary.rows)
+    console.print(
+        f"Base model: {base.tokens:,} tokens of prose at {base.tokens_per_second:,.0f} tokens/s; its bits per byte on"
+        f" other prose went from {base.general_before:.3f} to {base.general_after:.3f}. Continued pre-training:"
+        f" {first.tokens:,} tokens a seed. All runs together took {seconds:.0f} s.",
+        highlight=False,
+    )
     table = Table("", title="Bits per byte on held-out documents")
     for title in ("domain before", "after", "change", "general before", "after", "change", "tokens/s"):
         table.add_column(title, justify="right")
     for row in summary.rows:
-        table.add_row(*cells(row))
+        domain = (f"{row.domain_before:.3f}", f"{row.domain_after:.3f}", f"{row.domain_change:+.1f} %")
+        general = (f"{row.general_before:.3f}", f"{row.general_after:.3f}", f"{row.general_change:+.1f} %")
+        table.add_row(row.run.removeprefix("code-"), *domain, *general, f"{row.tokens_per_second:,.0f}")
     console.print(table)
-    console.print(f"[bold {'green' if summary.passed else 'red'}]{verdict(summary)}")
+    num_passed = sum(row.passed for row in summary.rows)
+    console.print(
+        f"[bold {'green' if summary.passed else 'red'}]{'Passed' if summary.passed else 'NOT passed'}: domain text"
+        f" falls by {DOMAIN_FALL_PERCENT:.0f} % or more, general text rises by {GENERAL_RISE_PERCENT:.0f} % or less,"
+        f" in {num_passed} of {len(summary.rows)} seeds."
+    )
     console.print(summary.headline, highlight=False)
-    first, last = (folder / summary.rows[number].run for number in (0, -1))
-    commands = [f"report {first}", f"compare {first} {last}", f"reproduce {first} --steps 100"]
+    run, last = (folder / summary.rows[number].run for number in (0, -1))
+    compare = [f"  cpt compare {run} {last}"] if run != last else []
     for line in (
         f"The verdict: {summary.page}",
         f"The figures: {folder / 'summary.json'}",
         f"The model:   {folder / 'model'}",
         "Next:",
-        *(f"  cpt {words}" for words in commands if first != last or not words.startswith("compare")),
+        *(f"  cpt report {run}", *compare, f"  cpt reproduce {run} --steps 100"),
     ):
         console.print(line, highlight=False, soft_wrap=True)
-
-
-def describe_runs(summary: Summary) -> str:
-    base, first = summary.base, summary.rows[0]
-    return (
-        f"Base model: {base.tokens:,} tokens of prose at {base.tokens_per_second:,.0f} tokens/s; its bits per byte on"
-        f" other prose went from {base.general_before:.3f} to {base.general_after:.3f}. Continued pre-training:"
-        f" {first.tokens:,} tokens a seed. All runs together took"
-        f" {base.seconds + sum(row.seconds for row in summary.rows):.0f} s."
-    )
-
-
-def cells(row: Row) -> tuple[str, ...]:
-    domain = (f"{row.domain_before:.3f}", f"{row.domain_after:.3f}", f"{row.domain_change:+.1f} %")
-    general = (f"{row.general_before:.3f}", f"{row.general_after:.3f}", f"{row.general_change:+.1f} %")
-    return (row.run.removeprefix("code-"), *domain, *general, f"{row.tokens_per_second:,.0f}")
-
-
-def verdict(summary: Summary) -> str:
-    """One sentence: the bounds, and how many seeds kept them."""
-    bounds = f"domain text falls by {DOMAIN_FALL_PERCENT:.0f} % or more, general text rises by"
-    bounds = f"{bounds} {GENERAL_RISE_PERCENT:.0f} % or less"
-    count = sum(row.passed for row in summary.rows)
-    return f"{'Passed' if summary.passed else 'NOT passed'}: {bounds}, in {count} of {len(summary.rows)} seeds."

@@ -20,8 +20,7 @@ from cpt.evaluation.evaluate import Asked, measure, model_at
 from cpt.evaluation.findings import Findings, ScoreFinding, findings
 from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
 from cpt.evaluation.tasks import domain_questions, task_texts, tasks_of_recipe
-from cpt.evaluation.verdict import NotRun, Verdict
-from cpt.evaluation.verdict_page import write_verdict
+from cpt.evaluation.verdict import NotRun, Verdict, verdict_of_run, write_verdict
 from cpt.files import LinesFile
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
@@ -61,9 +60,11 @@ def judge_run(run: Run, *, batch_size: int = 8) -> Verdict:
     if evaluation is not None:
         record_tasks(run, evaluation.tasks)
     serve = f"cpt serve {run.export_folder}"
-    return write_verdict(
+    verdict = verdict_of_run(
         run.folder, evaluation=evaluation, contamination=contamination, serve=serve, not_run=not_run, is_complete=True
     )
+    write_verdict(run.folder, verdict)
+    return verdict
 
 
 def record_tasks(run: Run, scores: Sequence[ScoreFinding]) -> None:
@@ -107,7 +108,7 @@ def evaluate_after_training(
     tasks = tasks_of_recipe(recipe.evaluation.tasks)
     if not questions and not tasks:
         return None, not_run
-    asked = Asked(held_out_text=False, made=questions, tasks=tasks, batch_size=batch_size)
+    asked = Asked(made=questions, tasks=tasks, batch_size=batch_size)
     # Each with the tokenizer that lies beside it: the run's may have new words that the base does not know.
     paths = [str(folder), *([] if recipe.model.from_scratch else [str(recipe.model.path)])]
     what = [*(f"domain test of {name}" for name in questions), *(name for choice in tasks for name in choice.names)]

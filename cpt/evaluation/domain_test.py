@@ -18,6 +18,7 @@ from cpt.data.readers.chat import MARK, PART
 from cpt.errors import DataError
 from cpt.evaluation.judged_sets import HeldOutText
 
+KINDS = ("cloze", "continuation")
 CHOICES = 4
 FEWEST_QUESTIONS = 30  # of a kind; with so many the interval of an accuracy reaches about 17 points to each side
 MOST_QUESTIONS = 1000  # about 3 points; more cost time and tell little
@@ -77,7 +78,7 @@ def domain_test(
     sentences = [split(document.text) for document in unique]
     questions = [*cloze(unique, sentences, seed)[:most], *continuations(unique, sentences, seed)[:most]]
     counts, fewest = Counter(question.kind for question in questions), min(fewest, most)
-    for kind in ("cloze", "continuation"):
+    for kind in KINDS:
         if counts[kind] < fewest:
             needed = (
                 f"about {-(-fewest * len(unique) // counts[kind]):,} documents like these"

@@ -1,7 +1,6 @@
-"""What an evaluation found, in words and as JSON: figures of each set and task, and what lies between a model and its
-base."""
+"""What an evaluation found, in words and as JSON: figures of each set and task, and the differences from a base."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,12 +26,9 @@ class SetFinding:
     """Of bits per byte; less is better."""
 
     def verdict(self) -> str:
-        """One sentence."""
-        if self.against is None:
-            return (
-                f"{self.name}: {self.bits_per_byte:.4f} bits per byte, {self.accuracy:.1%} of the next tokens right."
-            )
-        return f"{self.name}: {says(self.against, better='lower', what='bits per byte')}"
+        if self.against is not None:
+            return f"{self.name}: {bits_per_byte_sentence(self.against)}"
+        return f"{self.name}: {self.bits_per_byte:.4f} bits per byte, {self.accuracy:.1%} of the next tokens right."
 
 
 @dataclass(frozen=True)
@@ -49,10 +45,9 @@ class ScoreFinding:
     against: Difference | None = None
 
     def verdict(self) -> str:
-        """One sentence."""
         title = f"{self.name} ({self.metric})"
         if self.against is not None:
-            return f"{title}: {says(self.against, better='higher' if self.higher_is_better else 'lower', what='')}"
+            return f"{title}: {score_sentence(self.against, higher_is_better=self.higher_is_better)}"
         spread = "" if self.interval is None else f" (95 % interval {self.interval[0]:.3f} to {self.interval[1]:.3f})"
         return f"{title}: {self.value:.3f}{spread}, {self.questions:,} questions."
 
@@ -68,39 +63,38 @@ class Findings:
     tasks: list[ScoreFinding]
 
     def to_json(self) -> dict[str, Any]:
-        """For programs, each part with its verdict."""
+        """Each set and score with its sentence."""
         content = asdict(self)
-        parts: dict[str, Sequence[Any]] = {
-            "sets": self.sets,
-            "domain_test": self.domain_test,
-            "tasks": self.tasks,
-        }
+        scores = {"domain_test": self.domain_test, "tasks": self.tasks}
+        parts: dict[str, Sequence[SetFinding | ScoreFinding]] = {"sets": self.sets, **scores}
         for name, part in parts.items():
-            for entry, finding in zip(content[name], part, strict=True):
-                entry["verdict"] = finding.verdict()
+            content[name] = [{**asdict(one), "verdict": one.verdict()} for one in part]
         return content
 
     def verdicts(self) -> list[str]:
-        """One line for each set, kind of question and task."""
-        return [*(one.verdict() for one in self.sets), *(one.verdict() for one in (*self.domain_test, *self.tasks))]
+        """A sentence for each set, kind of question and task."""
+        scores = [*self.domain_test, *self.tasks]
+        return [*(one.verdict() for one in self.sets), *(one.verdict() for one in scores)]
 
 
-def says(difference: Difference, *, better: str, what: str) -> str:
+def bits_per_byte_sentence(found: Difference) -> str:
     """`better: 2.5873 -> 2.0908 bits per byte, -19.2 % (95 % interval -20.4 to -18.0 %, 181 pairs).`"""
-    outcome = difference.outcome(higher_is_better=better == "higher")
-    few = f"; only {difference.items} pairs" if difference.is_on_few else f", {difference.items:,} pairs"
-    change, low, high = difference.difference, difference.low, difference.high
-    if (
-        what and difference.before
-    ):  # a share of what was there before says more of bits per byte; of an accuracy it would mislead
-        change, low, high = (100 * value / difference.before for value in (change, low, high))
-        told, spread = f"{change:+.1f} %", f"{low:+.1f} to {high:+.1f} %"
-    else:
-        told, spread = f"{change:+.4f}", f"{low:+.4f} to {high:+.4f}"
-    unit = f" {what}" if what else ""
-    worse = "" if difference.num_worse is None else f", {difference.num_worse:,} of them worse"
-    interval = f"{100 * difference.level:.0f} % interval {spread}{few}{worse}"
-    return f"{outcome}: {difference.before:.4f} -> {difference.after:.4f}{unit}, {told} ({interval})."
+    change, low, high = found.percents
+    worse = "" if found.num_worse is None else f", {found.num_worse:,} of them worse"
+    interval = f"95 % interval {low:+.1f} to {high:+.1f} %{pairs(found)}{worse}"
+    figures = f"{found.before:.4f} -> {found.after:.4f} bits per byte, {change:+.1f} %"
+    return f"{found.outcome()}: {figures} ({interval})."
+
+
+def score_sentence(found: Difference, *, higher_is_better: bool) -> str:
+    """`better: 0.5000 -> 0.7000, +0.2000 (95 % interval +0.0812 to +0.3188, 92 pairs).`"""
+    interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}{pairs(found)}"
+    figures = f"{found.before:.4f} -> {found.after:.4f}, {found.difference:+.4f}"
+    return f"{found.outcome(higher_is_better=higher_is_better)}: {figures} ({interval})."
+
+
+def pairs(found: Difference) -> str:
+    return f"; only {found.items} pairs" if found.is_on_few else f", {found.items:,} pairs"
 
 
 def findings(measured: Measured, base: Measured | None = None) -> Findings:
@@ -116,59 +110,38 @@ def findings(measured: Measured, base: Measured | None = None) -> Findings:
         measured.model,
         None if base is None else base.model,
         [set_finding(name, measured, base) for name in measured.losses],
-        [finding for name in measured.answers for finding in test_findings(name, measured, base)],
+        test_findings(measured, base),
         task_findings(measured, base),
     )
 
 
 def set_finding(name: str, measured: Measured, base: Measured | None) -> SetFinding:
-    """Of one held-out set."""
     losses = measured.losses[name]
     try:
         against = None if base is None else bits_per_byte_difference([base.losses[name]], [losses])
     except DataError as problem:
         raise DataError(f"the held-out set `{name}`: {problem}") from problem
-    figures = (losses.loss, losses.perplexity, losses.bits_per_byte, losses.accuracy)
-    return SetFinding(
-        name, len(losses.hashes), int(losses.num_tokens.sum()), int(losses.num_bytes.sum()), *figures, against
-    )
+    counts = (len(losses.hashes), int(losses.num_tokens.sum()), int(losses.num_bytes.sum()))
+    return SetFinding(name, *counts, losses.loss, losses.perplexity, losses.bits_per_byte, losses.accuracy, against)
 
 
-def test_findings(name: str, measured: Measured, base: Measured | None) -> list[ScoreFinding]:
-    """Of the questions made of one held-out set."""
+def test_findings(measured: Measured, base: Measured | None) -> list[ScoreFinding]:
+    """Each kind of question of each set's domain test."""
     found = []
-    for kind in ("cloze", "continuation"):
-        right = measured.answers[name].of_kind(kind)
-        against = None if base is None else accuracy_difference(base.answers[name].of_kind(kind), right)
-        found.append(
-            ScoreFinding(
-                f"{name} {kind}",
-                "accuracy",
-                float(right.mean()),
-                accuracy_interval(right),
-                len(right),
-                against=against,
-            )
-        )
+    for (name, kind), right in measured.answers.items():
+        against = None if base is None else accuracy_difference(base.answers[name, kind], right)
+        figures = ("accuracy", float(right.mean()), accuracy_interval(right), len(right))
+        found.append(ScoreFinding(f"{name} {kind}", *figures, against=against))
     return found
 
 
 def task_findings(measured: Measured, base: Measured | None) -> list[ScoreFinding]:
-    """Of lm-eval's tasks."""
-    differences: Mapping[tuple[str, str], Difference | None] = (
-        {} if base is None else task_differences(base.tasks, measured.tasks)
-    )
-    return [
-        ScoreFinding(
-            score.task,
-            score.metric,
-            score.value,
-            None
-            if score.standard_error is None
-            else (score.value - 1.96 * score.standard_error, score.value + 1.96 * score.standard_error),
-            score.questions,
-            score.higher_is_better,
-            differences.get((score.task, score.metric)),
-        )
-        for score in measured.tasks
-    ]
+    """Each metric of each task of lm-eval."""
+    differences = {} if base is None else task_differences(base.tasks, measured.tasks)
+    found = []
+    for score in measured.tasks:
+        reach = None if score.standard_error is None else 1.96 * score.standard_error
+        interval = None if reach is None else (score.value - reach, score.value + reach)
+        figures = (score.metric, score.value, interval, score.questions, score.higher_is_better)
+        found.append(ScoreFinding(score.task, *figures, differences.get((score.task, score.metric))))
+    return found

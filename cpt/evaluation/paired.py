@@ -1,8 +1,8 @@
 """How much two models differ on the same documents or questions, with an interval.
 
-Both models saw the same items, so their difference is taken item by item: what makes an item hard for both does not
+Both models get the same items, so the difference is taken item by item: what makes an item hard for both does not
 blur it (arxiv.org/abs/2411.00640, section 4). Items are drawn independently; questions about one document are not, so
-ask one of each.
+use one of each.
 """
 
 import math
@@ -18,10 +18,13 @@ from numpy.typing import NDArray
 from cpt.errors import DataError
 from cpt.evaluation.kept_losses import DocumentLosses
 
-LEVEL = 0.95
+LEVEL = 0.95  # of every interval
+NORMAL_QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)
 FEWEST = 2
-FEW = 20  # below, an interval is there but rests on little
-TOO_FEW = 7  # below, the result is unknown: of skewed differences, the 95 % interval covers only 85 to 93 %, that of 99 % about 95 %  # noqa: E501
+FEW = 20  # fewer documents are mentioned
+# With fewer documents the result is unknown. If differences are skewed, the 95 % interval covers only 85 to 93 %, the
+# 99 % interval about 95 %.
+TOO_FEW = 7
 MOST_FOR_SKEWNESS = 2.0  # times Student's quantile
 NEGLIGIBLE = 0.02  # of bits per byte or of a score; of accuracies, 2 points
 NOTICEABLE = 0.05  # of a negligible change: 0.1 % of bits per byte. A run that barely moved the weights did not work
@@ -36,7 +39,7 @@ Stratum = tuple[Floats, Floats]
 
 @dataclass(frozen=True)
 class Difference:
-    """One figure of the same items before and after, and the interval of what lies between."""
+    """One figure of the same items before and after, with the interval of the difference."""
 
     before: float
     after: float
@@ -46,8 +49,6 @@ class Difference:
     high: float
     items: int
     """Documents or questions."""
-    level: float = LEVEL
-    """How often such an interval covers the truth."""
     negligible: float = 0.0
     """A smaller change counts as none; in the unit of the difference."""
     num_worse: int | None = None
@@ -57,7 +58,7 @@ class Difference:
 
     @property
     def is_clear(self) -> bool:
-        """The interval leaves no doubt about the sign, and the change may be large enough to notice."""
+        """The interval excludes 0, and the change may be large enough to notice."""
         return (
             self.items >= TOO_FEW
             and (self.low > 0 or self.high < 0)
@@ -65,8 +66,8 @@ class Difference:
         )
 
     def outcome(self, *, higher_is_better: bool = False) -> Outcome:
-        """What the interval shows; "unknown" where it excludes neither a gain nor a loss that counts, and below
-        `TOO_FEW` items."""
+        """What the interval shows; "unknown" if it excludes neither a gain nor a loss that counts, or
+        with fewer than `TOO_FEW` items."""
         if self.items < TOO_FEW:
             return "unknown"
         low, high = (-self.high, -self.low) if higher_is_better else (self.low, self.high)
@@ -81,19 +82,23 @@ class Difference:
         """One document decides much of the result; of very few documents, one always does."""
         return self.largest_share is not None and self.largest_share > DOMINANT and self.items >= 2 / DOMINANT
 
+    @property
+    def percents(self) -> tuple[float, float, float]:
+        """Change, low and high in percent of the value before."""
+        change, low, high = (100 * value / self.before for value in (self.difference, self.low, self.high))
+        return change, low, high
+
     def items_for_negligible(self) -> int:
-        """About how many items narrow the interval to +- `negligible`; its width falls with the square root of their
-        number."""
+        """How many items would narrow the interval to +- `negligible`; its width falls with their square root."""
         return math.ceil(self.items * ((self.high - self.low) / 2 / self.negligible) ** 2)
 
     @property
     def is_on_few(self) -> bool:
-        """So few items that the interval should not be leant on."""
         return self.items < FEW
 
 
 def bits_per_byte_difference(before: Sequence[DocumentLosses], after: Sequence[DocumentLosses]) -> Difference:
-    """Bits per byte of the sets together; each set is a stratum, whose documents are drawn among themselves.
+    """Bits per byte of several sets together; each set is a stratum.
 
     Args:
         before, after: of the same sets in the same order; the tokenizers may differ.
@@ -104,10 +109,7 @@ def bits_per_byte_difference(before: Sequence[DocumentLosses], after: Sequence[D
     strata = []
     for old, new in zip(before, after, strict=True):
         if not np.array_equal(old.hashes, new.hashes):
-            raise DataError(
-                "the two models were measured on other documents, so they cannot be compared. Evaluate both on the"
-                " same files."
-            )
+            raise DataError("the two models were measured on different documents. Evaluate both on the same files.")
         strata.append(((new.nats - old.nats) / math.log(2), old.num_bytes.astype(np.float64)))
     low, high = ratio_interval(strata)
     num_bytes = sum(int(losses.num_bytes.sum()) for losses in before)
@@ -122,7 +124,7 @@ def bits_per_byte_difference(before: Sequence[DocumentLosses], after: Sequence[D
 
 
 def mean_difference(before: Floats, after: Floats) -> Difference:
-    """Of a figure that each item has by itself, such as a task's score.
+    """Of a figure of each item, such as a task's score.
 
     Raises:
         DataError: fewer than two items.
@@ -136,7 +138,7 @@ def mean_difference(before: Floats, after: Floats) -> Difference:
     )
 
 
-def ratio_interval(strata: Sequence[Stratum], level: float = LEVEL) -> tuple[float, float]:
+def ratio_interval(strata: Sequence[Stratum]) -> tuple[float, float]:
     """The interval of (sum of differences) / (sum of sizes), for documents of very unequal size and skewed
     differences.
 
@@ -158,7 +160,7 @@ def ratio_interval(strata: Sequence[Stratum], level: float = LEVEL) -> tuple[flo
                 " out more."
             )
     ratio, error, degrees, skewness = ratio_and_error(strata)
-    reach = t_quantile(max(level, 0.99) if sum(len(own) for _, own in strata) < TOO_FEW else level, degrees)
+    reach = t_quantile(0.99 if sum(len(own) for _, own in strata) < TOO_FEW else LEVEL, degrees)
     low, high = (
         ratio - error * extreme(quantile, hall(quantile, skewness))
         for quantile, extreme in ((reach, max), (-reach, min))
@@ -205,7 +207,7 @@ def t_quantile(level: float, degrees: float) -> float:
     return math.sqrt(degrees) * math.tan(float(np.interp(level, share / share[-1], angles)))
 
 
-def accuracy_difference(before: NDArray[np.bool_], after: NDArray[np.bool_], *, level: float = LEVEL) -> Difference:
+def accuracy_difference(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Difference:
     """Of two accuracies on the same questions.
 
     Only questions that one of the two models answers rightly tell anything, as in McNemar's test. The interval is
@@ -224,30 +226,15 @@ def accuracy_difference(before: NDArray[np.bool_], after: NDArray[np.bool_], *, 
     won, lost = (int((new & ~old).sum()) + 1 for new, old in ((after, before), (before, after)))
     won_share, lost_share = won / (number + 2), lost / (number + 2)
     middle = won_share - lost_share
-    reach = quantile(level) * math.sqrt((won_share + lost_share - middle**2) / (number + 2))
-    difference = float(after.mean() - before.mean())
-    return Difference(
-        *(
-            float(before.mean()),
-            float(after.mean()),
-            difference,
-            max(-1.0, middle - reach),
-            min(1.0, middle + reach),
-            number,
-            level,
-        ),
-        negligible=NEGLIGIBLE,
-    )
+    reach = NORMAL_QUANTILE * math.sqrt((won_share + lost_share - middle**2) / (number + 2))
+    was, now = float(before.mean()), float(after.mean())
+    low, high = max(-1.0, middle - reach), min(1.0, middle + reach)
+    return Difference(was, now, float(after.mean() - before.mean()), low, high, number, negligible=NEGLIGIBLE)
 
 
-def accuracy_interval(correct: NDArray[np.bool_], level: float = LEVEL) -> tuple[float, float]:
+def accuracy_interval(correct: NDArray[np.bool_]) -> tuple[float, float]:
     """Wilson's interval of an accuracy (doi.org/10.1080/01621459.1927.10502953); it holds near 0 and 1 too."""
-    number, share, z = len(correct), float(correct.mean()), quantile(level)
+    number, share, z = len(correct), float(correct.mean()), NORMAL_QUANTILE
     middle = (share + z**2 / (2 * number)) / (1 + z**2 / number)
     reach = z / (1 + z**2 / number) * math.sqrt(share * (1 - share) / number + z**2 / (4 * number**2))
     return middle - reach, middle + reach
-
-
-def quantile(level: float) -> float:
-    """How many standard deviations to each side hold this share of a normal distribution."""
-    return NormalDist().inv_cdf((1 + level) / 2)

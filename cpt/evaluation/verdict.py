@@ -1,42 +1,67 @@
-"""Whether continued pre-training worked, what it cost, and what nobody looked at: everything that is known of a
-finished run."""
+"""Did continued pre-training work, what did it cost, and what was not measured? The verdict on a finished run, its
+page and its JSON file."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment
+
 from cpt.data.contamination import Contamination
+from cpt.data.filters.decontamination import REASON
 from cpt.errors import CheckpointError
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.held_out_examples import ExampleSet, read_example_sets
 from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses
 from cpt.evaluation.paired import FEW, TOO_FEW, Difference, Outcome, bits_per_byte_difference
 from cpt.evaluation.retention import Point, last_tokens, read_course
-from cpt.evaluation.source_facts import SourceFacts, sources_of
-from cpt.files import DAMAGED
+from cpt.files import DAMAGED, write_atomic
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
-from cpt.runs.folder import METRICS, RECIPE, SAMPLES, read_lines
+from cpt.runs.folder import INPUTS, METRICS, RECIPE, SAMPLES, VERDICT, VERDICT_PAGE, read_lines, read_object
 from cpt.runs.record import Run
 
-MUCH_SKIPPED = 0.1  # of the steps; the headline then says so
+MUCH_SKIPPED = 0.1  # of the steps: then the headline says so
 GENERAL_SET = "HuggingFaceFW/fineweb-edu (subset sample-10BT) or Salesforce/wikitext (subset wikitext-103-raw-v1)"
+HITS_SHOWN, POINTS_SHOWN, SAMPLES_SHOWN = 5, 7, 3
+LONGEST_SAMPLE = 200  # characters
 
 
 @dataclass(frozen=True)
 class SetVerdict:
-    """One held-out set before and after."""
+    """One held-out set: bits per byte before and after the run."""
 
     name: str
     is_general: bool
     before: float
-    """Bits per byte."""
     after: float
     documents: int | None = None
     difference: Difference | None = None
-    """None where documents cannot be paired: then there is no interval."""
+    """None if documents cannot be paired; then there is no interval."""
+
+    @property
+    def kind(self) -> str:
+        return "general" if self.is_general else "domain"
+
+    @property
+    def outcome(self) -> Outcome:
+        return outcome_of_set(self.difference, is_general=self.is_general) if self.difference else "unknown"
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """A training source."""
+
+    name: str
+    documents: int
+    share: float
+    """Of the run's tokens."""
+    licence: str | None
+    decontaminated: int = 0
+    """Documents that the filter `decontaminate` dropped."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +75,20 @@ class Sample:
 
 @dataclass(frozen=True)
 class NotRun:
-    """What the verdict does not rest on."""
+    """A measurement that is missing."""
 
     what: str
     why: str
-    """And how to run it."""
+    """With the command that runs it."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One page about a run."""
+    """Everything that is known of a finished run."""
 
     run: str
     model: str
-    """Where the trained model lies."""
+    """Folder of the trained model."""
     base: str | None
     tokens: int
     """Trained on."""
@@ -71,99 +96,81 @@ class Verdict:
     domain: Difference | None
     """Bits per byte of all domain sets together."""
     general: Difference | None
-    """And of all general ones."""
+    """Bits per byte of all general sets together."""
     sources: list[SourceFacts]
     stopped: str | None = None
     """Why the run ended before its budget."""
     skipped_steps: tuple[int, int] = (0, 0)
-    """Steps whose update the loss guard skipped, and all steps."""
+    """Steps that the loss guard skipped, and all steps."""
     domain_test: list[ScoreFinding] = field(default_factory=list)
     tasks: list[ScoreFinding] = field(default_factory=list)
     contamination: Contamination | None = None
     retention: list[Point] = field(default_factory=list)
-    frontier: str | None = None
-    """A picture beside the page."""
     samples: list[Sample] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
     serve: str | None = None
     """The command that serves the model."""
     is_complete: bool = False
-    """False while only what the run itself measured is in it."""
+    """False while it holds only what the run itself measured."""
     examples: list[ExampleSet] = field(default_factory=list)
-    """Held-out pairs, judged answers and prompts, of stages that learn from such."""
+    """Held-out pairs, rated answers and prompts, of stages that learn from such."""
 
     @property
     def worked(self) -> bool | None:
-        """Whether the domain, or where there are pairs their choice, became better; None where the interval leaves it
-        open."""
+        """Whether the domain (of a run on pairs: the choice between answers) became better; None if the interval
+        leaves it open."""
         if self.examples:
             results = [one.worked for one in self.examples]
             return None if None in results else all(results)
         outcome = "unknown" if self.domain is None else outcome_of_set(self.domain, is_general=False)
         return None if outcome == "unknown" else outcome == "better"
 
-    def headline(self) -> str:
-        """What happened, in a few sentences."""
-        skipped, steps = self.skipped_steps
-        is_much = skipped and skipped >= MUCH_SKIPPED * steps
-        return f"{self.outcome()} {self.skipped_sentence()}" if is_much else self.outcome()
-
-    def skipped_sentence(self) -> str:
-        """`38 of 40 steps were skipped`; empty where none was."""
-        skipped, steps = self.skipped_steps
-        return (
-            f"{skipped:,} of {steps:,} steps were skipped by the loss guard: events.jsonl has the reasons."
-            if skipped
-            else ""
-        )
-
-    def outcome(self) -> str:
-        """What the evaluation found."""
-        if self.examples:
-            return " ".join([*(one.sentence() for one in self.examples), *self.cost_of_text()])
-        if self.domain is None:
-            return (
-                "Whether it worked is not known: no domain documents were compared one by one, so no interval can be"
-                " given."
-            )
-        return (
-            f"{domain_sentence(self.domain, 'its base' if self.base is not None else 'before its first step')}"
-            f" {self.forgetting()}"
-        )
-
-    def forgetting(self) -> str:
-        """What happened to general text."""
-        return (
-            general_sentence(self.general)
-            if self.general
-            else "What it forgot is not known: no general set was followed."
-        )
-
     @property
     def is_of_scores(self) -> bool:
-        """Whether the model gives scores, and no text any more."""
+        """Whether the model gives scores instead of text."""
         return bool(self.examples) and all(one.is_new_head for one in self.examples)
+
+    def headline(self) -> str:
+        """The result in a few sentences."""
+        skipped, steps = self.skipped_steps
+        is_much = skipped and skipped >= MUCH_SKIPPED * steps
+        return " ".join([*self.results(), *([self.skipped_sentence()] if is_much else [])])
+
+    def results(self) -> list[str]:
+        """One sentence or more for what was learned, then for what was forgotten."""
+        if self.examples:
+            learned = [one.sentence() for one in self.examples]
+            return learned if self.is_of_scores else [*learned, *self.cost_of_text()]
+        if self.domain is None:
+            why = "no domain documents were compared one by one, so no interval can be given."
+            return [f"Whether it worked is not known: {why}"]
+        forgot = "What it forgot is not known: no general set was followed."
+        return [
+            domain_sentence(self.domain, "its base" if self.base is not None else "before its first step"),
+            general_sentence(self.general) if self.general else forgot,
+        ]
 
     def cost_of_text(self) -> list[str]:
         """What a run on examples did to held-out text."""
-        if self.is_of_scores:
-            return []
-        followed = [
-            (what, found) for what, found in (("domain", self.domain), ("general", self.general)) if found is not None
-        ]
-        if not followed:
-            return ["What it forgot is not known: no held-out text was followed."]
-        return [general_sentence(found, f"held-out {what} text") for what, found in followed]
+        found = {"domain": self.domain, "general": self.general}
+        cost = [general_sentence(one, f"held-out {what} text") for what, one in found.items() if one is not None]
+        return cost or ["What it forgot is not known: no held-out text was followed."]
+
+    def skipped_sentence(self) -> str:
+        """`38 of 40 steps were skipped`; empty if there is none."""
+        skipped, steps = self.skipped_steps
+        reasons = "were skipped by the loss guard: events.jsonl has the reasons."
+        return f"{skipped:,} of {steps:,} steps {reasons}" if skipped else ""
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
-        content = asdict(self)
-        content["headline"], content["worked"] = self.headline(), self.worked
-        return content
+        return {**asdict(self), "headline": self.headline(), "worked": self.worked}
+
+
+# --- sentences -------------------------------------------------------------------------------------------------------
 
 
 def outcome_of_set(difference: Difference, *, is_general: bool) -> Outcome:
-    """As `Difference.outcome`; "unknown" also where only a gain of general text, or only a loss of the domain, is
+    """As `Difference.outcome`; "unknown" also if only a gain of general text, or only a loss of the domain, is
     excluded."""
     outcome = difference.outcome()
     return "unknown" if outcome == ("not better" if is_general else "not worse") else outcome
@@ -179,22 +186,16 @@ def domain_sentence(domain: Difference, other: str) -> str:
     if outcome in ("better", "worse"):
         what, how = ("It worked", "fewer") if outcome == "better" else ("It did harm", "more")
         few = f" Only {domain.items} documents were compared." if domain.is_on_few else ""
-        return (
-            f"{what}: on held-out domain text the model needs {relative(domain)} {how} bits per byte than"
-            f" {other}.{few}"
-        )
+        change = f"the model needs {relative(domain)} {how} bits per byte than {other}"
+        return f"{what}: on held-out domain text {change}.{few}"
     if outcome != "unknown":
-        gain = percent(max(0.0, -domain.low), domain)
-        return (
-            f"It did not work: a gain of more than {gain:.1f} % on held-out domain text is excluded"
-            f" ({evidence(domain)})."
-        )
+        gain = max(0.0, -domain.percents[1])
+        excluded = f"a gain of more than {gain:.1f} % on held-out domain text is excluded"
+        return f"It did not work: {excluded} ({evidence(domain)})."
     if domain.items < TOO_FEW:
         return f"Whether it worked is unknown: {too_few(domain)}"
-    return (
-        "Whether it worked is unknown: held-out domain text may have become better or worse"
-        f" ({evidence(domain)}).{more(domain)}"
-    )
+    open_ = f"held-out domain text may have become better or worse ({evidence(domain)})"
+    return f"Whether it worked is unknown: {open_}.{more(domain)}"
 
 
 def general_sentence(general: Difference, what: str = "general text") -> str:
@@ -206,27 +207,27 @@ def general_sentence(general: Difference, what: str = "general text") -> str:
         return f"It cost {relative(general)} more bits per byte on {what}."
     if general.items < TOO_FEW:
         return f"Whether {what} became worse is unknown: {too_few(general)}"
-    loss = percent(max(0.0, general.high), general)
+    loss = max(0.0, general.percents[2])
     if outcome != "unknown":
         return f"{text} is as good as before: a loss of more than {loss:.1f} % is excluded ({evidence(general)})."
-    return (
-        f"Whether {what} became worse is unknown: a loss of {loss:.1f} % cannot be excluded"
-        f" ({evidence(general)}).{more(general)}"
-    )
+    open_ = f"a loss of {loss:.1f} % cannot be excluded ({evidence(general)})"
+    return f"Whether {what} became worse is unknown: {open_}.{more(general)}"
+
+
+def relative(difference: Difference) -> str:
+    """`19.2 % (95 % interval 18.0 to 20.4 %)`, without the sign of the change."""
+    change, *ends = map(abs, difference.percents)
+    return f"{change:.1f} % (95 % interval {min(ends):.1f} to {max(ends):.1f} %)"
 
 
 def evidence(difference: Difference) -> str:
-    """`95 % interval -29.0 to +55.0 % from 20 documents, 19 of them worse`."""
-    low, high = (percent(value, difference) for value in (difference.low, difference.high))
+    """`95 % interval -29.0 to +55.0 % from 20 documents, 19 of them worse`"""
+    _, low, high = difference.percents
     worse = "" if difference.num_worse is None else f", {difference.num_worse:,} of them worse"
-    return (
-        f"{100 * difference.level:.0f} % interval {low:+.1f} to {high:+.1f} % from {difference.items:,}"
-        f" documents{worse}"
-    )
+    return f"95 % interval {low:+.1f} to {high:+.1f} % from {difference.items:,} documents{worse}"
 
 
 def too_few(difference: Difference) -> str:
-    """Why nothing can be concluded, and how many documents are needed."""
     return f"{difference.items} documents are too few to tell. Hold out at least {TOO_FEW}, better {FEW} or more."
 
 
@@ -234,39 +235,20 @@ def more(difference: Difference) -> str:
     """What would make an unknown change known."""
     if difference.is_dominated:
         return f" {dominated(difference)}"
-    needed = round_up(difference.items_for_negligible() - difference.items)
-    return (
-        f" Hold out about {needed:,} more documents for an interval of"
-        f" +-{percent(difference.negligible, difference):.0f} %."
-    )
+    needed = difference.items_for_negligible()
+    needed += -needed % 10 ** max(0, len(str(needed)) - 2)  # two digits: 1,234 becomes 1,300
+    narrow = f"+-{100 * difference.negligible / difference.before:.0f} %"
+    return f" Hold out about {needed:,} documents instead of {difference.items:,} for an interval of {narrow}."
 
 
 def dominated(difference: Difference) -> str:
     """The warning about one document that decides much of the result."""
-    share = 100 * (difference.largest_share or 0)
-    return (
-        f"One document holds {share:.0f} % of the bytes and decides much of this: split it or leave it out, and hold"
-        " out more documents."
-    )
+    share = f"{100 * (difference.largest_share or 0):.0f} % of the bytes"
+    remedy = "split it or leave it out, and hold out more documents"
+    return f"One document holds {share} and decides much of this: {remedy}."
 
 
-def round_up(number: int, digits: int = 2) -> int:
-    """1,234 becomes 1,300."""
-    step = 10 ** max(0, len(str(number)) - digits)
-    return -(-number // step) * step
-
-
-def percent(value: float, difference: Difference) -> float:
-    """Of the value before."""
-    return 100 * value / difference.before
-
-
-def relative(difference: Difference) -> str:
-    """`19.2 % (95 % interval 18.0 to 20.4 %)`; the sign of both ends is that of the change."""
-    change, *ends = (
-        abs(percent(value, difference)) for value in (difference.difference, difference.low, difference.high)
-    )
-    return f"{change:.1f} % ({100 * difference.level:.0f} % interval {min(ends):.1f} to {max(ends):.1f} %)"
+# --- the run's folder ------------------------------------------------------------------------------------------------
 
 
 def verdict_of_run(
@@ -275,40 +257,42 @@ def verdict_of_run(
     evaluation: Findings | None = None,
     contamination: Contamination | None = None,
     serve: str | None = None,
-    frontier: str | None = None,
     not_run: Sequence[NotRun] = (),
     is_complete: bool = False,
 ) -> Verdict:
-    """What a run's folder tells, with what was found beside it.
+    """The verdict from a run's folder and from what was measured afterwards.
 
     Args:
         folder: of a finished run.
-        evaluation: of `findings` against the base: domain test and tasks.
-        frontier: name of the picture beside the page.
-        not_run: further things that were left out, and why.
-        is_complete: False while things that will be measured are not.
+        evaluation: domain test and tasks, compared with the base.
+        not_run: what could not be measured.
+        is_complete: False if more will be measured.
     """
     recipe, run = load_recipe(folder / RECIPE), Run(folder)
     course = read_course(folder / METRICS)
     before, after = losses_before_and_after(folder)
-    general = set(recipe.evaluation.retain)
-    sets, examples = judged_sets(course, before, after, general), read_example_sets(folder / METRICS)
-    parts = {
-        is_general: [one.name for one in sets if one.is_general == is_general and one.difference]
-        for is_general in (True, False)
-    }
-    domain_of_all, general_of_all = (
-        bits_per_byte_difference([before[name] for name in names], [after[name] for name in names]) if names else None
-        for names in (parts[False], parts[True])
-    )
+    sets, examples = judged_sets(course, before, after, recipe.evaluation.retain), read_example_sets(folder / METRICS)
+
+    def together(is_general: bool) -> Difference | None:
+        names = [one.name for one in sets if one.is_general == is_general and one.difference]
+        pairs = ([losses[name] for name in names] for losses in (before, after))
+        return bits_per_byte_difference(*pairs) if names else None
+
+    is_of_scores = bool(examples) and all(one.is_new_head for one in examples)
+    missing = not_measured(folder, recipe, sets, examples, evaluation)
+    if contamination is None:
+        why = "training documents were not searched for evaluation documents: cpt contamination RECIPE"
+        missing["contamination"] = why
+    # `domain test of code` in `not_run` says more than `domain test`.
+    unmentioned = {what: why for what, why in missing.items() if not any(one.what.startswith(what) for one in not_run)}
     return Verdict(
         run=folder.name,
         model=str(run.export_folder),
         base=None if recipe.model.from_scratch else recipe.model.path,
         tokens=last_tokens(folder / METRICS),
         sets=sets,
-        domain=domain_of_all,
-        general=general_of_all,
+        domain=together(False),
+        general=together(True),
         sources=sources_of(folder),
         stopped=run.status().get("stopped"),
         skipped_steps=run.skipped_share(),
@@ -316,23 +300,16 @@ def verdict_of_run(
         tasks=list(evaluation.tasks) if evaluation is not None else [],
         contamination=contamination,
         retention=course,
-        frontier=frontier,
         samples=samples_of(folder),
-        not_run=[*unmentioned(left_out(folder, sets, evaluation, contamination, recipe, examples), not_run), *not_run],
-        serve=serve,
+        not_run=[*(NotRun(what, why) for what, why in unmentioned.items()), *not_run],
+        serve=None if is_of_scores else serve,
         is_complete=is_complete,
         examples=examples,
     )
 
 
-def unmentioned(general: Sequence[NotRun], special: Sequence[NotRun]) -> list[NotRun]:
-    """Those of which nothing more special is told: `domain test of code` says more than `domain test`."""
-    return [one for one in general if not any(other.what.startswith(one.what) for other in special)]
-
-
 def losses_before_and_after(folder: Path) -> tuple[dict[str, DocumentLosses], dict[str, DocumentLosses]]:
-    """Of each document, before the first step and at the last evaluation; empty where the run did not keep them, or a
-    file is damaged."""
+    """Losses by document before the first step and at the last evaluation; empty if a file is missing or damaged."""
     files = kept_losses(folder)
     if 0 not in files or len(files) < 2:
         return {}, {}
@@ -344,9 +321,12 @@ def losses_before_and_after(folder: Path) -> tuple[dict[str, DocumentLosses], di
 
 
 def judged_sets(
-    course: Sequence[Point], before: dict[str, DocumentLosses], after: dict[str, DocumentLosses], general: set[str]
+    course: Sequence[Point],
+    before: Mapping[str, DocumentLosses],
+    after: Mapping[str, DocumentLosses],
+    general: Mapping[str, Any],
 ) -> list[SetVerdict]:
-    """Each set that was evaluated before the first step and after the last."""
+    """Each set that was evaluated before the first step and after the last; domain first."""
     if not course or course[0].step != 0:
         return []
     sets = []
@@ -358,6 +338,19 @@ def judged_sets(
         difference = bits_per_byte_difference([before[name]], [after[name]]) if has_pairs else None
         sets.append(SetVerdict(name, name in general, was, course[-1].bits_per_byte[name], documents, difference))
     return sets
+
+
+def sources_of(folder: Path) -> list[SourceFacts]:
+    """The training sources with their licences, as the run recorded them."""
+    sources = read_object(folder / INPUTS, []).get("data", {}).get("sources", {})
+
+    def decontaminated(dropped: Mapping[str, int]) -> int:
+        return sum(count for reason, count in dropped.items() if reason.startswith(REASON))
+
+    return [
+        SourceFacts(name, facts["documents"], facts["share"], facts["licence"], decontaminated(facts["dropped"]))
+        for name, facts in sources.items()
+    ]
 
 
 def samples_of(folder: Path) -> list[Sample]:
@@ -372,52 +365,87 @@ def samples_of(folder: Path) -> list[Sample]:
     ]
 
 
-def left_out(
+def not_measured(
     folder: Path,
-    sets: Sequence[SetVerdict],
-    evaluation: Findings | None,
-    contamination: Contamination | None,
     recipe: Recipe,
-    examples: Sequence[ExampleSet] = (),
-) -> list[NotRun]:
-    """What was not looked at, why, and how to; of a model that gives scores, whatever takes text from it."""
-    missing = []
-    evaluate = (
-        f"cpt evaluate {folder}"
-        if recipe.model.from_scratch
-        else f"cpt evaluate {folder} --against {recipe.model.path}"
-    )
-    if examples and all(one.is_new_head for one in examples):
-        return missing_search(contamination)
+    sets: Sequence[SetVerdict],
+    examples: Sequence[ExampleSet],
+    evaluation: Findings | None,
+) -> dict[str, str]:
+    """What was not measured -> why, with the command that does it."""
+    against = "" if recipe.model.from_scratch else f" --against {recipe.model.path}"
+    evaluate = f"cpt evaluate {folder}{against}"
+    missing: dict[str, str] = {}
+    if examples and all(one.is_new_head for one in examples):  # the model writes no text
+        return missing
     if not sets and examples:
-        missing.append(
-            NotRun(
-                "held-out text", "none was named: `evaluation.perplexity` takes txt or md files, or a `text_column`"
-            )
-        )
+        missing["held-out text"] = "none was named: `evaluation.perplexity` takes txt or md files, or a `text_column`"
     elif not sets:
-        missing.append(
-            NotRun("held-out text", "nothing was held out: set `evaluation.held_out_share` or `evaluation.perplexity`")
+        missing["held-out text"] = "nothing was held out: set `evaluation.held_out_share` or `evaluation.perplexity`"
+    elif not any(one.is_general for one in sets):
+        missing["forgetting"] = (
+            f"`evaluation.retain` names no held-out set of general text. A public one: {GENERAL_SET}"
         )
-    if sets and not any(one.is_general for one in sets):
-        why = f"`evaluation.retain` names no held-out set of general text. A public one: {GENERAL_SET}"
-        missing.append(NotRun("forgetting", why))
-    if unpaired := [one.name for one in sets if one.difference is None]:
-        missing.append(
-            NotRun(
-                f"intervals of {', '.join(unpaired)}",
-                f"no losses by document were kept, or there is one document. {evaluate}",
-            )
-        )
+    if unpaired := ", ".join(one.name for one in sets if one.difference is None):
+        missing[f"intervals of {unpaired}"] = f"no losses by document were kept, or there is one document. {evaluate}"
     if (sets or not examples) and (evaluation is None or not evaluation.domain_test):
-        missing.append(NotRun("domain test", f"not asked for: {evaluate} --domain-test SET"))
+        missing["domain test"] = f"not asked for: {evaluate} --domain-test SET"
     if evaluation is None or not evaluation.tasks:
-        told = "not asked for (`evaluation.tasks`)"
-        missing.append(NotRun("benchmarks", f"{told}: {evaluate} --task hellaswag --task mmlu"))
-    return [*missing, *missing_search(contamination)]
+        missing["benchmarks"] = f"not asked for (`evaluation.tasks`): {evaluate} --task hellaswag --task mmlu"
+    return missing
 
 
-def missing_search(contamination: Contamination | None) -> list[NotRun]:
-    """That nobody looked for evaluation documents among the training documents."""
-    why = "training documents were not searched for evaluation documents: cpt contamination RECIPE"
-    return [] if contamination is not None else [NotRun("contamination", why)]
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def write_verdict(folder: Path, verdict: Verdict) -> None:
+    """Write verdict.md and verdict.json into the run's folder."""
+    content = json.dumps(verdict.to_json(), indent=2, ensure_ascii=False) + "\n"
+    try:
+        write_atomic(folder / VERDICT_PAGE, verdict_page(verdict), reuse_space=True)
+        write_atomic(folder / VERDICT, content, reuse_space=True)
+    except OSError as problem:
+        why = f"The verdict is not written: {problem.strerror}. Again: cpt verdict {folder}"
+        record_event(folder, "not_written", why)
+
+
+def verdict_page(verdict: Verdict) -> str:
+    """The page in Markdown, rendered from `verdict.md.jinja`."""
+    environment = Environment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"cell": cell, "sample": sample, "few": few, "dominated": dominated}
+    template = environment.from_string(Path(__file__).with_name("verdict.md.jinja").read_text(encoding="utf-8"))
+    names = ("loss", "accuracy", "margin", "reward")
+    examples = [(one, name, vars(one)[name]) for one in verdict.examples for name in names if vars(one)[name]]
+    last = len(verdict.retention) - 1
+    points = sorted({round(place * last / (POINTS_SHOWN - 1)) for place in range(POINTS_SHOWN)}) if last > 1 else []
+    found, num_dropped = verdict.contamination, sum(source.decontaminated for source in verdict.sources)
+    hits = found.hits[:HITS_SHOWN] if found is not None else []
+    dropped = f"{num_dropped:,} training documents were left out for it." if num_dropped else ""
+    return template.render(
+        verdict=verdict,
+        run=verdict.run,
+        examples=examples,
+        sets=sorted(verdict.sets, key=lambda one: one.is_general),
+        scores=[*verdict.domain_test, *verdict.tasks],
+        course=[verdict.retention[place] for place in points],
+        contamination=" ".join(filter(None, [found.summary() if found is not None else "", dropped])),
+        hits=hits,
+        num_more_hits=found.num_contaminated - len(hits) if found is not None else 0,
+        samples=verdict.samples[:SAMPLES_SHOWN],
+    )
+
+
+def cell(text: str) -> str:
+    """Text in a cell of a Markdown table."""
+    return text.replace("|", "\\|")
+
+
+def sample(text: str) -> str:
+    """The beginning of a text as code in one line, with arrows for line breaks."""
+    line = text[:LONGEST_SAMPLE].replace("`", "'").replace("\n", " ↵ ")
+    return f"`{line}{'...' if len(text) > LONGEST_SAMPLE else ''}`" if line.strip(" ↵") else "(nothing)"
+
+
+def few(difference: Difference | None) -> str:
+    """A mark after the outcome if it rests on few documents."""
+    return " (few)" if difference is not None and difference.is_clear and difference.is_on_few else ""

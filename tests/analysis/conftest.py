@@ -37,51 +37,7 @@ ENVIRONMENT = {
     "versions": {"cpt": "0.1.0", "torch": "2.13.0", "peft": None},
     "git": {"commit": "0123456789abcdef", "changes": " M cpt/train.py\n", "diff": "-old\n+new\n"},
 }
-DIFFERENCE = {"before": 2.0, "after": 1.8, "difference": -0.2, "low": -0.22, "high": -0.18, "items": 90, "level": 0.95}
-WORSE = {"before": 2.0, "after": 2.1, "difference": 0.1, "low": -0.02, "high": 0.22, "items": 90, "level": 0.95}
-VERDICT = {
-    "headline": "It worked: 10 % fewer bits per byte.",
-    "model": "runs/code/final",
-    "sets": [
-        {"name": "code", "is_general": False, "before": 2.0, "after": 1.8, "documents": 90, "difference": DIFFERENCE},
-        {"name": "prose", "is_general": True, "before": 2.0, "after": 2.1, "documents": 90, "difference": WORSE},
-    ],
-    "domain": DIFFERENCE,
-    "general": WORSE,
-    "sources": [{"name": "code", "documents": 10, "share": 0.75, "licence": "MIT"}],
-    "domain_test": [
-        {
-            "name": "code cloze",
-            "metric": "accuracy",
-            "value": 0.5,
-            "interval": [0.402, 0.598],
-            "questions": 100,
-            "higher_is_better": True,
-            "against": {"before": 0.3, "after": 0.5, "difference": 0.2, "low": 0.1, "high": 0.3, "items": 100},
-        }
-    ],
-    "tasks": [
-        {"name": "hellaswag", "metric": "acc", "value": 0.25, "interval": None, "questions": 500, "against": None}
-    ],
-    "contamination": {
-        "documents": {"code": 100, "prose": 50},
-        "counts": {"code": {"prose": 2}, "prose": {}},
-        "hits": [
-            {
-                "source": "code",
-                "where": "code.jsonl:3",
-                "set_name": "prose",
-                "evaluation_document": "prose.jsonl:1",
-                "share": 0.6,
-            }
-        ],
-        "touched": 7,
-        "judged": 20,
-    },
-    "samples": [{"prompt": "def ", "before": "the", "after": "main():\n    pass"}],
-    "not_run": [{"what": "benchmarks", "why": "not asked for"}],
-    "serve": "cpt serve runs/code/final",
-}
+VERDICT = {"headline": "It worked: 10 % fewer bits per byte."}
 INPUTS = {
     "data": {
         "sources": {

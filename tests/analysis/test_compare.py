@@ -191,10 +191,10 @@ def ended(*words):
 
 def test_a_comparison_is_printed_and_written_in_each_form(tmp_path, capsys):
     runs = [*two_runs(tmp_path, one_key), *(write_run(tmp_path / name) for name in "cdef")]
-    markdown, page = tmp_path / "c.md", tmp_path / "c.html"
-    assert ended(*runs, "--markdown", markdown, "--html", page) == 0
-    for text in (capsys.readouterr().out, markdown.read_text(), page.read_text()):
-        assert "optimizer.learning_rate" in text.replace("\\", "") and "0.002" in text
+    page = tmp_path / "c.html"
+    assert ended(*runs, "--html", page) == 0
+    for text in (capsys.readouterr().out, page.read_text()):
+        assert "optimizer.learning_rate" in text and "0.002" in text
     assert ended(*runs[:2], "--json") == 0
     assert json.loads(capsys.readouterr().out)["differences"][0]["values"] == ["0.001", "0.002"]
 

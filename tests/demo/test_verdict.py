@@ -76,7 +76,7 @@ def test_the_summary_is_saved_and_printed(tmp_path, base):
     summary = summarize(base, runs, Answer("def [x]", " new"))
     write_summary(summary, tmp_path)
     saved = json.loads((tmp_path / "summary.json").read_text())
-    assert saved["passed"] is True and saved["changes"][0]["domain_change_percent"] == pytest.approx(-20)
+    assert saved["passed"] is True and saved["rows"][0]["domain_after"] == 1.6
     console = Console(record=True, width=80)
     show(summary, console, tmp_path)
     printed = console.export_text()

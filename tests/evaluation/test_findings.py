@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 
 from cpt.errors import DataError
-from cpt.evaluation.domain_test import Question
-from cpt.evaluation.evaluate import Answers, Measured
-from cpt.evaluation.findings import findings, says
+from cpt.evaluation.evaluate import Measured
+from cpt.evaluation.findings import bits_per_byte_sentence, findings
 from cpt.evaluation.kept_losses import DocumentLosses
 from cpt.evaluation.paired import Difference
 from cpt.evaluation.tasks import TaskScore
@@ -17,8 +16,7 @@ def losses(bits_per_byte, count=40):
 
 
 def answers(right, count=40):
-    questions = [Question(kind, "a:1", "x", ("a", "b"), 0) for kind in ("cloze", "continuation") for _ in range(count)]
-    return Answers(questions, np.arange(2 * count) % 10 < right)
+    return {("domain", kind): np.arange(count) % 10 < right for kind in ("cloze", "continuation")}
 
 
 def score(value):
@@ -27,7 +25,7 @@ def score(value):
 
 
 def measured(name, bits_per_byte, right, value, count=40):
-    return Measured(name, {"domain": losses(bits_per_byte, count)}, {"domain": answers(right)}, [score(value)])
+    return Measured(name, {"domain": losses(bits_per_byte, count)}, answers(right), [score(value)])
 
 
 def test_a_model_alone_has_figures_and_no_differences():
@@ -54,10 +52,8 @@ def test_against_a_base_each_set_test_and_task_has_a_line_of_verdict():
 
 
 def test_a_difference_that_may_be_none_is_called_so():
-    assert says(Difference(1.0, 1.01, 0.01, -0.02, 0.04, 50), better="lower", what="bits per byte").startswith(
-        "unknown:"
-    )
-    worse = says(Difference(1.0, 1.1, 0.1, 0.05, 0.15, 8), better="lower", what="bits per byte")
+    assert bits_per_byte_sentence(Difference(1.0, 1.01, 0.01, -0.02, 0.04, 50)).startswith("unknown:")
+    worse = bits_per_byte_sentence(Difference(1.0, 1.1, 0.1, 0.05, 0.15, 8))
     assert worse == "worse: 1.0000 -> 1.1000 bits per byte, +10.0 % (95 % interval +5.0 to +15.0 %; only 8 pairs)."
 
 

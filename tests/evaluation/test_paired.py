@@ -99,7 +99,7 @@ def test_sets_together_are_strata():
 
 
 def test_other_documents_are_refused():
-    with pytest.raises(DataError, match="measured on other documents"):
+    with pytest.raises(DataError):
         bits_per_byte_difference([losses([1, 2], [10, 10])], [losses([1, 2], [10, 10], first=5)])
 
 

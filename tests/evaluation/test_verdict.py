@@ -10,8 +10,7 @@ from cpt.data.contamination import Contamination, Hit
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.kept_losses import DocumentLosses, save_losses
 from cpt.evaluation.paired import Difference, bits_per_byte_difference
-from cpt.evaluation.verdict import NotRun, general_sentence, outcome_of_set, verdict_of_run
-from cpt.evaluation.verdict_page import verdict_page
+from cpt.evaluation.verdict import NotRun, general_sentence, outcome_of_set, verdict_of_run, verdict_page
 from cpt.recipe.load import dump_recipe, load_recipe
 
 

@@ -11,8 +11,16 @@ from cpt.evaluation.findings import ScoreFinding
 from cpt.evaluation.held_out_examples import ExampleSet
 from cpt.evaluation.paired import Difference
 from cpt.evaluation.retention import Point
-from cpt.evaluation.verdict import NotRun, Sample, SetVerdict, SourceFacts, Verdict
-from cpt.evaluation.verdict_page import verdict_page, write_verdict
+from cpt.evaluation.verdict import (
+    NotRun,
+    Sample,
+    SetVerdict,
+    SourceFacts,
+    Verdict,
+    verdict_of_run,
+    verdict_page,
+    write_verdict,
+)
 
 BETTER, COST = Difference(2.0, 1.6, -0.4, -0.42, -0.38, 181, num_worse=18), Difference(1.5, 1.53, 0.03, 0.02, 0.04, 12)
 VERDICT = Verdict(
@@ -56,6 +64,7 @@ def test_the_page_has_everything_on_it():
     )
     assert "4 training documents were left out for it." in page
     assert "- benchmarks: not asked for." in page and "```\ncpt serve runs/demo\n```" in page
+    assert "| 29,000 | 2.0000 | 1.5000 |" in page
     assert "| `def f` | ` is a\\|b` | `(x): ↵     return x` |" in page
 
 
@@ -104,16 +113,14 @@ def test_on_a_full_disk_the_run_goes_on_without_a_page(run, caplog):
         for name in ("recipe.yaml", "metrics.jsonl"):
             shutil.copy(run / name, disk / name)
         fill(disk)
-        verdict = write_verdict(disk)
-        assert [one.name for one in verdict.sets] == ["domain", "general"]
+        write_verdict(disk, verdict_of_run(disk))
         assert "The verdict is not written: No space left on device. Again: cpt verdict" in caplog.text
         assert not (disk / "verdict.json").exists()
 
 
-def test_page_json_and_picture_are_written_into_the_runs_folder(run, tmp_path):
-    verdict = write_verdict(run, serve="cpt serve x")
-    assert verdict.frontier == "frontier.png" and (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
-    assert "![Domain against general bits per byte](frontier.png)" in (tmp_path / "verdict.md").read_text()
+def test_page_and_json_are_written_into_the_runs_folder(run, tmp_path):
+    write_verdict(run, verdict_of_run(run, serve="cpt serve x"))
+    assert "| 9 | 1.9091 | 1.0000 |" not in (tmp_path / "verdict.md").read_text(), "two evaluations are in the table"
     assert json.loads((tmp_path / "verdict.json").read_text())["sets"][0]["name"] == "domain"
 
 
@@ -135,4 +142,4 @@ def test_a_model_that_gives_scores_is_not_served(run):
         for step in (0, 9)
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logs))
-    assert write_verdict(run, serve="cpt serve x").serve is None and "Use it" not in (run / "verdict.md").read_text()
+    assert verdict_of_run(run, serve="cpt serve x").serve is None
