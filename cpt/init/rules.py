@@ -108,6 +108,10 @@ class Choices:
     def is_strong_shift(self) -> bool:
         return self.replay == STRONG_REPLAY
 
+    def tokens_between(self, times: int) -> int:
+        """Tokens between events that happen so many times in the run."""
+        return max(self.batch_tokens, self.tokens // times)
+
 
 def read_base(path: str) -> BaseModel:
     """Read the config and the tokenizer, without opening any weights.

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from cpt.checkpoints.resume import free_name
 from cpt.command_line import refuse_ignored, show_log
 from cpt.errors import Interrupted, LaunchError, RecipeError, ResourceError
 from cpt.extend import did_you_mean
@@ -83,11 +84,8 @@ def command(
     if dry_run:
         tell(f"{space}: no mistakes.")
         return
-    folder, number = loaded.output_dir / (wanted.settings.name or f"{loaded.name}-search"), 1
-    name = folder.name
-    while new and folder.exists():
-        number += 1
-        folder = folder.with_name(f"{name}-{number}")
+    folder = loaded.output_dir / (wanted.settings.name or f"{loaded.name}-search")
+    folder = free_name(folder) if new else folder
     if (folder / SEARCHED).exists() and (changes := differing_keys(load_recipe(folder / SEARCHED), loaded)):
         raise RecipeError(
             "\n".join([f"{folder} is a search with another recipe. What differs (there -> here):", *changes])
@@ -102,18 +100,20 @@ def command(
         study = open_study(url, folder.name, wanted)
         write_atomic(folder / SEARCHED, dump_recipe(loaded))
         search = Search(folder, loaded, wanted, study, options, environments)
+        stopped: BaseException | None = None
         try:
             with storage_errors(url):
                 search()
-        except (Interrupted, KeyboardInterrupt) as stopped:
-            search.show_results()
-            words = shlex.join(["cpt", "search", str(recipe), *(overrides or ()), "--space", str(space)])
-            again = f"Give the same command again to continue: {words} ..."
-            if isinstance(stopped, Interrupted):
-                raise Interrupted(f"{stopped} {again}") from stopped
+        except (Interrupted, KeyboardInterrupt) as problem:
+            stopped = problem
+        search.show_results()
+        words = shlex.join(["cpt", "search", str(recipe), *(overrides or ()), "--space", str(space)])
+        again = f"Give the same command again to continue: {words} ..."
+        if isinstance(stopped, Interrupted):
+            raise Interrupted(f"{stopped} {again}") from stopped
+        if stopped is not None:
             tell(f"Interrupted. {again}")
             raise typer.Exit(130) from stopped
-        search.show_results()
 
 
 def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:

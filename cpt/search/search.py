@@ -28,6 +28,7 @@ from cpt.search.study import REASON, ask, unfinished
 SEARCHED, BEST, RESULTS, LOGS = "searched.yaml", "best.yaml", "results.json", "logs"
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_TO_END = 120.0  # for a save, after which a pruned trial is killed
+MOST_FAILURES = 3  # in a row; a loss that diverges is a result and does not count
 CELLS = 100  # of a run's length: trials with different batches are compared at the same tokens
 TEXT_STAGES = ("pretrain", "cpt")
 ORDER = ("complete", "pruned", "running", "fail")  # of the table
@@ -195,40 +196,39 @@ class Search:
             has_diverged = status.get("error") == TrainingError.__name__ or is_finished and last is not None
             self.failures = 0 if has_diverged else before + 1
         self.write_results()
-        if self.failures >= self.space.settings.failures:
+        if self.failures >= MOST_FAILURES:
             raise TrainingError(f"{self.failures} trials in a row failed. The last one: {reason}")
 
     def results(self) -> list[dict[str, Any]]:
+        """All started trials, the best first."""
         found = []
         for trial in self.study.get_trials(deepcopy=False):
             last = max(trial.intermediate_values, default=None)
             is_complete = trial.state.name == "COMPLETE"
-            value = trial.value if is_complete else trial.intermediate_values.get(last)
             entry = {"number": trial.number, "run": name_of(trial.number), "state": trial.state.name.lower()}
-            entry |= {"value": value, "tokens": None if is_complete else last, "values": trial.params}
+            entry["value"] = trial.value if is_complete else trial.intermediate_values.get(last)
+            entry |= {"tokens": None if is_complete else last, "values": trial.params}
             found.append(entry | {"reason": trial.user_attrs.get(REASON, "")})
-        started = [one for one in found if one["state"] in ORDER]
         sign = 1 if self.space.settings.direction == "minimize" else -1
-        worst = {None: math.inf}  # of a trial that failed before its first value
-        return sorted(
-            started, key=lambda one: (ORDER.index(one["state"]), worst.get(one["value"]) or sign * one["value"])
-        )
+
+        def rank(one: dict[str, Any]) -> tuple[int, float]:
+            return ORDER.index(one["state"]), math.inf if one["value"] is None else sign * one["value"]
+
+        return sorted((one for one in found if one["state"] in ORDER), key=rank)
 
     def write_results(self) -> Path | None:
-        """Write results.json and the best recipe, and remove weights that are not to be kept; the best recipe's path,
-        None while no trial is complete."""
+        """Write results.json and the best recipe; the best recipe's path, None while no trial is complete."""
         settings, results = self.space.settings, self.results()
         best = next((one for one in results if one["state"] == "complete"), None)
         number = None if best is None else best["number"]
         content = {"metric": settings.metric, "direction": settings.direction, "best": number, "trials": results}
         write_json(self.folder / RESULTS, content)
-        for one in results if settings.keep == "best" else ():
-            folder = self.folder / one["run"]
-            if one["state"] != "running" and one is not best:
-                for path in [*folder.glob("checkpoint-*"), *folder.glob("weights-*"), folder / EXPORT]:
-                    shutil.rmtree(path, ignore_errors=True)
         if best is None:
             return None
+        if settings.keep == "best":
+            for one in results:
+                if one["state"] != "running" and one is not best:
+                    remove_weights(self.folder / one["run"])
         overrides = overrides_of(best["values"])
         recipe = load_recipe(self.folder / SEARCHED, [*overrides, f"name={self.folder.name}-best"])
         heading = f"# {best['run']}, the best of {len(results)} trials: {settings.metric} {best['value']:.6g}\n"
@@ -239,8 +239,7 @@ class Search:
     def show_results(self) -> None:
         """Print the trials, and the command that trains the best recipe."""
         results, best = self.results(), self.write_results()
-        keys = [axis.key for axis in self.space.axes]
-        table = Table("trial", "state", self.space.settings.metric, *keys, "reason")
+        table = Table("trial", "state", self.space.settings.metric, *self.space.distributions, "reason")
         for one in results:
             at = "" if one["tokens"] is None else f" at {one['tokens']:,}"
             value = "" if one["value"] is None else f"{one['value']:.5g}{at}"
@@ -251,6 +250,11 @@ class Search:
             tell("No trial is complete yet.")
         else:
             tell(f"Train the best recipe: cpt train {best}\nCompare the trials: cpt compare {self.folder}/trial-*")
+
+
+def remove_weights(run: Path) -> None:
+    for path in [*run.glob("checkpoint-*"), *run.glob("weights-*"), run / "average", run / EXPORT]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def name_of(number: int) -> str:

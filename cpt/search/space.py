@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +20,7 @@ from cpt.recipe.words import in_words, in_yaml
 from cpt.recipe.written_numbers import Positive, whole_number
 from cpt.recipe.yaml_lines import UnreadableError, read_yaml
 
-SEARCH = "search"
+SEARCH, GRID = "search", "grid"
 SET_BY_SEARCH = ("name", "output_dir")
 OF_A_RANGE = ("low", "high", "log", "step")
 EXAMPLE = "{low: 1e-6, high: 1e-3, log: true}"
@@ -40,14 +40,11 @@ class Settings(Section):
     trials: Positive = 20
     """Pruned and failed ones included."""
     sampler: Named = Component(name="tpe")
-    """tpe, random or grid; or a class such as `optuna.samplers:CmaEsSampler`. Options are Optuna's."""
+    """tpe, random, grid (all combinations of lists), or a class such as `optuna.samplers:CmaEsSampler`."""
     pruner: Named = Component(name="median")
-    """median, percentile, halving, hyperband or none; or a class such as `optuna.pruners:PatientPruner`. Options are
-    Optuna's; a step is a token."""
+    """median, hyperband, none, or a class such as `optuna.pruners:PatientPruner`. A step is a token."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Of the sampler. The runs have the recipe's own."""
-    failures: Positive = 3
-    """So many failed trials in a row end the search. A loss that diverges is a result and does not count."""
     keep: Literal["all", "best"] = "all"
     """best: only the best trial keeps its checkpoints and its model; all keep their metrics."""
 
@@ -64,14 +61,15 @@ class Axis:
     @property
     def ends(self) -> tuple[Any, ...]:
         """The values to check before the search: where both ends of a range pass, those between do too."""
-        found = vars(self.distribution).get("choices")
-        return (self.distribution.low, self.distribution.high) if found is None else tuple(found)
+        return tuple(self.distribution.choices) if self.is_list else (self.distribution.low, self.distribution.high)
+
+    @property
+    def is_list(self) -> bool:
+        return type(self.distribution).__name__ == "CategoricalDistribution"
 
 
 @dataclass(frozen=True)
 class Space:
-    """What a search tries, and how."""
-
     settings: Settings
     place: Place
     axes: tuple[Axis, ...]
@@ -79,6 +77,13 @@ class Space:
     @property
     def distributions(self) -> dict[str, Any]:
         return {axis.key: axis.distribution for axis in self.axes}
+
+    def combinations(self) -> list[dict[str, Any]]:
+        """The trials of `sampler: grid`; none with another sampler."""
+        if self.settings.sampler.name != GRID:
+            return []
+        found = [dict(zip(self.distributions, one, strict=True)) for one in product(*(a.ends for a in self.axes))]
+        return found[: self.settings.trials]
 
 
 def import_optuna() -> Any:
@@ -117,6 +122,9 @@ def load_space(path: Path) -> Space:
     for axis, above in permutations(axes, 2):
         if steps_of(axis.key)[: len(steps_of(above.key))] == steps_of(above.key):
             mistakes.add(axis.place, f"`{axis.key}` is part of `{above.key}` (line {above.place.line}): keep one")
+    for axis in axes if settings is not None and settings.sampler.name == GRID else ():
+        if not axis.is_list:
+            mistakes.add(axis.place, f"`{axis.key}`: `sampler: grid` needs a list of values")
     mistakes.raise_if_any()
     assert settings is not None, "settings without mistakes were read"
     return Space(settings, section.place, axes)
@@ -172,8 +180,8 @@ def overrides_of(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={float(f'{one:.6g}') if isinstance(one, float) else one}" for key, one in values.items()]
 
 
-def recipes_at_ends(space: Space, recipe: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[Place, Recipe]]:
-    """The recipe with each single value of a list and each end of a range: override -> where it was written, recipe.
+def recipes_at_ends(space: Space, recipe: Path, overrides: Sequence[str] = ()) -> dict[str, Recipe]:
+    """Load the recipe with each single value of a list and each end of a range.
 
     Raises:
         RecipeError: all values that the recipe cannot have.
@@ -183,7 +191,7 @@ def recipes_at_ends(space: Space, recipe: Path, overrides: Sequence[str] = ()) -
         for value in axis.ends:
             (override,) = overrides_of({axis.key: value})
             try:
-                found[override] = (axis.place, load_recipe(recipe, [*overrides, override]))
+                found[override] = load_recipe(recipe, [*overrides, override])
             except RecipeError as problem:
                 lines = str(problem).replace("on the command line: ", "").splitlines()
                 wrong += [f"{axis.place}: {line}" for line in lines]

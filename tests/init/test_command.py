@@ -1,10 +1,8 @@
 """The whole way: documents and a model in, a recipe out that the checks take and that trains."""
 
 import json
-import sys
 
 import pytest
-import typer
 from tiny import write_documents
 
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
@@ -133,14 +131,6 @@ def test_a_tokenizer_of_another_model_is_refused(run, here, base_folder):
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 300}))
     with pytest.raises(RecipeError, match="320 tokens"):
         run(model=str(folder))
-
-
-def test_in_a_terminal_the_questions_are_asked(run, here, monkeypatch, base_folder, corpus):
-    answers = iter(["docs", str(base_folder), "cpu"])
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(typer, "prompt", lambda *_, **__: next(answers))
-    init.command(general=str(corpus / "general.jsonl"))
-    assert load_recipe("recipe.yaml").data.sources[0].path == "docs" and next(answers, None) is None
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from cpt.search import search as loop
 from cpt.search.command import command, environments_of
 
 SPACE = {"optimizer.learning_rate": {"low": 1e-5, "high": 1e-1, "log": True}, "seed": [1, 2, 3, 4]}
-GRID, BY_GRID = {"optimizer.learning_rate": [0.01]}, {"sampler": "grid", "trials": 9}
 TRAIN = """
 import json, os, pathlib, signal, sys, time
 keys = dict(word.split("=", 1) for word in sys.argv[2:] if "=" in word)
@@ -155,23 +154,18 @@ def test_a_trial_among_the_worse_ones_is_pruned(search):
 )
 def test_trials_that_fail_in_a_row_end_the_search_with_the_reason(search, code, reason):
     with pytest.raises(TrainingError, match=reason):
-        search(code, failures=2)
-    assert [one["state"] for one in results(search).values()] == ["fail", "fail"] and reason in results(search)[0][
-        "reason"
-    ]
+        search(code)
+    states = [one["state"] for one in results(search).values()]
+    assert states == ["fail"] * 3 and reason in results(search)[0]["reason"]
 
 
 @pytest.mark.parametrize(
     "code", ["log(1, loss=float('nan')); finish(); sys.exit()", "status('failed', error='TrainingError'); sys.exit(2)"]
 )
 def test_a_loss_that_diverges_is_a_result(search, code):
-    search(
-        f"if seed > 1:\n    {code}\nlog(100, loss=1.0); finish()",
-        axes={**GRID, "seed": [1, 2, 3]},
-        **BY_GRID,
-        failures=1,
-    )
-    assert [one["state"] for _, one in sorted(results(search).items())] == ["complete", "fail", "fail"]
+    code = f"if seed > 1:\n    {code}\nlog(100, loss=1.0); finish()"
+    search(code, axes={"optimizer.learning_rate": [0.01], "seed": [1, 2, 3, 4, 5]}, sampler="grid", trials=9)
+    assert [one["state"] for _, one in sorted(results(search).items())] == ["complete", *["fail"] * 4]
 
 
 def test_a_grid_ends_with_its_last_combination(search):

@@ -9,7 +9,7 @@ from cpt.recipe.load import load_recipe
 from cpt.recipe.references import REPOSITORY
 from cpt.search.command import refuse_unlogged_metric
 from cpt.search.space import load_space, recipes_at_ends
-from cpt.search.study import open_study, values_of_grid
+from cpt.search.study import open_study
 
 LOSS = {"metric": "loss"}
 RATE = {"optimizer.learning_rate": {"low": 1e-5, "high": 1e-1, "log": True}}
@@ -82,15 +82,16 @@ def test_a_value_that_the_recipe_cannot_have_is_refused_with_the_spaces_line(tin
 def test_a_choice_may_be_a_section(tiny_recipe, tmp_path):
     recipe = write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
     space = space_of(tmp_path, {"schedule": [{"name": "cosine"}, {"name": "wsd", "decay_tokens": 512}]})
-    schedules = [found.schedule for _, found in recipes_at_ends(space, recipe).values()]
+    schedules = [found.schedule for found in recipes_at_ends(space, recipe).values()]
     assert [one.name for one in schedules] == ["cosine", "wsd"] and schedules[1].options == {"decay_tokens": 512}
 
 
-def test_a_grid_has_all_combinations_and_needs_steps(tmp_path):
-    axes = {"schedule.floor": [0.0, 0.1], "optimizer.weight_decay": {"low": 0.0, "high": 0.2, "step": 0.1}}
-    assert list(values_of_grid(space_of(tmp_path, axes))) == [["0.0", "0.1"], pytest.approx([0.0, 0.1, 0.2])]
-    with pytest.raises(RecipeError, match="space.yaml:"):
-        list(values_of_grid(space_of(tmp_path)))
+def test_a_grid_has_all_combinations_of_lists(tmp_path):
+    axes = {"schedule.floor": [0.0, 0.1], "seed": [1, 2]}
+    found = space_of(tmp_path, axes, sampler="grid").combinations()
+    assert [tuple(values.values()) for values in found] == [("0.0", "1"), ("0.0", "2"), ("0.1", "1"), ("0.1", "2")]
+    with pytest.raises(RecipeError, match=r"space.yaml:\d+: `optimizer.learning_rate`"):
+        space_of(tmp_path, sampler="grid")
 
 
 @pytest.mark.parametrize(
