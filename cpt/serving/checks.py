@@ -44,10 +44,7 @@ def check_servable(model: str, module: str | None = None) -> Servable:
     if not is_serve_available():
         raise ResourceError("serving needs fastapi, uvicorn and openai. Install them: pip install 'cpt[serving]'")
     folder = Path(model).expanduser()
-    if folder.is_dir():
-        name = str(check_folder(folder, module))
-    else:
-        name = check_hub_id(model)
+    name = str(check_folder(folder, module)) if folder.is_dir() else check_hub_id(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:  # damaged files
