@@ -59,7 +59,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "Find training documents that hold what the model will be judged by.",
         ),
         "prepare": (
-            "cpt.data_commands.prepare_command:command",
+            "cpt.data_commands.prepare:command",
             "Read, filter, tokenise and pack a recipe's documents ahead of its run.",
         ),
         "store": ("cpt.store_command:COMMANDS", "List, verify or prune the tokens that are kept between runs."),

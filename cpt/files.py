@@ -14,6 +14,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
+from cpt.errors import LaunchError, ResourceError
+
 log = logging.getLogger("cpt")
 SEAL = "xxh3_128"  # the key under which a JSON file keeps the hash of its other content
 DAMAGED = "damaged_file"  # the kind of event
@@ -113,6 +115,27 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
         yield True
     finally:
         lock.release()
+
+
+@contextmanager
+def output_locked(folder: Path, lock: Path, command: str) -> Iterator[None]:
+    """Write to a command's output folder, as the only process.
+
+    Raises:
+        LaunchError: another process writes there.
+        ResourceError: the disk is full or not writable.
+    """
+    try:
+        with locked(lock, wait=False) as is_ours:
+            if not is_ours:
+                raise LaunchError(
+                    f"{folder}: another `{command}` writes there. Wait for it, or give another --output."
+                )
+            yield
+    except OSError as problem:
+        raise ResourceError(
+            f"{folder}: {problem.strerror or problem}. Free space, or use another --output."
+        ) from problem
 
 
 # --- lines ----------------------------------------------------------------------------------------

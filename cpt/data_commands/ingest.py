@@ -34,7 +34,6 @@ def ingest_command(
         Literal["error", "skip"], typer.Option(help="Exit code where files give no document. error: 2; skip: 0.")
     ] = "error",
     max_seconds: Annotated[float, typer.Option(min=1, help="Give up on a file after so many seconds.")] = 120,
-    shard_mb: Annotated[int, typer.Option(min=1, help="Megabytes after which a new jsonl file begins.")] = 64,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try files again that could not be converted before.")
     ] = False,
@@ -42,8 +41,8 @@ def ingest_command(
     """Convert documents into text that a recipe reads: with headings, lists, tables and code, without menus and
     running headers.
 
-    All files are tried; those that give no document are listed with the reason. Started again, it converts what is
-    new.
+    All files are tried; those that give no document are listed with the reason. A second run converts only new
+    files.
 
     Example: cpt data ingest papers/ handbook.pdf --output corpus --on-bad skip
     """
@@ -58,7 +57,6 @@ def ingest_command(
             inputs,
             output,
             max_seconds=max_seconds,
-            shard_mb=shard_mb,
             retry_failed=retry_failed,
             tell=lambda number, of: progress.update(bar, completed=number, total=of),
         )
@@ -76,7 +74,13 @@ def show_ingested(console: Console, done: "Ingested") -> None:
         table.add_row("all", *(f"{total[name]:,}" for name in COUNTS))
     console.print(table)
     if done.num_known:
-        console.print(f"{done.num_known:,} file(s) were dealt with before.")
+        console.print(f"{done.num_known:,} file(s) were converted or listed by an earlier run.")
+    if done.num_changed:
+        console.print(
+            f"{done.num_changed:,} file(s) have changed since; their old text stays. To convert them again, use a new"
+            " --output.",
+            style="yellow",
+        )
     if done.misnamed:
         console.print(f"{done.misnamed:,} file(s) are not what their suffix says, and were read as what they are.")
     if done.passed_over:

@@ -114,47 +114,34 @@ def packed_rows(
 # --- show examples ---
 
 
-STYLES = {
-    CONTEXT: ("dim", "dim underline"),
-    LEARNED: ("black on bright_green", "black on green"),
-    UNWANTED: ("black on bright_red", "black on red"),
-}
-"""Of a token and its neighbour, so that one can be told from the other."""
+MARKS = {CONTEXT: ("", "", "dim"), LEARNED: ("[", "]", "green"), UNWANTED: ("{", "}", "red")}
+"""What stands around each token, and its style."""
 MEANINGS = {LEARNED: "learned", UNWANTED: "rejected or unwanted"}
-MARKS = {CONTEXT: ("", ""), LEARNED: ("[", "]"), UNWANTED: ("{", "}")}
-"""Around each token where there are no colours."""
 
 
 def show_examples(
     console: Console, kept: Sequence[Example], encoder: ExampleEncoder, tokenizer: PreTrainedTokenizerBase, number: int
 ) -> None:
-    """The first examples: each token by itself, in the colour of what becomes of it; in a pipe `[learned]` and
-    `{rejected}`."""
+    """The first examples, token by token: `[learned]` and `{rejected}`."""
     for example in kept[:number]:
         ids, _, segments = encoder.encode_segments([example.text])
         counts = {what: int((segments == segment).sum()) for segment, what in MEANINGS.items()}
-        told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-        console.print(
-            f"{example.where}: {int((segments != ROW).sum()):,} tokens{f', {told}' if told else ''}", markup=False
-        )
+        counted = "".join(f", {count:,} {what}" for what, count in counts.items() if count)
+        console.print(f"{example.where}: {int((segments != ROW).sum()):,} tokens{counted}", markup=False)
         line = Text("  ")
-        for place, (token, segment) in enumerate(zip(ids.tolist(), segments.tolist(), strict=True)):
+        for token, segment in zip(ids.tolist(), segments.tolist(), strict=True):
             if segment == ROW:
                 break
-            before, after = ("", "") if console.is_terminal else MARKS[segment]
-            line.append(f"{before}{shown(str(tokenizer.decode([token])))}{after}", style=STYLES[segment][place % 2])
+            before, after, style = MARKS[segment]
+            text = str(tokenizer.decode([token])).replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+            line.append(f"{before}{text}{after}", style=style)
         console.print(line)
-
-
-def shown(token: str) -> str:
-    return token.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
 
 
 # --- preview ---
 
 
 EXCERPT = 60  # characters of a document
-COLOURS = ("black on bright_cyan", "black on bright_yellow", "black on bright_green", "black on bright_magenta")
 
 
 def preview_command(
@@ -187,45 +174,27 @@ def preview_command(
 
 def show_seen(console: Console, seen: Seen) -> None:
     """Kept and dropped documents by reason, each with an example."""
-    table = Table(
-        "documents",
-        "become",
-        Column("for example", overflow="fold"),
-        "which reads",
-        title=seen.name,
-        title_justify="left",
-    )
+    table = Table("documents", "become", Column("for example", overflow="fold"), "which reads", title=seen.name)
     if seen.kept:
         table.add_row(f"{len(seen.kept):,}", "kept", escape(seen.kept[0].where), escape(excerpt(seen.kept[0].text)))
     for reason, count in seen.lost.most_common():
-        example = seen.examples[reason]
-        table.add_row(
-            f"{count:,}",
-            f"dropped: {escape(reason)}",
-            escape(example.where),
-            escape(excerpt(example.text)),
-            style="yellow",
-        )
+        cells = f"dropped: {reason}", seen.examples[reason].where, excerpt(seen.examples[reason].text)
+        table.add_row(f"{count:,}", *map(escape, cells), style="yellow")
     console.print(table)
 
 
 def show_row(
     console: Console, number: int, parts: Sequence[RowPart], tokenizer: PreTrainedTokenizerBase, length: int
 ) -> None:
-    """A packed row: each document in another colour, and `|` between them for pipes."""
+    """A packed row, with `|` between its documents."""
     padding = length - sum(len(part.ids) for part in parts)
-    console.print(
-        f"row {number}: {len(parts)} document(s), {length - padding:,} of {length:,} tokens, {padding:,} padding"
-    )
-    line = Text("  ")
-    for place, part in enumerate(parts):
-        if place:
-            line.append(" | ")
-        text = excerpt(str(tokenizer.decode(part.ids.tolist())))
-        line.append(f"{part.where} ({len(part.ids):,}): {text}", style=COLOURS[place % len(COLOURS)])
+    texts = [
+        f"{part.where} ({len(part.ids):,}): {excerpt(str(tokenizer.decode(part.ids.tolist())))}" for part in parts
+    ]
     if padding:
-        line.append(f" | padding ({padding:,})", style="dim")
-    console.print(line)
+        texts.append(f"padding ({padding:,})")
+    console.print(f"row {number}: {len(parts)} document(s), {length - padding:,} of {length:,} tokens")
+    console.print(f"  {' | '.join(texts)}", markup=False)
 
 
 def excerpt(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`cpt data rewrite`: let a local model rewrite documents, ask about them, or translate them there and back."""
+"""`cpt data rewrite`: let a local model rewrite documents or ask about them."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,16 +30,8 @@ def rewrite_command(
     source_keys: Annotated[
         list[str] | None, typer.Argument(help="key=value of a recipe's source: text_column=body max_documents=1000")
     ] = None,
-    prompt: Annotated[
-        str, typer.Option(help=f"{', '.join(PROMPTS)}; or a file with {{text}} in it, steps parted by ---.")
-    ] = "clear_prose",
+    prompt: Annotated[str, typer.Option(help=f"{', '.join(PROMPTS)}; or a file with {{text}} in it.")] = "clear_prose",
     revision: Annotated[str | None, typer.Option(help="The model's commit, tag or branch on the Hub.")] = None,
-    pivot: Annotated[
-        str | None, typer.Option(help="Of back_translation: the language to go to. [default: German]")
-    ] = None,
-    language: Annotated[
-        str | None, typer.Option(help="Of back_translation: the language of the documents. [default: English]")
-    ] = None,
     max_input_tokens: Annotated[
         int, typer.Option(min=8, help="Longer documents are cut at the ends of paragraphs.")
     ] = WRAP_TOKENS,
@@ -80,7 +72,7 @@ def rewrite_command(
     task = Task(
         source=source_of(source, source_keys or []),
         model=Model(path=model, revision=revision, dtype=dtype, trust_remote_code=trust_remote_code),
-        prompt=find_prompt(prompt, pivot, language),
+        prompt=find_prompt(prompt),
         sampling=Sampling(max_new_tokens, temperature, top_p),
         max_input_tokens=max_input_tokens,
         seed=seed,

@@ -1,5 +1,5 @@
-"""Convert files and folders of documents into jsonl that a recipe's source reads; started again, only what is new is
-converted."""
+"""Convert files and folders of documents into jsonl that a recipe's source reads. A second run converts only new
+files."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +12,10 @@ from cpt.data.readers.opening import format_of
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.documents.convert import FileConverter
 from cpt.documents.kinds import SUFFIXES, find_documents
-from cpt.documents.output import DUPLICATE, Entry, OutputFolder, open_output
+from cpt.documents.output import DUPLICATE, Entry, OutputFolder
+from cpt.files import output_locked
 
-BATCH_FILES = 512  # whose texts are in memory together
+BATCH_FILES = 256  # whose texts are in memory together, and make one file of the output
 MEMORY_BYTES = 4 * 2**30
 
 
@@ -27,6 +28,7 @@ class Ingested:
     num_shards: int = 0  # in the folder, those of earlier runs included
     passed_over: Counter[str] = field(default_factory=Counter)  # suffix -> files in folders that are no documents
     num_known: int = 0  # files that an earlier run has converted or listed
+    num_changed: int = 0  # of these, files that have changed since
     new: dict[str, Counter[str]] = field(
         default_factory=dict
     )  # by kind: files, documents, pages, characters, duplicates, failed
@@ -39,18 +41,16 @@ def ingest(
     output: Path,
     *,
     max_seconds: float = 120.0,
-    shard_mb: int = 64,
     retry_failed: bool = False,
     tell: Callable[[int, int], None] = lambda done, of: None,
 ) -> Ingested:
-    """Convert what is new among the inputs, and add it to the output folder.
+    """Convert the new files among the inputs, and add them to the output folder.
 
-    A file that cannot be converted is listed. The bytes do not depend on the number of workers (CPT_WORKERS), nor on
-    interruptions.
+    A file that cannot be converted is listed. A file that has changed since it was converted keeps its old text. The
+    bytes do not depend on the number of workers (CPT_WORKERS), nor on interruptions.
 
     Args:
         max_seconds: time limit of a file's conversion.
-        shard_mb: a file of the output is complete when it has this many megabytes; a document is never cut.
         retry_failed: try files again that an earlier run could not convert.
         tell: called with the number of files that are done, and of all.
 
@@ -61,41 +61,33 @@ def ingest(
     """
     files, passed_over = find_documents(inputs, output)
     names = {path: str(path).encode("utf-8", "backslashreplace").decode() for path in files}
-    with open_output(output, shard_mb * 10**6) as folder:
-        todo = [path for path in files if is_to_do(path, folder.entries.get(names[path]), folder, retry_failed)]
+    with output_locked(output, output / ".ingest/lock", "cpt data ingest"):
+        folder = OutputFolder(output)
+        known = {path: folder.entries[name] for path, name in names.items() if name in folder.entries}
+        changed = {path for path, entry in known.items() if has_changed(path, entry)}
+        again = {path for path, entry in known.items() if entry.reason and (retry_failed or path in changed)}
+        todo = [path for path in files if path not in known or path in again]
         done = Ingested(output, folder.failed_file, passed_over=passed_over, num_known=len(files) - len(todo))
-        again = {names[path] for path in todo}
-        holders = {
-            str(one.sha256): one.path
-            for one in folder.entries.values()
-            if one.shard is not None and one.path not in again
-        }
-        for number, (entry, row) in enumerate(convert_all(todo, holders, max_seconds), 1):
-            record(entry, row, folder, holders, done)
-            tell(number, len(todo))
-        folder.finish()
-        done.num_shards = len(folder.shard_files())
-        entries = [folder.entries[name] for name in names.values()]
-        done.failed = [entry for entry in entries if entry.reason not in (None, DUPLICATE)]
+        done.num_changed = len(changed - again)
+        holders = {str(one.sha256): one.path for one in folder.entries.values() if one.shard is not None}
+        for start in range(0, len(todo), BATCH_FILES):
+            entries, rows = [], []
+            batch = todo[start : start + BATCH_FILES]
+            for number, (entry, row) in enumerate(convert_all(batch, holders, max_seconds), start + 1):
+                recorded = record(entry, row, folder.number, holders, done)
+                entries.append(recorded)
+                rows += [row] if row is not None and recorded.shard is not None else []
+                tell(number, len(todo))
+            folder.write(entries, rows)
+        folder.list_failed()
+        done.num_shards = len(list(output.glob("documents-*.jsonl")))
+        done.failed = [one for name in names.values() if (one := folder.entries[name]).reason not in (None, DUPLICATE)]
     return done
 
 
-def is_to_do(path: Path, entry: Entry | None, folder: OutputFolder, retry_failed: bool) -> bool:
-    """True for a file that is new, has changed, or is the duplicate of one that has changed."""
-    if entry is None or (retry_failed and entry.reason is not None):
-        return True
-    if entry.reason == DUPLICATE and not is_unchanged(Path(str(entry.detail)), folder.entries.get(str(entry.detail))):
-        return True
-    return not is_unchanged(path, entry)
-
-
-def is_unchanged(path: Path, entry: Entry | None) -> bool:
-    """True for a file that is as it was, or was removed: its document stays."""
-    try:
-        found = path.stat()
-    except OSError:
-        return True
-    return entry is not None and (entry.size, entry.mtime_ns) == (found.st_size, found.st_mtime_ns)
+def has_changed(path: Path, entry: Entry) -> bool:
+    found = path.stat()
+    return (entry.size, entry.mtime_ns) != (found.st_size, found.st_mtime_ns)
 
 
 def convert_all(
@@ -103,32 +95,21 @@ def convert_all(
 ) -> Iterator[tuple[Entry, dict[str, Any] | None]]:
     """What became of each file, in order. There is always a worker process: only a process without threads may
     fork."""
-    for start in range(0, len(paths), BATCH_FILES):
-        batch = paths[start : start + BATCH_FILES]
-        prepare = partial(FileConverter, seconds, MEMORY_BYTES, frozenset(holders))
-        yield from map_in_order(prepare, batch, min(len(batch), max(1, num_workers())))
+    prepare = partial(FileConverter, seconds, MEMORY_BYTES, frozenset(holders))
+    return map_in_order(prepare, paths, min(len(paths), max(1, num_workers())))
 
 
-def record(
-    entry: Entry, row: dict[str, Any] | None, folder: OutputFolder, holders: dict[str, str], done: Ingested
-) -> None:
-    """Write a document, or why there is none, and count it."""
+def record(entry: Entry, row: dict[str, Any] | None, shard: int, holders: dict[str, str], done: Ingested) -> Entry:
+    """Count a file, and say where its document is, or why there is none."""
     counts = done.new.setdefault(entry.kind or "unknown", Counter())
-    before, sha256 = folder.entries.get(entry.path), str(entry.sha256)
     counts["files"] += 1
-    if sha256 in holders:
+    if (sha256 := str(entry.sha256)) in holders:
         counts["duplicates"] += 1
-        folder.record(replace(entry, reason=DUPLICATE, detail=holders[sha256]))
-    elif row is None:
+        return replace(entry, reason=DUPLICATE, detail=holders[sha256])
+    if row is None:
         counts["failed"] += 1
-        folder.record(entry)
-    elif (
-        before is not None and before.shard is not None and before.sha256 == sha256
-    ):  # nothing but its time has changed
-        folder.record(replace(entry, shard=before.shard))
-    else:
-        folder.record(entry, row)
-        counts.update(documents=1, pages=row.get("pages", 0), characters=len(row["text"]))
-        done.misnamed += SUFFIXES.get(format_of(entry.path)) != entry.kind
-    if row is not None:
-        holders.setdefault(sha256, entry.path)
+        return entry
+    counts.update(documents=1, pages=row.get("pages", 0), characters=len(row["text"]))
+    done.misnamed += SUFFIXES.get(format_of(entry.path)) != entry.kind
+    holders[sha256] = entry.path
+    return replace(entry, shard=shard)

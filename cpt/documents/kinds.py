@@ -1,4 +1,4 @@
-"""Which kind of document a file is: by its content where that is marked, else by its suffix."""
+"""Which files are documents, and of which kind: by the content where that is marked, else by the suffix."""
 
 import re
 import zipfile
@@ -62,22 +62,13 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
             if hidden or not file.is_file() or file.resolve().is_relative_to(ours):
                 continue
-            if format_of(file.name) in SUFFIXES or is_marked(file):
+            if format_of(file.name) in SUFFIXES:
                 files.append(file)
             else:
                 is_compressed = format_of(file.name) != file.suffix.lower()
                 suffix = "".join(file.suffixes[-2:]) if is_compressed else file.suffix
                 others[suffix.lower() or "no suffix"] += 1
     return list(dict.fromkeys(files)), others
-
-
-def is_marked(file: Path) -> bool:
-    """True where the content shows the kind of document, whatever the file's name."""
-    try:
-        with file.open("rb") as stream:
-            return kind_by_content(stream.read(4096), file) is not None
-    except (NotConverted, OSError):
-        return False
 
 
 def kind_of(raw: bytes, name: str) -> str:
@@ -87,15 +78,17 @@ def kind_of(raw: bytes, name: str) -> str:
         NotConverted: it is empty, or none of these.
     """
     suffix = format_of(name)
-    if (kind := kind_by_content(raw[:4096], BytesIO(raw)) or SUFFIXES.get(suffix)) is None:
+    marked = kind_by_content(raw)
+    if (kind := marked or SUFFIXES.get(suffix)) is None:
         raise NotConverted("unknown kind", f"a `{suffix}` file, expected {', '.join(SUFFIXES)}")
-    if kind in ("pdf", "docx", "epub") and kind_by_content(raw[:4096], BytesIO(raw)) is None:
+    if kind in ("pdf", "docx", "epub") and marked is None:
         raise NotConverted("not what its suffix says", f"it contains no {kind.upper()}")
     return kind
 
 
-def kind_by_content(head: bytes, file: Path | BytesIO) -> str | None:
+def kind_by_content(raw: bytes) -> str | None:
     """The kind where the content is marked; None for text."""
+    head = raw[:4096]
     if not head:
         raise NotConverted("empty file")
     if b"%PDF-" in head[:1024]:  # readers accept that much before the mark
@@ -107,7 +100,7 @@ def kind_by_content(head: bytes, file: Path | BytesIO) -> str | None:
         )
     if head.startswith(ZIP):
         try:
-            with zipfile.ZipFile(file) as archive:
+            with zipfile.ZipFile(BytesIO(raw)) as archive:
                 names = set(archive.namelist())
         except (zipfile.BadZipFile, NotImplementedError, ValueError) as problem:
             raise NotConverted("damaged zip", str(problem)) from problem

@@ -17,7 +17,6 @@ from cpt.data.readers.forms import form_of_stage
 from cpt.mixture.forecast import Forecast, SourceForecast, forecast
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
-from cpt.recipe.schema import Recipe
 from cpt.tokenizer.load import load_tokenizer
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -107,25 +106,17 @@ def command(
 
     Example: cpt mixture recipe.yaml
     """
-    told = forecast_recipe(load_recipe(recipe, overrides or ()))
-    if as_json:
-        sys.stdout.write(json.dumps(asdict(told), indent=2) + "\n")
-    else:
-        print_forecast(told, open_console())
-    raise typer.Exit(0 if told.is_reached else 2)
-
-
-def forecast_recipe(recipe: Recipe) -> Forecast:
-    """Tokenise what is not yet in the store, and count."""
-    tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-    # Without the budget it does not refuse sources that run out, which is for the forecast to tell.
-    return forecast(
-        recipe,
-        build_data(
-            phases_in_tokens(recipe),
-            tokenizer,
-            seed=recipe.seed,
-            evaluation=recipe.evaluation,
-            form=form_of_stage(recipe.stage),
-        ),
+    loaded = load_recipe(recipe, overrides or ())
+    data = build_data(  # without the budget: the forecast reports sources that run out
+        phases_in_tokens(loaded),
+        load_tokenizer(loaded.tokenizer, loaded.model),
+        seed=loaded.seed,
+        evaluation=loaded.evaluation,
+        form=form_of_stage(loaded.stage),
     )
+    found = forecast(loaded, data)
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
+    else:
+        print_forecast(found, open_console())
+    raise typer.Exit(0 if found.is_reached else 2)

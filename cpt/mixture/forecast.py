@@ -1,5 +1,6 @@
 """Count what a run will read of each source, in all and in each phase, and judge whether that is what was asked."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -61,15 +62,15 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
         SourceForecast(**vars(report), asked=share, seen=seen[report.name], epochs=epochs[report.name])
         for report, share in zip(data.sources, asked, strict=True)
     ]
-    unread, short = [*never_read(sources, rows), *never_begun(section)], exhausted(recipe, sources)
+    obstacles = list(find_obstacles(recipe, section, sources, rows))
     return Forecast(
         name=recipe.name,
         tokens=rows * recipe.data.sequence_length,
         rows=rows,
         sources=sources,
         phases=phases_of(recipe, section, data, rows),
-        is_reached=not unread and not short,
-        remarks=unread + short + far_off(sources, rows) + repeated_often(sources) + estimated(sources),
+        is_reached=not obstacles,
+        remarks=[*obstacles, *find_deviations(sources, rows)],
     )
 
 
@@ -91,64 +92,39 @@ def phases_of(recipe: Recipe, section: Data, data: PreparedData, rows: int) -> l
     return phases
 
 
-def never_read(sources: list[SourceForecast], rows: int) -> list[str]:
-    """The sources that have a share and get no row."""
-    names = ", ".join(
-        f"{source.name} ({source.asked:.2%} asked)" for source in sources if source.asked > 0 and source.seen == 0
-    )
-    return (
-        [f"The run has {rows:,} rows, too few for a row of {names}. Shorter rows or a longer run have one."]
-        if names
-        else []
-    )
-
-
-def never_begun(section: Data) -> list[str]:
-    """The phases that are shorter than a row: a phase ends with the row that is nearest.
+def find_obstacles(recipe: Recipe, section: Data, sources: list[SourceForecast], rows: int) -> Iterator[str]:
+    """Why the mixture is not reached: a source or phase gets no row, or a source may not be repeated so often.
 
     Args:
         section: the recipe's data with all phases in tokens.
     """
-    ends = [0, *(round(phase.until / section.sequence_length) for phase in section.phases if phase.until is not None)]
-    empty = [number for number, (first, end) in enumerate(pairwise(ends)) if first == end]
-    return [
-        f"`data.phases[{number}]` is shorter than a row of {section.sequence_length:,} tokens: nothing is read in it."
-        for number in empty
-    ]
+    if unread := [f"{one.name} ({one.asked:.2%} asked)" for one in sources if one.asked > 0 and one.seen == 0]:
+        yield f"The run has {rows:,} rows, too few for a row of {', '.join(unread)}. Use shorter rows or a longer run."
+    length = section.sequence_length
+    ends = [0, *(round(phase.until / length) for phase in section.phases if phase.until is not None)]
+    for number, (first, end) in enumerate(pairwise(ends)):  # a phase ends with the row that is nearest
+        if first == end:
+            yield f"`data.phases[{number}]` is shorter than a row of {length:,} tokens: nothing is read in it."
+    if short := [why for one in sources if (why := refused(recipe.data, one.name, one.epochs, one.tokens))]:
+        yield f"This run is refused: {'; '.join(short)}."
 
 
-def far_off(sources: list[SourceForecast], rows: int) -> list[str]:
-    """The sources whose shares do not come out exactly: a row is the least that can be shared out, and a part of a
-    short run."""
-    off = [
-        f"{source.name} {source.seen:.2%} instead of {source.asked:.2%}"
-        for source in sources
-        if abs(source.seen - source.asked) > CLOSE
-    ]
-    near = f"Shares come out as near as {rows:,} whole rows allow, each one {1 / rows:.2%} of the run"
-    return [f"{near}: {', '.join(off)}."] if off else []
-
-
-def exhausted(recipe: Recipe, sources: list[SourceForecast]) -> list[str]:
-    """The sources that may not be repeated so often and would be."""
-    short = [why for source in sources if (why := refused(recipe.data, source.name, source.epochs, source.tokens))]
-    return [f"This run is refused: {'; '.join(short)}."] if short else []
-
-
-def repeated_often(sources: list[SourceForecast]) -> list[str]:
-    often = [f"{source.name} ({source.epochs:.1f} times)" for source in sources if source.epochs > WORTHWHILE_EPOCHS]
-    what = (
-        f"Read more than {WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text (arXiv"
-        " 2305.16264)"
-    )
-    return [f"{what}: {', '.join(often)}."] if often else []
-
-
-def estimated(sources: list[SourceForecast]) -> list[str]:
-    """The sources of which only the first windows were counted."""
-    names = ", ".join(source.name for source in sources if source.is_estimate)
-    return (
-        [f"Estimated from the first windows: {names}. `cpt prepare` reads all of it; the numbers are exact then."]
-        if names
-        else []
-    )
+def find_deviations(sources: list[SourceForecast], rows: int) -> Iterator[str]:
+    """What a reader should know about a mixture that is reached."""
+    if off := [
+        f"{one.name} {one.seen:.2%} instead of {one.asked:.2%}" for one in sources if abs(one.seen - one.asked) > CLOSE
+    ]:
+        yield (
+            f"Shares come out as near as {rows:,} whole rows allow, each one {1 / rows:.2%} of the run:"
+            f" {', '.join(off)}."
+        )
+    if often := [f"{one.name} ({one.epochs:.1f} times)" for one in sources if one.epochs > WORTHWHILE_EPOCHS]:
+        yield (
+            f"Read more than {WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text (arXiv"
+            f" 2305.16264): {', '.join(often)}."
+        )
+    if names := [one.name for one in sources if one.is_estimate]:
+        yield (
+            f"Estimated from the first windows: {', '.join(names)}. `cpt prepare` reads all of it; the numbers are"
+            " exact then."
+        )

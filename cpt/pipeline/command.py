@@ -14,7 +14,7 @@ from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
 from cpt.errors import Interrupted, LaunchError
 from cpt.launchers.attempts import BY_THE_LAUNCHER, command_of_attempt
-from cpt.pipeline.steps import Pipeline, Step, chosen, load_pipeline
+from cpt.pipeline.steps import Pipeline, Step, load_pipeline
 from cpt.preflight.gate import report
 from cpt.process import Child
 from cpt.ranks import tell
@@ -28,10 +28,6 @@ def command(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key.path=value, on top of every step's recipe.")
     ] = None,
-    first: Annotated[
-        str | None, typer.Option("--from", help="Begin with this step: its number, or its run's name.")
-    ] = None,
-    only: Annotated[str | None, typer.Option(help="Run this step and no other.")] = None,
     supervise: Annotated[
         bool, typer.Option("--supervise", help="Watch each run, and start it again where it ends too early.")
     ] = False,
@@ -54,14 +50,12 @@ def command(
         hint = '--launcher "accelerate launch --config_file FILE"'
         raise LaunchError(f"a pipeline starts the processes of its runs: type `cpt pipeline FILE`, with {hint}.")
     refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
-    refuse_ignored({"--from": first is not None and only is not None}, "with --only")
     pipeline = load_pipeline(file, overrides or ())
-    steps = chosen(pipeline, first, only)
     show(pipeline)
-    if mistakes := sum(check_step(pipeline, step, steps) for step in steps):
-        tell(f"{mistakes} of {len(steps)} steps cannot run. Nothing was started.")
+    if mistakes := sum(check_step(pipeline, step) for step in pipeline.steps):
+        tell(f"{mistakes} of {len(pipeline.steps)} steps cannot run. Nothing was started.")
         raise typer.Exit(2)
-    for step in [] if dry_run else steps:
+    for step in () if dry_run else pipeline.steps:
         if step.run.is_finished:
             tell(
                 f"step {step.number}, {step.recipe.name}: finished already, its model is in {step.run.export_folder}."
@@ -79,19 +73,11 @@ def command(
         show(pipeline)
 
 
-def check_step(pipeline: Pipeline, step: Step, steps: Sequence[Step]) -> bool:
-    """Whether the step has mistakes. Without its model, which an earlier step makes, only its recipe is checked.
-
-    Args:
-        steps: those that will run.
-    """
+def check_step(pipeline: Pipeline, step: Step) -> bool:
+    """Whether the step has mistakes. Without its model, which an earlier step makes, only its recipe is checked."""
     if step.run.is_finished:
         return False
     waiting = [other for other in pipeline.made_by_others(step) if not other.run.is_finished]
-    if absent := [other for other in waiting if other not in steps]:
-        name, folder = absent[0].recipe.name, absent[0].run.folder
-        tell(f"step {step.number} continues from {folder}, which is not finished: begin with --from {name}")
-        return True
     if waiting:
         folder, number = waiting[0].run.folder, waiting[0].number
         tell(f"{step.file}: continues from {folder}, so files and memory are checked after step {number}.")

@@ -132,25 +132,3 @@ def is_below(folder: Path, path: str) -> bool:
     """Whether the path is the folder, or lies in it."""
     place, folder = Path(path).expanduser().absolute(), folder.absolute()
     return place == folder or folder in place.parents
-
-
-def chosen(pipeline: Pipeline, first: str | None, only: str | None) -> list[Step]:
-    """The steps to run, by number or by their run's name.
-
-    Raises:
-        RecipeError: there is no such step.
-    """
-    if only is not None:
-        return [named(pipeline, only)]
-    start = named(pipeline, first).number if first is not None else 1
-    return [step for step in pipeline.steps if step.number >= start]
-
-
-def named(pipeline: Pipeline, word: str) -> Step:
-    """The step of that number or name."""
-    for step in pipeline.steps:
-        if word in (str(step.number), step.recipe.name):
-            return step
-    names = [step.recipe.name for step in pipeline.steps]
-    there = f"It has: {', '.join(names)}, or 1 to {len(names)}."
-    raise RecipeError(f"{pipeline.name} has no step `{word}`.{did_you_mean(word, names)} {there}")

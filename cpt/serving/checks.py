@@ -1,6 +1,5 @@
 """Is this a model that Hugging Face's server can load? Asked before it tries."""
 
-import errno
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,26 +43,13 @@ def check_servable(model: str, module: str | None = None) -> Servable:
     if not is_serve_available():
         raise ResourceError("serving needs fastapi, uvicorn and openai. Install them: pip install 'cpt[serving]'")
     folder = Path(model).expanduser()
-    if folder.is_dir():
-        name = str(check_folder(folder, module))
-    elif folder.exists():
-        raise CheckpointError(
-            f"{model} is a file. Give the folder of an exported model: cpt export RUN --output FOLDER"
-        )
-    else:
-        name = check_hub_id(model)
+    name = str(check_folder(folder, module)) if folder.is_dir() else check_hub_id(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ) as problem:  # whatever a damaged file makes of it
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:  # damaged files
         reason = " ".join(str(problem).split())[:300]
         raise CheckpointError(
-            f"{name}: its tokenizer cannot be loaded: {reason} Copy the tokenizer's files again."
+            f"{name}: cannot load its tokenizer: {reason} Copy the tokenizer's files again."
         ) from problem
     return Servable(name, tokenizer.chat_template is not None)
 
@@ -153,22 +139,10 @@ def check_hub_id(model: str) -> str:
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuse a port that is taken before a model is loaded for minutes.
-
-    Raises:
-        LaunchError: with the port, and how to choose another.
-    """
+    """Refuse a port that is taken before a model is loaded for minutes."""
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind(address)
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as problem:
-        remedy = (
-            f"Choose another: --port {port % 65535 + 1}"
-            if problem.errno == errno.EADDRINUSE
-            else "Choose another --host or --port."
-        )
-        raise LaunchError(f"cannot listen on {host}:{port}: {problem.strerror}. {remedy}") from problem
+        raise LaunchError(
+            f"cannot listen on {host}:{port}: {problem.strerror}. Choose another --host or --port."
+        ) from problem

@@ -1,2 +1,1 @@
-"""Text made from the documents by a local model: rewritten, asked about, translated there and back; with its
-provenance."""
+"""Text made from the documents by a local model, with its provenance."""

@@ -1,8 +1,4 @@
-"""The folder that made texts are written to: a file for each group of texts, complete when it is there, and beside it
-what was counted.
-
-`rewritten-00000.jsonl` and so on; what the next run needs to know stands in `.rewrite`, which sources pass over.
-"""
+"""The folder for rewritten texts: a file for each group of texts, and its counts in `.rewrite`, which sources skip."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +8,8 @@ from pathlib import Path
 
 import orjson
 
-from cpt.errors import LaunchError, RecipeError, ResourceError
-from cpt.files import locked, write_atomic
+from cpt.errors import RecipeError
+from cpt.files import output_locked, write_atomic
 
 OWN_FOLDER = ".rewrite"
 
@@ -88,19 +84,9 @@ def open_output(folder: Path, task: Mapping[str, object]) -> Iterator[RewrittenF
         ResourceError: the disk is full or not writable.
     """
     own = folder / OWN_FOLDER
-    try:
-        own.mkdir(parents=True, exist_ok=True)
-        with locked(own / "lock", wait=False) as is_ours:
-            if not is_ours:
-                raise LaunchError(
-                    f"{folder}: another `cpt data rewrite` writes there. Wait for it, or give another --output."
-                )
-            check_task(own / "task.json", task)
-            yield RewrittenFolder(folder)
-    except OSError as problem:
-        raise ResourceError(
-            f"{folder}: cannot be written ({problem.strerror or problem}). Free space, or give another --output."
-        ) from problem
+    with output_locked(folder, own / "lock", "cpt data rewrite"):
+        check_task(own / "task.json", task)
+        yield RewrittenFolder(folder)
 
 
 def check_task(file: Path, task: Mapping[str, object]) -> None:

@@ -9,7 +9,6 @@ from cpt.errors import RecipeError
 from cpt.extend import did_you_mean
 
 TEXT = "{text}"
-STEP_MARK = "---"
 
 # Four styles as in WRAP (arxiv.org/abs/2401.16380), which found that web text mixed with such rewritten text is
 # learned faster. The words are ours. Each ends with where the answer begins, so that base models, which know no chat,
@@ -50,59 +49,35 @@ Text:
 
 Questions and answers:
 """  # noqa: E501
-THERE = (
-    "Translate the text below from {language} into {pivot}. Give the translation and nothing"
-    " else.\n\nText:\n{text}\n\nIn {pivot}:\n"
-)
-AND_BACK = (
-    "Translate the text below from {pivot} into {language}. Give the translation and nothing"
-    " else.\n\nText:\n{text}\n\nIn {language}:\n"
-)
-
-PROMPTS: Mapping[str, tuple[str, ...]] = {
-    "clear_prose": (CLEAR_PROSE,),
-    "easy": (EASY,),
-    "scholarly": (SCHOLARLY,),
-    "question_answers": (QUESTION_ANSWERS,),
-    "back_translation": (THERE, AND_BACK),
+PROMPTS: Mapping[str, str] = {
+    "clear_prose": CLEAR_PROSE,
+    "easy": EASY,
+    "scholarly": SCHOLARLY,
+    "question_answers": QUESTION_ANSWERS,
 }
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question to the model, or several: each is asked about the answer to the one before."""
+    """A question to the model."""
 
     name: str
-    steps: tuple[str, ...]
-    """Templates; `{text}` stands for the text."""
+    template: str
+    """`{text}` stands for the text."""
 
     @property
     def sha256(self) -> str:
-        """Of all steps."""
-        return hashlib.sha256("\0".join(self.steps).encode()).hexdigest()
+        return hashlib.sha256(self.template.encode()).hexdigest()
 
 
-def find_prompt(name: str, pivot: str | None = None, language: str | None = None) -> Prompt:
-    """A prompt by its name, or from a file: a template with `{text}`, or several with a line `---` between them.
-
-    Args:
-        pivot, language: of a back-translation; by default German and English.
+def find_prompt(name: str) -> Prompt:
+    """A prompt by its name, or from a file with `{text}` in it.
 
     Raises:
-        RecipeError: there is no such prompt, it has no `{text}`, or a language was given that it does not ask for.
+        RecipeError: there is no such prompt, or it has no `{text}`.
     """
-    steps = PROMPTS[name] if name in PROMPTS else read_prompt(name)
-    for option, value in (("pivot", pivot), ("language", language)):
-        if value is not None and not any(f"{{{option}}}" in step for step in steps):
-            raise RecipeError(f"--{option} has no effect: the prompt `{name}` asks for no translation. Leave it out.")
-    filled = (
-        step.replace("{pivot}", pivot or "German").replace("{language}", language or "English") for step in steps
-    )
-    return Prompt(name if name in PROMPTS else Path(name).name, tuple(filled))
-
-
-def read_prompt(name: str) -> tuple[str, ...]:
-    """The steps that stand in a file."""
+    if name in PROMPTS:
+        return Prompt(name, PROMPTS[name])
     path = Path(name).expanduser()
     if not path.is_file():
         hint = did_you_mean(name, list(PROMPTS))
@@ -111,20 +86,11 @@ def read_prompt(name: str) -> tuple[str, ...]:
             " in it."
         )
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        template = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as problem:
         raise RecipeError(
             f"--prompt {name}: the file is not UTF-8 (byte {problem.start:,}). Save it as UTF-8."
         ) from problem
-    steps = [""]
-    for line in lines:
-        if line.strip() == STEP_MARK:
-            steps.append("")
-        else:
-            steps[-1] += line
-    if missing := [number for number, step in enumerate(steps, 1) if TEXT not in step]:
-        raise RecipeError(
-            f"--prompt {name}: {TEXT} is missing in step {missing[0]} of {len(steps)}. Write it where the text"
-            " belongs."
-        )
-    return tuple(steps)
+    if TEXT not in template:
+        raise RecipeError(f"--prompt {name}: {TEXT} is missing. Write it where the text belongs.")
+    return Prompt(path.name, template)

@@ -1,5 +1,4 @@
-"""Let a local model rewrite the documents of a source, ask about them or translate them there and back, and say where
-each text is from.
+"""Let a local model rewrite the documents of a source, and record where each text comes from.
 
 Texts are taken in groups of 256. A group becomes one file of the output, written at once, so a killed run loses no
 more than a group; the next one finds by the hash of a group's texts what is done. An answer depends on the text, the
@@ -175,11 +174,11 @@ def write_group(
 
 
 class Writer:
-    """The model with its questions."""
+    """The model with its question."""
 
     def __init__(self, task: Task, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self._task, self._tokenizer = task, tokenizer
-        self._questions = [Question(tokenizer, step) for step in task.prompt.steps]
+        self._question = Question(tokenizer, task.prompt.template)
         self._answerer = Answerer(model, tokenizer, task.sampling, task.batch_size)
         self._check_window(model)
 
@@ -192,27 +191,16 @@ class Writer:
     def answers(self, pieces: Sequence[Piece]) -> list[tuple[Answer, int, str | None]]:
         """The answer about each piece, its seed, and the reason to drop it if there is one."""
         seeds = [seed_of(piece.text, self._task) for piece in pieces]
-        answers = [Answer(piece.text, False) for piece in pieces]
-        reasons: list[str | None] = [None] * len(pieces)
-        for number, question in enumerate(self._questions):
-            asked = [place for place, reason in enumerate(reasons) if reason is None]
-            made = self._answerer.answer(
-                [question.ids(answers[place].text) for place in asked],
-                [(seeds[place] + number) % 2**64 for place in asked],
-            )
-            for place, answer in zip(asked, made, strict=True):
-                cut_off_before = answers[place].is_cut_off
-                answers[place] = Answer(answer.text, answer.is_cut_off or cut_off_before)
-                reasons[place] = why_dropped(answers[place], pieces[place].text, self._task)
-        return list(zip(answers, seeds, reasons, strict=True))
+        made = self._answerer.answer([self._question.ids(piece.text) for piece in pieces], seeds)
+        reasons = [why_dropped(answer, piece.text, self._task) for answer, piece in zip(made, pieces, strict=True)]
+        return list(zip(made, seeds, reasons, strict=True))
 
     def _check_window(self, model: PreTrainedModel) -> None:
         """Stop where question and answer do not fit into what the model was made for."""
         config = model.config.get_text_config()
         window = vars(config).get("max_position_embeddings") or vars(config).get("n_positions")
         new = self._task.sampling.max_new_tokens
-        longest = self._task.max_input_tokens if len(self._questions) == 1 else max(self._task.max_input_tokens, new)
-        needed = max(question.num_tokens_around() for question in self._questions) + longest + new
+        needed = self._question.num_tokens_around() + self._task.max_input_tokens + new
         if window is not None and needed > window:
             raise RecipeError(
                 f"{self._task.model.path}: question, text and answer need up to {needed:,} tokens, the model has room"

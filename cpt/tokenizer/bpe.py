@@ -12,7 +12,6 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers
 from cpt.errors import RecipeError
 
 MAX_WORD_CHARACTERS = 256  # a longer "word" is base64 or a line of signs; nothing that is worth a token repeats inside
-MAX_WORDS = 5_000_000  # different words held at once; beyond it those seen once are forgotten
 # A SentencePiece tokenizer reads a whole text as one word, but its merges do not cross the beginning of a word.
 SENTENCEPIECE_WORDS = pre_tokenizers.Split(Regex(r"▁*[^▁]+|▁+"), behavior="isolated")
 # Nor do they join letters, digits and signs, as a rule; new ones never do. Digits stay alone.
@@ -105,6 +104,4 @@ def count_words(bpe: Bpe, documents: Iterable[str]) -> Counter[str]:
     words = Counter[str]()
     for document in documents:
         words.update(bpe.split(document))
-        if len(words) > MAX_WORDS:
-            words = Counter({word: count for word, count in words.items() if count > 1})
     return words

@@ -95,7 +95,7 @@ def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tupl
         for token, number in bpe.vocabulary.items()
         if not BYTE.fullmatch(token) and token != bpe.content["model"]["unk_token"]
     }
-    ordered = sorted(word for word, count in words.items() if count > 0 and len(word) <= MAX_WORD_CHARACTERS)
+    ordered = sorted(word for word in words if len(word) <= MAX_WORD_CHARACTERS)
     encoded, counts, origins = [], [], []
     for word in ordered:
         for ids in parts_to_merge(bpe.pieces(word), whole):

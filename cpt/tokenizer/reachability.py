@@ -6,23 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-# What may have to stand around a token's text before the tokenizer gives the token.
-AROUND = (
-    ("", ""),
-    (" ", ""),
-    ("a", ""),
-    ("(", ""),
-    ("\n", ""),
-    ("", "a"),
-    ("a", "a"),
-    (" ", " a"),
-    ("1", ""),
-    ("", "\n"),
-    (".", "."),
-)
+# Some tokens only come out with something around their text (@).
+AROUND = ("@", " @", "a@", "(@", "\n@", "@a", "a@a", " @ a", "1@", "@\n", ".@.")
 NEVER_IN_UTF8 = re.compile(rb"[\xc0\xc1\xf5-\xff]")
 REPLACEMENT = "\ufffd"
+BYTE_OF_SIGN = {sign: byte for byte, sign in bytes_to_unicode().items()}  # GPT-2 writes bytes as printable signs
 NO_UTF8 = "has bytes that no UTF-8 text has"
 OTHER_TOKENS = "its own string becomes other tokens"
 NOT_FOUND = "not found in any text that was tried"
@@ -46,7 +36,7 @@ def is_reached(backend: Tokenizer, number: int, *examples: str) -> bool:
     if REPLACEMENT in text:
         return [one.id for one in backend.model.tokenize(backend.id_to_token(number) or "")] == [number]
     return any(
-        number in encode(backend, one) for one in (*(before + text + after for before, after in AROUND), *examples)
+        number in encode(backend, one) for one in (*(around.replace("@", text) for around in AROUND), *examples)
     )
 
 
@@ -83,13 +73,3 @@ def unreachable_tokens(backend: Tokenizer, seen: Mapping[int, int]) -> Iterator[
 def bytes_of(token: str) -> bytes:
     """The bytes that a byte-level token stands for."""
     return bytes(BYTE_OF_SIGN[sign] for sign in token if sign in BYTE_OF_SIGN)
-
-
-def signs_of_bytes() -> dict[str, int]:
-    """GPT-2's signs for bytes: printable ones stand for themselves, the others for those from 256 on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-BYTE_OF_SIGN = signs_of_bytes()

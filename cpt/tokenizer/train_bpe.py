@@ -30,7 +30,6 @@ def train_bpe(
     folder: Path,
     *,
     special_tokens: Sequence[str] = SPECIAL_TOKENS,
-    show_progress: bool = False,
 ) -> PreTrainedTokenizerFast:
     """Train on `documents` and save into `folder`, from where `AutoTokenizer.from_pretrained` loads it.
 
@@ -55,7 +54,7 @@ def train_bpe(
         vocab_size=vocabulary_size,
         special_tokens=[AddedToken(token, special=True, normalized=False) for token in special_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=show_progress,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(non_empty(documents), trainer)
     reached = tokenizer.get_vocab_size()

@@ -39,6 +39,7 @@ from cpt.tokenizer_commands.texts import (
 SAMPLE_DOCUMENTS = 1000  # of which the lengths before and after are compared
 SAMPLE_CHARACTERS = 20_000  # of each
 DISTILLED_TOKENS = 256  # of each, that new rows are taught on
+ROWS_MULTIPLE = 64  # a grown embedding has a multiple of so many rows, which GPUs multiply faster
 
 
 def extend_command(
@@ -57,9 +58,6 @@ def extend_command(
             )
         ),
     ] = "mean",
-    multiple: Annotated[
-        int, typer.Option(min=1, help="Round the rows of a grown embedding up to a multiple of it.")
-    ] = 64,
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a model on the Hub.")] = None,
 ) -> None:
     """Add tokens for a domain by continuing the tokenizer's own byte-pair encoding on the domain's text.
@@ -92,7 +90,7 @@ def extend_command(
     typer.echo(f"Adding {add:,} tokens ...", err=True)
     extension = extend_vocabulary(tokenizer, read_texts(sources, max_mb * 10**6, read), add)
     pieces = {token.id: token.pieces for token in extension.tokens}
-    grown = add_rows(built, pieces, known, multiple)
+    grown = add_rows(built, pieces, known, ROWS_MULTIPLE)
     sample = [one[:SAMPLE_CHARACTERS] for one in islice(read_texts(sources, max_mb * 10**6, {}), SAMPLE_DOCUMENTS)]
     if rows == "token_distillation":
         typer.echo("Training the new rows ...", err=True)
@@ -173,25 +171,14 @@ def compare(
 ) -> dict[str, float]:
     """Bytes per token of the sample; the tokenizer that was read back must be the one that was made, and never the
     longer one."""
-    special = [token for token in before.all_special_tokens if token in after.all_special_tokens]
-    if before.convert_tokens_to_ids(special) != after.convert_tokens_to_ids(special) or len(special) != len(
-        before.all_special_tokens
-    ):
-        raise RecipeError(
-            f"{type(before).__name__} does not keep its special tokens when it is extended and read back. Choose"
-            " another."
-        )
-    num_before = num_after = 0
     texts = [*sample, "".join(before.all_special_tokens)]
-    for old, new, read in zip(*(tokenizer(texts)["input_ids"] for tokenizer in (before, made, after)), strict=True):
-        if new != read or len(read) > len(old):
-            raise RecipeError(
-                f"{type(before).__name__} does not read an extended tokenizer.json back as it was written. Choose"
-                " another."
-            )
-        num_before, num_after = num_before + len(old), num_after + len(read)
-    num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in sample)
-    return {"before": num_bytes / num_before, "after": num_bytes / num_after}
+    old, new, read = (tokenizer(texts)["input_ids"] for tokenizer in (before, made, after))
+    if read != new or read[-1] != old[-1] or any(len(ids) > len(short) for ids, short in zip(read, old, strict=True)):
+        raise RecipeError(
+            f"{type(before).__name__} does not load an extended tokenizer.json as it was saved. Choose another model."
+        )
+    num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    return {"before": num_bytes / sum(map(len, old)), "after": num_bytes / sum(map(len, read))}
 
 
 def tell(
@@ -204,40 +191,22 @@ def tell(
     lengths: dict[str, float],
     taught: Distilled | None,
 ) -> None:
-    """Say what was added and what comes next."""
-    console = open_console()
-    added, unused = len(extension.tokens), sum(token.count == 0 for token in extension.tokens)
-    console.print(f"{added:,} tokens added to {num_before:,}, learned from {learned_from}", markup=False)
-    if unused:
-        console.print(
-            f"  {unused:,} of them do not stand in that text under all merges: they are steps to longer ones."
-        )
-    before, after = lengths["before"], lengths["after"]
-    console.print(
-        f"Bytes per token of its first documents: {before:.3f} -> {after:.3f} ({100 * (after / before - 1):+.1f} %)."
-    )
-    head = "embedding, which is the head too," if rows.is_tied else "embedding and head"
-    if rows.spare:
-        console.print(f"{rows.spare:,} new tokens took spare rows that the model had and no token used.")
-    grown = (
-        f"grew from {rows.before:,} to {rows.after:,} rows"
-        if rows.after > rows.before
-        else f"keep their {rows.before:,} rows"
-    )
-    console.print(f"{head} {grown}; each new row is the mean of its pieces' rows.".capitalize())
-    if taught is not None:
-        far = f"{taught.before:.3f} -> {taught.after:.3f}"
-        console.print(
-            f"In the embedding they were taught by token distillation, {taught.steps:,} steps: distance to the old"
-            f" tokens' states {far}."
-        )
-    console.print(f"The model is in {output}; what was added is in {output / EXTENSION}.", markup=False)
-    console.print(
+    """Print what was added and what comes next."""
+    unused, (before, after) = sum(token.count == 0 for token in extension.tokens), lengths.values()
+    head = "Embedding, which is the head too," if rows.is_tied else "Embedding and head"
+    lines = [
+        f"{len(extension.tokens):,} tokens added to {num_before:,}, learned from {learned_from}",
+        f"  {unused:,} of them are only steps to longer ones." if unused else "",
+        f"Bytes per token of its first documents: {before:.3f} -> {after:.3f} ({100 * (after / before - 1):+.1f} %).",
+        f"{rows.spare:,} new tokens took spare rows that the model had and no token used." if rows.spare else "",
+        f"{head}: {rows.before:,} -> {rows.after:,} rows; each new row is the mean of its pieces' rows.",
+        f"Token distillation, {taught.steps:,} steps: distance of the new embedding rows to the old tokens' states"
+        f" {taught.before:.3f} -> {taught.after:.3f}."
+        if taught is not None
+        else "",
+        f"The model is in {output}; what was added is in {output / EXTENSION}.",
         f"On text that it was not learned from: cpt tokenizer report {base} --against {output} --text FILES",
-        markup=False,
-    )
-    console.print(
-        f"Next, a short phase in which only the new rows learn: model.path={output} model.train_only=new_rows; then"
-        " all parameters.",
-        markup=False,
-    )
+        f"Next, train only the new rows for a short phase (model.path={output} model.train_only=new_rows), then all"
+        " parameters.",
+    ]
+    open_console().print("\n".join(filter(None, lines)), markup=False)

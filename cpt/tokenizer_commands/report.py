@@ -2,9 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,17 +14,12 @@ from rich.markup import escape
 from rich.table import Column, Table
 from transformers import PreTrainedTokenizerBase
 
-from cpt.command_line import refuse_ignored
 from cpt.console import open_console
-from cpt.data.open_sources import keyed_sources
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.errors import RecipeError
-from cpt.recipe.load import load_recipe
-from cpt.recipe.schema import DocumentSource, Model, Recipe, Tokenizer
-from cpt.recipe.sense_data import reported_name
+from cpt.recipe.schema import DocumentSource, Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
 from cpt.tokenizer.reachability import Unreachable, unreachable_tokens
-from cpt.tokenizer_commands.texts import MaxBytes, TextColumn, Texts, named_texts, open_text
+from cpt.tokenizer_commands.texts import MaxBytes, Read, TextColumn, Texts, named_texts, read_text
 
 BATCH_CHARACTERS = 4_000_000
 PROOF_DOCUMENTS = 20  # of each text, that gigatoken must encode as Hugging Face's tokenizer does
@@ -35,17 +29,13 @@ LONGEST_WORD = 60  # characters; a longer one is a link or a table
 
 
 @dataclass
-class TextFigures:
+class TextFigures(Read):
     """A text under one tokenizer."""
 
-    name: str
-    documents: int = 0
-    bytes: int = 0
+    name: str = ""
     words: int = 0
     """Separated by spaces."""
     tokens: int = 0
-    is_cut: bool = False
-    """Whether the text is longer than what was read."""
 
     @property
     def bytes_per_token(self) -> float:
@@ -88,14 +78,8 @@ class VocabularyFigures:
 
 
 def report_command(
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Folder or Hub id of a model or tokenizer; with --recipe, by default the recipe's."),
-    ] = None,
+    model: Annotated[str, typer.Argument(help="Folder or Hub id of a model or tokenizer.")],
     text: Texts = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="Take the sources and held-out sets of a recipe, before filters.")
-    ] = None,
     against: Annotated[
         str | None, typer.Option(help="Folder or Hub id of a second tokenizer to compare with.")
     ] = None,
@@ -108,19 +92,15 @@ def report_command(
     Example: cpt tokenizer report Qwen/Qwen3-0.6B-Base --text code=corpus/code.jsonl --text prose=corpus/*.txt
     --against extended
     """
-    refuse_ignored(
-        {"--text-column": text_column != "text" and recipe is not None}, "with --recipe, whose sources name theirs"
-    )
-    loaded = None if recipe is None else load_recipe(recipe)
-    sources, notes = chosen_texts(text, text_column, loaded)
-    subjects = [open_subject(model, loaded), *([] if against is None else [open_subject(against, None)])]
+    sources = named_texts(text, text_column)
+    subjects = [open_subject(path) for path in (model, against) if path is not None]
     words: Counter[str] = Counter()
-    for key, source in sources.items():
-        words.update(measure_text(subjects, source, key, max_mb * 10**6))
+    for name, source in sources.items():
+        words.update(measure_text(subjects, name, source, max_mb * 10**6))
     vocabularies = [vocabulary_figures(subject.tokenizer, subject.seen) for subject in subjects]
     costly = costly_words(subjects[0], words)
     if as_data:
-        found = [as_json(*one, costly, notes) for one in zip(subjects, vocabularies, strict=True)]
+        found = [as_json(*one, costly) for one in zip(subjects, vocabularies, strict=True)]
         typer.echo(json.dumps(found, ensure_ascii=False, indent=1))
         return
     console = open_console()
@@ -132,43 +112,22 @@ def report_command(
         for word, times, tokens in costly:
             table.add_row(escape(word), f"{times:,}", f"{tokens:,}")
         console.print(table)
-    for note in notes:
-        console.print(note, style="yellow", markup=False)
 
 
-def chosen_texts(
-    text: Sequence[str] | None, text_column: str, recipe: Recipe | None
-) -> tuple[dict[str, DocumentSource], list[str]]:
-    """The sources by their key in messages, and a note for each source that is skipped."""
-    if recipe is None:
-        return {f"--text {name}": source for name, source in named_texts(text, text_column).items()}, []
-    if text:
-        raise RecipeError("give --text or --recipe, not both.")
-    keyed = dict(keyed_sources(recipe.data, recipe.evaluation))
-    notes = [f"{reported_name(one)}: skipped, its documents are chats." for one in keyed.values() if one.chat]
-    return {key: one for key, one in keyed.items() if one.chat is None}, notes
-
-
-def open_subject(path: str | None, recipe: Recipe | None) -> Subject:
-    if path is not None:
-        tokenizer = load_tokenizer(Tokenizer(path=path), Model())
-    elif recipe is not None:
-        tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-    else:
-        raise RecipeError(
-            "no tokenizer: name a model or tokenizer (cpt tokenizer report MODEL --text ...), or a recipe (--recipe)."
-        )
+def open_subject(path: str) -> Subject:
+    tokenizer = load_tokenizer(Tokenizer(path=path), Model())
     encoder, largest = DocumentEncoder(tokenizer), max(tokenizer.get_vocab().values())
-    return Subject(str(path or tokenizer.name_or_path), tokenizer, encoder, encoder, np.zeros(largest + 1, np.int64))
+    return Subject(path, tokenizer, encoder, encoder, np.zeros(largest + 1, np.int64))
 
 
-def measure_text(subjects: Sequence[Subject], source: DocumentSource, key: str, max_bytes: int) -> Counter[str]:
+def measure_text(subjects: Sequence[Subject], name: str, source: DocumentSource, max_bytes: int) -> Counter[str]:
     """Encode a text with every tokenizer, and return the words of its beginning."""
     words, num_characters = Counter[str](), 0
-    read, tokens = TextFigures(reported_name(source)), [0 for _ in subjects]
-    for batch in batches(source, key, max_bytes, read):
+    read, tokens = TextFigures(name=name), [0 for _ in subjects]
+    for number, batch in enumerate(batches(read_text(source, max_bytes, read))):
+        read.words += sum(len(document.split()) for document in batch)
         for place, subject in enumerate(subjects):
-            if read.documents == len(batch):  # the first
+            if number == 0:
                 subject.encoder = subject.plain.proven_for(batch[:PROOF_DOCUMENTS])
             ids, lengths = subject.encoder.encode(batch)
             subject.seen += np.bincount(ids, minlength=len(subject.seen))
@@ -177,24 +136,18 @@ def measure_text(subjects: Sequence[Subject], source: DocumentSource, key: str, 
             for document in batch:
                 words.update(document.split())
                 num_characters += len(document)
-    for subject, number in zip(subjects, tokens, strict=True):
-        subject.texts.append(replace(read, tokens=number))
+    for subject, count in zip(subjects, tokens, strict=True):
+        subject.texts.append(replace(read, tokens=count))
     return words
 
 
-def batches(source: DocumentSource, key: str, max_bytes: int, read: TextFigures) -> Iterator[list[str]]:
-    """The documents in batches of about BATCH_CHARACTERS, up to `max_bytes`; they are counted in `read`."""
+def batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    """The documents in batches of about BATCH_CHARACTERS."""
     batch: list[str] = []
     size = 0
-    for document in open_text(source, key):
-        if read.bytes >= max_bytes:
-            read.is_cut = True
-            break
-        batch.append(document.text)
-        size += len(document.text)
-        read.documents += 1
-        read.bytes += len(document.text.encode("utf-8", "surrogatepass"))
-        read.words += len(document.text.split())
+    for document in documents:
+        batch.append(document)
+        size += len(document)
         if size >= BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
@@ -225,9 +178,7 @@ def vocabulary_figures(tokenizer: PreTrainedTokenizerBase, seen: NDArray[np.int6
     )
 
 
-def as_json(
-    subject: Subject, vocabulary: VocabularyFigures, costly: list[tuple[str, int, int]], notes: list[str]
-) -> dict[str, Any]:
+def as_json(subject: Subject, vocabulary: VocabularyFigures, costly: list[tuple[str, int, int]]) -> dict[str, Any]:
     return {
         "tokenizer": subject.name,
         "engine": subject.encoder.engine,
@@ -237,7 +188,6 @@ def as_json(
         ],
         "costly_words": [{"word": word, "count": count, "tokens": tokens} for word, count, tokens in costly],
         "vocabulary": asdict(vocabulary),
-        "notes": notes,
     }
 
 

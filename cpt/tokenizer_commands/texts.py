@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cpt.data.readers.sources import Document, open_source
+from cpt.data.readers.sources import open_source
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import DocumentSource
 from cpt.recipe.sense_data import reported_name
@@ -30,7 +30,7 @@ class Read:
     documents: int = 0
     bytes: int = 0
     is_cut: bool = False
-    """There is more of it than was asked for."""
+    """Whether the text is longer than what was read."""
 
 
 def named_texts(texts: Sequence[str] | None, text_column: str) -> dict[str, DocumentSource]:
@@ -54,36 +54,35 @@ def named_texts(texts: Sequence[str] | None, text_column: str) -> dict[str, Docu
     return sources
 
 
-def read_texts(sources: Mapping[str, DocumentSource], max_bytes: int, read: dict[str, Read]) -> Iterator[str]:
-    """The documents of all sources, one after the other, at most `max_bytes` of each.
+def read_text(source: DocumentSource, max_bytes: int, read: Read) -> Iterator[str]:
+    """The documents of a text, until `max_bytes` are read.
 
     Args:
-        read: filled in on the way, by the source's name.
-    """
-    for name, source in sources.items():
-        so_far = read.setdefault(name, Read())
-        for document in open_text(source, "--text"):
-            if so_far.bytes >= max_bytes:
-                so_far.is_cut = True
-                break
-            so_far.documents += 1
-            so_far.bytes += len(document.text.encode("utf-8", "surrogatepass"))
-            yield document.text
-
-
-def open_text(source: DocumentSource, key: str) -> Iterator[Document]:
-    """The documents of a source; what is wrong with one of the command line is put right there, not under a key of a
-    recipe.
+        read: filled in on the way.
 
     Raises:
         DataError: there are none.
     """
     try:
-        yield from open_source(source, key)
+        for document in open_source(source, "--text"):
+            if read.bytes >= max_bytes:
+                read.is_cut = True
+                break
+            read.documents += 1
+            read.bytes += len(document.text.encode("utf-8", "surrogatepass"))
+            yield document.text
     except DataError as problem:
-        raise DataError(
-            str(problem).replace(f"`{key}.path`", "`--text`") if key.startswith("--text") else str(problem)
-        ) from problem
+        raise DataError(str(problem).replace("`--text.path`", "`--text`")) from problem
+
+
+def read_texts(sources: Mapping[str, DocumentSource], max_bytes: int, read: dict[str, Read]) -> Iterator[str]:
+    """The documents of all texts, one after the other, at most `max_bytes` of each.
+
+    Args:
+        read: filled in on the way, by the text's name.
+    """
+    for name, source in sources.items():
+        yield from read_text(source, max_bytes, read.setdefault(name, Read()))
 
 
 def described(read: Mapping[str, Read]) -> str:

@@ -1,18 +1,14 @@
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 from tiny_documents import PAGE, SENTENCE, chapter, write_docx, write_epub, write_pdf
 
 from cpt.documents import ingest as ingesting
+from cpt.documents import output
 from cpt.documents.ingest import ingest
-from cpt.documents.output import open_output
 from cpt.errors import LaunchError, ResourceError
+from cpt.files import locked
 
 
 @pytest.fixture(autouse=True)
@@ -78,10 +74,9 @@ def test_documents_become_rows_and_what_does_not_is_listed(library, tmp_path):
     assert listed == {"scan.pdf", "empty.md", "g.pdf"}
 
 
-def test_the_bytes_do_not_depend_on_the_number_of_workers_or_batches(library, tmp_path, monkeypatch):
+def test_the_bytes_do_not_depend_on_the_number_of_workers(library, tmp_path, monkeypatch):
     ingest([library], tmp_path / "one")
     monkeypatch.setenv("CPT_WORKERS", "2")
-    monkeypatch.setattr(ingesting, "BATCH_FILES", 3)
     ingest([library], tmp_path / "two")
     assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
 
@@ -97,51 +92,42 @@ def test_a_second_run_does_only_what_is_new(library, tmp_path):
     assert after.items() > before.items() and rows_of(tmp_path / "out")[-1]["text"] == "New."
 
 
-def test_a_changed_file_takes_the_place_of_what_it_was(library, tmp_path):
-    """And what was its duplicate becomes a document; a new time alone changes nothing."""
+def test_a_changed_file_keeps_its_text_and_is_counted(library, tmp_path):
     ingest([library], tmp_path / "out")
+    before = bytes_of(tmp_path / "out")
     write_pdf(library / "a.pdf", [["Something else."]])
-    os.utime(library / "b.pdf", ns=(1, 1))
-    ingest([library], tmp_path / "out")
-    rows = {row["path"].rpartition("/")[2]: row["text"] for row in rows_of(tmp_path / "out")}
-    assert len(rows_of(tmp_path / "out")) == len(rows) == 7
-    assert rows["a.pdf"] == "Something else." and rows["g.pdf"].startswith(SENTENCE) and "b.pdf" in rows
+    (library / "empty.md").write_text("No longer empty.")
+    done = ingest([library], tmp_path / "out")
+    assert done.num_changed == 1 and bytes_of(tmp_path / "out").items() > before.items()
+    assert rows_of(tmp_path / "out")[-1]["text"] == "No longer empty."
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-from cpt.documents.ingest import ingest
-from cpt.documents.output import open_output
-from cpt.errors import LaunchError, ResourceError
-ingest([Path(sys.argv[1])], Path(sys.argv[2]), shard_mb=1)
-"""
-
-
-def num_recorded(journal):
-    return journal.read_text().count("\n") if journal.exists() else 0
-
-
-@pytest.mark.parametrize("moment", [1, 7, 15, 18])
-def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, moment):
+@pytest.mark.parametrize("stops_at", ["documents-00002.jsonl", "journal-00002.jsonl"])
+def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path, monkeypatch, stops_at):
     library = tmp_path / "library"
     library.mkdir()
     for number in range(20):
-        (library / f"{number:02}.txt").write_text(f"{number} {SENTENCE}\n" * 2500)
-    ingest([library], tmp_path / "straight", shard_mb=1)
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(library), str(tmp_path / "out")])
-    while process.poll() is None and num_recorded(tmp_path / "out/.ingest/journal.jsonl") < moment:
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    done = ingest([library], tmp_path / "out", shard_mb=1)
-    assert done.num_known >= moment and bytes_of(tmp_path / "out") == bytes_of(tmp_path / "straight")
-    assert len(bytes_of(tmp_path / "out")) == 4
+        (library / f"{number:02}.txt").write_text(f"{number} {SENTENCE}\n")
+    monkeypatch.setattr(ingesting, "BATCH_FILES", 4)
+    ingest([library], tmp_path / "straight")
+    write = output.write_lines
+
+    def stop(file, lines):
+        if file.name == stops_at:
+            raise KeyboardInterrupt
+        write(file, lines)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(output, "write_lines", stop)
+        ingest([library], tmp_path / "out")
+    done = ingest([library], tmp_path / "out")
+    assert done.num_known == 8 and bytes_of(tmp_path / "out") == bytes_of(tmp_path / "straight")
+    assert len(bytes_of(tmp_path / "out")) == 5
 
 
-def test_only_one_process_writes_and_only_where_it_may(tmp_path):
-    with open_output(tmp_path, 10), pytest.raises(LaunchError), open_output(tmp_path, 10):
-        pass
+def test_only_one_process_writes_and_only_where_it_may(library, tmp_path):
+    with locked(tmp_path / "out/.ingest/lock"), pytest.raises(LaunchError):
+        ingest([library], tmp_path / "out")
     (tmp_path / "file").touch()
-    with pytest.raises(ResourceError), open_output(tmp_path / "file", 10):
-        pass
+    with pytest.raises(ResourceError):
+        ingest([library], tmp_path / "file")

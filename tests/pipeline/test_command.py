@@ -42,12 +42,6 @@ def test_mistakes_of_a_later_step_start_nothing(two_steps, tiny_recipe, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_step_whose_model_nobody_is_going_to_make_is_refused(two_steps, capsys):
-    with pytest.raises(typer.Exit):
-        command(two_steps, only="more")
-    assert "--from base" in capsys.readouterr().out
-
-
 def test_a_dry_run_starts_nothing_and_shows_where_each_run_stands(two_steps, tmp_path, capsys):
     command(two_steps, dry_run=True)
     said = capsys.readouterr().out

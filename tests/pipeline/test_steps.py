@@ -4,7 +4,7 @@ import pytest
 from tiny import write_recipe
 
 from cpt.errors import RecipeError
-from cpt.pipeline.steps import as_overrides, chosen, load_pipeline
+from cpt.pipeline.steps import as_overrides, load_pipeline
 from cpt.recipe.references import REPOSITORY
 
 
@@ -103,16 +103,6 @@ def test_a_finished_step_is_what_the_next_one_starts_from(pipeline_file, tmp_pat
     pipeline = load_pipeline(pipeline_file())
     assert pipeline.steps[0].run.is_finished and pipeline.steps[1].recipe.model.path == str(final)
     assert [other.number for other in pipeline.made_by_others(pipeline.steps[1])] == [1]
-
-
-def test_steps_are_chosen_by_number_or_name(pipeline_file):
-    pipeline = load_pipeline(pipeline_file())
-    assert [step.number for step in chosen(pipeline, None, None)] == [1, 2]
-    assert [step.number for step in chosen(pipeline, "more", None)] == [2] and [
-        step.number for step in chosen(pipeline, None, "1")
-    ] == [1]
-    with pytest.raises(RecipeError, match="`mroe`.* `more`"):
-        chosen(pipeline, "mroe", None)
 
 
 @pytest.mark.parametrize(

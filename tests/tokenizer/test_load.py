@@ -75,10 +75,9 @@ def test_a_file_a_folder_without_tokenizer_and_a_damaged_one_are_told_apart(tmp_
     with pytest.raises(RecipeError, match="holds no tokenizer"):
         load(tmp_path)
     whole = (folder / "tokenizer.json").read_bytes()
-    for content, told in ((whole[:500], "is damaged"), (b"[1, 2]", "it holds no JSON object")):
-        (folder / "tokenizer.json").write_bytes(content)
-        with pytest.raises(RecipeError, match=told):
-            load(folder)
+    (folder / "tokenizer.json").write_bytes(whole[:500])
+    with pytest.raises(RecipeError, match="is damaged"):
+        load(folder)
 
 
 def test_a_tokenizer_without_fast_version_is_refused(tmp_path):

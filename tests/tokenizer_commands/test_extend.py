@@ -23,7 +23,7 @@ def test_the_folder_is_a_whole_model_with_a_record_of_what_was_added(cpt_tokeniz
         code == 0
         and "12 tokens added to 320" in said
         and "8 new tokens took spare rows" in said
-        and "328 to 384 rows" in said
+        and "328 -> 384 rows" in said
     )
     loaded, tokenizer = AutoModelForCausalLM.from_pretrained(output), AutoTokenizer.from_pretrained(output)
     assert (loaded.config.vocab_size, len(tokenizer), len(loaded.get_output_embeddings().weight)) == (384, 332, 384)
@@ -77,5 +77,5 @@ def test_input_rows_can_be_taught_by_token_distillation(cpt_tokenizer, model, te
     options = ["--text", text, "--add", 12, "--rows", "token_distillation", "--output", tmp_path / "extended"]
     code, said = cpt_tokenizer("extend", model, *options)
     record = json.loads((tmp_path / "extended" / "extension.json").read_text())["distilled"]
-    assert code == 0 and "token distillation, 15 steps" in said
+    assert code == 0 and "Token distillation, 15 steps" in said
     assert record["after"] < record["before"]

@@ -1,7 +1,6 @@
 import json
 
 import pytest
-from tiny import write_recipe
 from transformers import AutoTokenizer
 
 from cpt.data.readers.sources import open_source
@@ -51,15 +50,9 @@ def test_a_second_tokenizer_stands_beside_the_first(cpt_tokenizer, tokenizer_fol
     assert f"{longer:+.1f} %" in table
 
 
-def test_a_recipes_sources_and_tokenizer_are_taken(cpt_tokenizer, tiny_recipe, tmp_path):
-    code, said = cpt_tokenizer("report", "--recipe", write_recipe(tiny_recipe, tmp_path / "r.yaml"), "--json")
-    assert code == 0 and [one["name"] for one in json.loads(said)[0]["texts"]] == ["domain", "general"]
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--text", "x.txt"], "no tokenizer"),
         (["TOKENIZER"], "no text"),
         (["TOKENIZER", "--text", "no/such.txt"], "no such file"),
         (["no/such/one", "--text", "x=README.md"], "no folder"),

@@ -3,8 +3,7 @@ import json
 import pytest
 
 from cpt.errors import DataError, RecipeError
-from cpt.recipe.schema import DocumentSource
-from cpt.tokenizer_commands.texts import Read, described, named_texts, new_folder, open_text, read_texts
+from cpt.tokenizer_commands.texts import Read, described, named_texts, new_folder, read_texts
 
 
 def test_a_text_is_called_as_it_is_named_or_by_its_path():
@@ -33,8 +32,6 @@ def test_of_each_text_no_more_is_read_than_asked_and_it_is_said(tmp_path):
 def test_a_text_that_is_not_there_is_told(tmp_path):
     with pytest.raises(DataError, match=r"no such file.* Set `--text`"):
         list(read_texts(named_texts([str(tmp_path / "none.txt")], "text"), 1, {}))
-    with pytest.raises(DataError, match=r"Set `data.sources\[0\].path`"):
-        list(open_text(DocumentSource(path=str(tmp_path / "none.txt")), "data.sources[0]"))
 
 
 def test_nothing_is_written_over(tmp_path):
