@@ -12,14 +12,13 @@ from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
 from cpt.evaluation.retention import StopWhenForgetting
 from cpt.evaluation.samples import PromptSamples
-from cpt.monitoring.callbacks import build_callbacks
+from cpt.monitoring.callbacks import build_callbacks, put_trackers_last
 from cpt.monitoring.console import ConsoleProgress
 from cpt.monitoring.figures import RealisedShares, SmoothedLoss, TrainingClock
 from cpt.monitoring.machine import MachineUse
 from cpt.monitoring.profiler import StepProfile, check_profiled_steps
 from cpt.monitoring.run_files import MetricsFile, StatusFile
 from cpt.monitoring.source_losses import SourceLosses
-from cpt.monitoring.trackers import put_trackers_last
 from cpt.monitoring.utilization import ModelFlopsUtilization
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS, SAMPLES
