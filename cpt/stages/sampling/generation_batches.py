@@ -114,11 +114,6 @@ class GenerationBatches(PromptTrainer):
                 "`training.sync_ref_model`: the reference of a run here is what it began with, so that it can go on."
                 " Remove it."
             )
-        if not recipe.rewards:
-            raise RecipeError(
-                f"`rewards`: stage `{recipe.stage}` learns from them, and there are none. Write `rewards:"
-                " [exact_match]`."
-            )
         rewards = build_rewards(recipe.rewards, [name for name in rows[0] if name != "prompt"])
         arguments.reward_weights = [reward.weight for reward in recipe.rewards]
         refuse_without_effect(recipe, self.WITHOUT_EFFECT)
