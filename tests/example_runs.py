@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from cpt.data.held_out import HeldOutSet
 from cpt.recipe.schema import Recipe
 from cpt.stages.arguments import training_arguments
-from cpt.stages.find import find_stage
+from cpt.stages.build import stage_trainer
 from cpt.stages.length import length_of
 from cpt.stages.model import model_for
 
@@ -91,6 +91,6 @@ def build_run(
     data = Prepared(Endless(rows), form, len(rows), held_out=sets)
     arguments = training_arguments(recipe, folder / "run", data)
     built = model_for(recipe, tokenizer, arguments)
-    return find_stage(stage).build_trainer(
+    return stage_trainer(
         recipe, built, tokenizer, data, arguments, length_of(recipe, data, folder / "run")
     )

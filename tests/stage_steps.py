@@ -13,7 +13,7 @@ from cpt.data.rows.rows import IGNORED
 from cpt.planner.storages import PeakOfStorages
 from cpt.recipe.schema import Recipe
 from cpt.stages.arguments import training_arguments
-from cpt.stages.find import find_stage
+from cpt.stages.build import stage_trainer
 from cpt.stages.length import length_of
 from cpt.stages.model import model_for
 
@@ -104,7 +104,7 @@ def measured_peak(recipe: Recipe) -> int:
     data = Prepared(Endless(rows), form, 10**6, num_tokens=10**9)
     arguments = training_arguments(recipe, folder, data)
     model = model_for(recipe, tokenizer, arguments)
-    trainer = find_stage(recipe.stage).build_trainer(
+    trainer = stage_trainer(
         recipe, model, tokenizer, data, arguments, length_of(recipe, data, folder)
     )
     trainer.remove_callback(PrinterCallback)

@@ -14,7 +14,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from cpt.recipe.schema import Recipe
 from cpt.stages.arguments import training_arguments
-from cpt.stages.find import find_stage
+from cpt.stages.build import stage_trainer
 from cpt.stages.length import length_of
 from cpt.stages.model import model_for
 
@@ -85,7 +85,7 @@ def trainer_of(recipe: Recipe) -> Any:
     arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
     tokenizer = words()
     length = length_of(recipe, data, recipe.output_dir / recipe.name)
-    return find_stage(recipe.stage).build_trainer(
+    return stage_trainer(
         recipe, model_for(recipe, tokenizer, arguments), tokenizer, data, arguments, length
     )
 

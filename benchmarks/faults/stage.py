@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from transformers import TrainingArguments
+
 from benchmarks.faults.injection import InjectedFaults
-from cpt.stages.cpt import COLUMNS, CONFIG
 from cpt.stages.trainer import CPTTrainer
 
-__all__ = ["COLUMNS", "CONFIG", "build_trainer"]
+CONFIG = TrainingArguments
+COLUMNS = ("text",)
 
 
 class FaultyTrainer(InjectedFaults, CPTTrainer):

@@ -76,7 +76,7 @@ PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, fi
 )
 DRAWN = {name for _, _, figures, _ in PLOTS for name in figures}
 NOT_DRAWN = ("step", "tokens", "epoch", "loss", "num_tokens", "total_flos", "seconds_to_go", "cost", "cost_to_go")
-NOT_OF_A_STAGE = (EVALUATED, "share_", "tokens_", "loss_", "train_", "events/")
+NOT_OF_A_STAGE = (EVALUATED, "share_", "tokens_", "loss_", "train_")
 
 
 def command(

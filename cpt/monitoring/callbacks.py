@@ -1,14 +1,15 @@
-"""Callbacks that the recipe names: built-in ones and the user's own, whose errors do not end the run."""
+"""Callbacks that the recipe names, and trackers (TensorBoard, wandb, ...): errors of either do not end the run."""
 
 import inspect
 import math
 import time
-import typing
 from collections.abc import Callable, Mapping
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TensorBoardCallback
 
 from cpt.errors import CptError, RecipeError
 from cpt.extend import check_options, find
@@ -27,18 +28,13 @@ class Alert(TrainerCallback):
         run: the run's folder.
         figure: its name in metrics.jsonl: `grad_norm` or `eval_general_loss`.
         above, below: one of them or both.
-        logs: in how many logs in a row.
     """
 
-    def __init__(
-        self, run: Path, *, figure: str, above: float | None = None, below: float | None = None, logs: int = 1
-    ) -> None:
+    def __init__(self, run: Path, *, figure: str, above: float | None = None, below: float | None = None) -> None:
         if above is None and below is None:
             raise RecipeError(f"an alert on `{figure}` needs `above` or `below`.")
-        if logs < 1:
-            raise RecipeError(f"`logs`: expected 1 or more, got {logs}.")
-        self.run, self.figure, self.above, self.below, self.logs = run, figure, above, below, logs
-        self.beyond = 0
+        self.run, self.figure, self.above, self.below = run, figure, above, below
+        self.was_beyond = False
         self.known: set[str] = set()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -47,11 +43,10 @@ class Alert(TrainerCallback):
         if not state.is_world_process_zero or not isinstance(value, int | float):
             return
         bound = self.crossed(value)
-        self.beyond = self.beyond + 1 if bound else 0
-        if bound and self.beyond == self.logs:
-            how_long = "" if self.logs == 1 else f", in {self.logs} logs in a row"
-            message = f"Step {state.global_step}: {self.figure} is {value:.6g}, {bound}{how_long}."
+        if bound and not self.was_beyond:
+            message = f"Step {state.global_step}: {self.figure} is {value:.6g}, {bound}."
             record_event(self.run, "alert", message, step=state.global_step, figure=self.figure, value=str(value))
+        self.was_beyond = bool(bound)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.is_world_process_zero and self.known and self.figure not in self.known:
@@ -97,22 +92,13 @@ def check_callbacks(sections: list[Watcher]) -> None:
 
 
 def constructor_of(kind: type) -> Callable[..., None]:
-    """A function with the class's parameters, all by keyword: a class's options need not stand behind a `*`."""
-
-    def constructor() -> None:
-        """Never called."""
-
-    stand_in: Any = constructor
-    stand_in.__name__ = kind.__name__
-    signature = inspect.signature(kind)
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = [p.replace(kind=p.KEYWORD_ONLY) if p.kind in by_name else p for p in signature.parameters.values()]
-    stand_in.__signature__ = signature.replace(parameters=parameters)
-    try:
-        stand_in.__annotations__ = typing.get_type_hints(vars(kind).get("__init__", constructor))
-    except (NameError, TypeError):  # they name what only a type checker knows
-        stand_in.__annotations__ = {}
-    return constructor
+    """The constructor with all parameters by keyword: a class's options need not come after a `*`."""
+    constructor: Any = update_wrapper(partial(kind), vars(kind).get("__init__", kind))
+    constructor.__name__ = kind.__name__
+    parameters = inspect.signature(kind).parameters.values()
+    by_keyword = [p.replace(kind=p.KEYWORD_ONLY) if p.kind is p.POSITIONAL_OR_KEYWORD else p for p in parameters]
+    constructor.__signature__ = inspect.Signature(by_keyword)
+    return constructor  # type: ignore[no-any-return]
 
 
 def build_callbacks(sections: list[Watcher], run: Path, tokens_per_step: int) -> list[TrainerCallback]:
@@ -127,10 +113,9 @@ def build_callbacks(sections: list[Watcher], run: Path, tokens_per_step: int) ->
         if section.name in CALLBACKS:
             built.append(found(run, **section.options))
         elif isinstance(found, type):
-            built.append(guarded(UserCallback, make(found, section), section.name, run))
+            built.append(guarded(make(found, section), section.name, run))
         else:
-            watch = Watch(found, section.options, run, tokens_per_step)
-            built.append(guarded(UserCallback, watch, section.name, run))
+            built.append(guarded(Watch(found, section.options, run, tokens_per_step), section.name, run))
     return built
 
 
@@ -171,7 +156,8 @@ class Watch(TrainerCallback):
 
 
 class GuardedCallback(TrainerCallback):
-    """Passes events on to a callback. If one fails, an event of the run says so, and the callback pauses."""
+    """Passes events on to a callback. If one fails, an event of the run says so, and the callback is not called again
+    for `pause_seconds`."""
 
     kind = "callback_failed"
     errors: type[Exception] = Exception
@@ -220,11 +206,35 @@ class GuardedCallback(TrainerCallback):
         self.has_failed = True
 
 
-class UserCallback(GuardedCallback):
-    """A callback of the user's; once it fails, it is not called again."""
-
-
-def guarded(base: type[GuardedCallback], callback: TrainerCallback, name: str, run: Path) -> GuardedCallback:
+def guarded(callback: TrainerCallback, name: str, run: Path) -> GuardedCallback:
     """The guarded callback, in a class of its own: transformers warns about two callbacks of one class."""
-    kind: type[GuardedCallback] = type(name, (base,), {})
+    kind: type[GuardedCallback] = type(name, (GuardedCallback,), {})
     return kind(callback, name, run)
+
+
+def put_trackers_last(trainer: Trainer, run: Path) -> None:
+    """Let the trackers see what other callbacks add to the logs; call it after those were added.
+
+    Hugging Face calls callbacks in the order in which they were added, and its trackers come first.
+    """
+    handler = trainer.callback_handler
+    kinds: tuple[type[TrainerCallback], ...] = tuple(INTEGRATION_TO_CALLBACK.values())
+    trackers = [callback for callback in handler.callbacks if isinstance(callback, kinds)]
+    if trackers:
+        others = [callback for callback in handler.callbacks if callback not in trackers]
+        guarded = [Tracker(tracker, type(tracker).__name__, run) for tracker in trackers]
+        handler.callbacks = [*others, *guarded]
+
+
+class Tracker(GuardedCallback):
+    """A tracker whose disk may be full and whose network may be gone: it pauses for a minute, then is tried again."""
+
+    kind = "tracker_failed"
+    errors = OSError
+    pause_seconds = 60.0
+
+    def pause(self, event: str, problem: Exception, step: int) -> None:
+        """TensorBoard's writing thread does not survive an error; the next log makes another."""
+        super().pause(event, problem, step)
+        if isinstance(self.callback, TensorBoardCallback):
+            self.callback.tb_writer = None

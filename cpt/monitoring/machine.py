@@ -1,6 +1,7 @@
 """Add what the run does to its machine to each log: memory, CPU, disks, network, and the state of the GPU."""
 
 import importlib.util
+import math
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,12 +15,12 @@ from cpt.hardware import GIB
 from cpt.runs.signs import read_signs
 
 MIB = 2**20
-SHARE = 0.001  # of the time may go into looking at the machine
+SECONDS_BETWEEN_LOOKS = 30.0  # at processes, NVML and heartbeats: each takes some milliseconds
 PEAK = "gpu_memory_peak_gib"
 
 
 class MachineUse(TrainerCallback):
-    """Adds GPU memory to each log of the training loss, and the other figures as often as their cost allows.
+    """Adds GPU memory to each log of the training loss, and the other figures every 30 seconds.
 
     `gpu_memory_allocated_gib` and `gpu_memory_reserved_gib` are the main process's at this moment; the peak is the
     largest of all processes, from their heartbeats. Rates of CPU, disks and network are means since the last look, of
@@ -31,7 +32,7 @@ class MachineUse(TrainerCallback):
 
     def __init__(self, run: Path) -> None:
         self.run = run
-        self.next_look = 0.0
+        self.next_look = -math.inf
         self.largest_peak = 0.0
         self.has_nvml = importlib.util.find_spec("pynvml") is not None
 
@@ -44,14 +45,12 @@ class MachineUse(TrainerCallback):
         if "loss" not in logs or not state.is_world_process_zero:
             return
         has_gpu = args.device.type == "cuda"
-        began = time.perf_counter()
-        if began >= self.next_look:
+        if time.monotonic() >= self.next_look:
+            self.next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
             logs.update(self.machine())
             if has_gpu:
                 logs.update(self.gpu_state())
                 self.largest_peak = max(self.largest_peak, peak_of_others(self.run, args.world_size))
-            ended = time.perf_counter()
-            self.next_look = ended + (ended - began) / SHARE
         if has_gpu:
             logs.update(gpu_memory())
             logs[PEAK] = max(logs[PEAK], self.largest_peak)

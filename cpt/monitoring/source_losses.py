@@ -1,7 +1,6 @@
 """Log the training loss of each source, from micro-batches that are trained on anyway."""
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -20,8 +19,6 @@ from cpt.data.rows.rows import IGNORED
 from cpt.models.fused_loss import FusedLoss
 
 log = logging.getLogger("cpt")
-MICRO_BATCHES_FOR_ONE = 20
-"""Mixed micro-batches per one whose rows are computed again, which takes about a twentieth of its training time."""
 BYTES_AT_ONCE = 2**27  # of logits in fp32 and of their gradients
 Totals = torch.Tensor  # [2, sources]: summed losses, tokens
 
@@ -32,9 +29,9 @@ class SourceLosses(TrainerCallback):
 
     Which step that is, and where in it the measuring begins, are drawn from their numbers: sources take turns, so the
     same place in each stretch could always show the same source. A micro-batch of one source has its loss already. For
-    one with several, the losses of its rows are computed again from the logits, without gradients, in at most one
-    of 20 micro-batches; the fused loss has the loss of each token anyway. Where there are no logits (Liger's loss),
-    mixed micro-batches are skipped.
+    one with several, the losses of its rows are computed again from the logits, without gradients: about a twentieth
+    of the micro-batch's time, for one micro-batch of a log. Where there are no logits (Liger's loss), mixed
+    micro-batches are skipped.
 
     Args:
         rows: which of them a step reads.
@@ -43,8 +40,8 @@ class SourceLosses(TrainerCallback):
 
     def __init__(self, data: PreparedData, rows: RowsOfSteps, *, sharing_rows: int = 1) -> None:
         self.data, self.rows, self.sharing_rows = data, rows, sharing_rows
-        self.micro_batch, self.left, self.first_measured = 0, 0, 0
-        self.is_measuring, self.is_off, self.has_logged, self.has_no_memory = False, False, False, False
+        self.micro_batch = self.measured = 0
+        self.is_measuring = self.is_off = self.has_logged = self.has_no_memory = False
         self.totals: Totals = torch.zeros(2, len(data.sources))
         self.hook: Any = None
 
@@ -60,13 +57,11 @@ class SourceLosses(TrainerCallback):
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Decide whether this step is the measured one of its log."""
-        step, every, micro_batches = state.global_step + 1, int(state.logging_steps), args.gradient_accumulation_steps
+        step, every = state.global_step + 1, int(state.logging_steps)
         self.state, self.micro_batch = state, 0
         log = (step - 1) // every
         self.is_measuring = step == log * every + 1 + drawn(log, every) or (args.logging_first_step and step == 1)
-        if self.is_measuring:
-            self.left = num_measured((log + 1) * every, every, micro_batches) if not self.has_no_memory else 0
-            self.first_measured = drawn(step, micro_batches - self.left + 1)
+        self.measured = drawn(step, args.gradient_accumulation_steps)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Add the means over all processes, which log at the same steps."""
@@ -89,7 +84,7 @@ class SourceLosses(TrainerCallback):
         """The forward hook; it does not change the output."""
         if not (model.training and torch.is_grad_enabled()):
             return
-        if self.is_measuring and isinstance(output, dict):
+        if self.is_measuring and not self.has_no_memory and isinstance(output, dict):
             with torch.no_grad():
                 self.look_at(model, inputs, output)
         self.micro_batch += 1
@@ -102,7 +97,7 @@ class SourceLosses(TrainerCallback):
         try:
             self.add(model, targets, inputs.get("num_items_in_batch"), output)
         except torch.OutOfMemoryError:
-            self.has_no_memory, self.left = True, 0
+            self.has_no_memory = True
             log.warning("loss_<source> is not logged any more: the losses of single rows ran out of memory.")
 
     def add(
@@ -123,8 +118,7 @@ class SourceLosses(TrainerCallback):
         row_loss = loss_of_rows(model, output.get("logits"), targets)
         if row_loss is None or len(targets) != len(sources):
             self.log_skipped()
-        elif self.left and self.micro_batch >= self.first_measured:
-            self.left -= 1
+        elif self.micro_batch == self.measured:
             for source, row in zip(sources, range(len(targets)), strict=True):
                 self.take(source, row_loss(row), (targets[row] != IGNORED).sum())
 
@@ -152,19 +146,6 @@ class SourceLosses(TrainerCallback):
 def drawn(number: int, below: int) -> int:
     """A random number, the same for the same step in every process and after a resume."""
     return Random(number).randrange(below)
-
-
-def num_measured(step: int, every: int, micro_batches: int) -> int:
-    """How many mixed micro-batches may be measured for a log: a function of its step, so a resumed run measures the
-    same ones.
-
-    Args:
-        step: of the log.
-        every: steps between two logs.
-        micro_batches: of a step.
-    """
-    upto, before = (math.ceil(made * micro_batches / MICRO_BATCHES_FOR_ONE) for made in (step, max(0, step - every)))
-    return min(upto - before, micro_batches)
 
 
 def targets_of(inputs: dict[str, Any]) -> torch.Tensor | None:

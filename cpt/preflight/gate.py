@@ -54,7 +54,7 @@ from cpt.stages.find import find_stage
 from cpt.stages.fsdp_profile import check_fsdp
 from cpt.stages.model import check_reference
 from cpt.stages.parallel_groups import check_parallelism
-from cpt.stages.rewards.find import check_rewards
+from cpt.stages.rewards.find import find_rewards
 
 TRACKERS = ("wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "swanlab")
 
@@ -220,7 +220,7 @@ def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None)
         found.run(find_rule, recipe.checkpoints.kept)
     if recipe.checkpoints.archive is not None:
         found.run(check_archive, recipe.checkpoints.archive)
-    found.run(check_rewards, recipe)
+    found.run(find_rewards, recipe.rewards)
     found.run(check_callbacks, recipe.monitoring.callbacks)
     found.run(check_reference, recipe)
 

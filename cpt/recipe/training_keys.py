@@ -50,7 +50,6 @@ BOUNDS: Mapping[str, Bound] = {
     "dataloader_num_workers": ("at least 0 processes", lambda value: value >= 0),
     "dataloader_prefetch_factor": at_least_1("batch"),
     "precompute_ref_batch_size": at_least_1("row"),
-    "prompts_read": at_least_1("prompt"),
     "ddp_bucket_cap_mb": at_least_1("MB"),
     "ddp_timeout": at_least_1("second"),
     "vllm_server_timeout": ("more than 0 seconds", lambda value: value > 0),

@@ -1,5 +1,4 @@
-"""Signs of life of each process, for whoever watches the run from outside: what it does, and that it goes on doing
-it."""
+"""The heartbeat of each process: what it does and whether it makes progress, for whoever watches the run."""
 
 import faulthandler
 import math
@@ -20,7 +19,7 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from cpt.errors import Interrupted, LaunchError
+from cpt.errors import LaunchError
 from cpt.hardware import GIB
 from cpt.ranks import rank, world_size
 from cpt.runs.signs import Phase, Sign, write_sign
@@ -32,21 +31,17 @@ STEPS_LOOKED_AT = 20
 SECONDS_BETWEEN_LOOKS = 10.0  # at the processor's time
 LEAST_WORK = 0.01  # share of the time of one core, which waiting does not take and a slow disk still lets through
 SIGNAL_FOR_STACKS = signal.SIGUSR2
+OUTSIDE_OF_TRAINING = ("starting", "ending")
 
 
 class Heartbeat(TrainerCallback):
-    """Writes `heartbeats/rank-N.json` at most once in a second, where there was progress; hung processes count no
-    beats on.
+    """Writes `heartbeats/rank-N.json`: `beats` counts progress, `pulse` only shows that the process is there.
 
-    A thread writes it every two seconds at least, so that others see that the process is there, whatever it waits for.
-    At the end of its context the process says there which error of its own ended it.
+    Progress is a step, a micro-batch or a batch of an evaluation. Before the first step and after the last one it is
+    processor time: hashing checkpoints, tokenizing, compiling and merging take as long as they need. A thread writes
+    the pulse every two seconds. At the end of its context the process writes which error ended it.
 
-    Progress is a step, a micro-batch, a batch of an evaluation. Before the first step and after the last, while its
-    context is open, it is the processor's time: hashing checkpoints, converting them, tokenising, compiling and
-    merging take as long as they need.
-
-    SIGUSR2 makes the process write the stacks of all its threads to `stacks/rank-N.txt`, also when it hangs in a
-    library.
+    SIGUSR2 writes the stacks of all threads to `stacks/rank-N.txt`, even while the process hangs in a library.
 
     Args:
         folder: of the run.
@@ -69,95 +64,71 @@ class Heartbeat(TrainerCallback):
         self.beat("starting", 0)
 
     def __enter__(self) -> "Heartbeat":
-        """Show from here on that the process is there, and look at the processor's time."""
-        self.threads = [
-            threading.Thread(target=work, name="cpt-heartbeat", daemon=True)
-            for work in (self.watch_work, self.give_pulse)
-        ]
-        for thread in self.threads:
-            thread.start()
+        """Start the thread that shows from here on that the process is there."""
+        self.thread = threading.Thread(target=self.watch, name="cpt-heartbeat", daemon=True)
+        self.thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The run is over."""
         self.is_over.set()
-        for thread in self.threads:
-            thread.join()
+        self.thread.join()
         self.ended = own_words(problem)
         self.tell()
 
-    def give_pulse(self) -> None:
-        """Write where nothing was written for a while."""
+    def watch(self) -> None:
+        """Write a pulse. Outside of the training, processor time counts as progress; waiting for others takes next to
+        none."""
+        looked, worked = time.perf_counter(), seconds_worked()
         while not self.is_over.wait(SECONDS_BETWEEN_PULSES):
+            now = time.perf_counter()
             with self.lock:
-                if time.perf_counter() - self.written >= SECONDS_BETWEEN_PULSES:
+                if now - self.written >= SECONDS_BETWEEN_PULSES:
                     self.tell()
-
-    def watch_work(self) -> None:
-        """Beat where this process, or one that it started, works; one that waits for others takes next to no time.
-
-        The system is asked for other processes only where this one is idle: each of some hundred questions would wait
-        for Python's lock.
-        """
-        own, below = time.process_time(), None
-        while not self.is_over.wait(SECONDS_BETWEEN_LOOKS):
-            least = LEAST_WORK * SECONDS_BETWEEN_LOOKS
-            own_before, own = own, time.process_time()
-            below_before, below = below, None
-            with self.lock:
-                phase = self.phase
-            if phase not in ("starting", "ending"):
+            if self.phase not in OUTSIDE_OF_TRAINING or now - looked < SECONDS_BETWEEN_LOOKS:
                 continue
-            works = own - own_before >= least
-            if not works:
-                below = seconds_below()
-                works = below_before is not None and below - below_before >= least
+            worked_before, worked = worked, seconds_worked()
+            is_busy = worked - worked_before >= LEAST_WORK * (now - looked)
+            looked = now
             with self.lock:
-                if works and self.phase == phase:
-                    self.write(phase, self.step)
+                if is_busy and self.phase in OUTSIDE_OF_TRAINING:
+                    self.write(self.phase, self.step)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A step's forward begins."""
         self.step_began = time.perf_counter()
         self.beat("training", state.global_step)
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A micro-batch is done."""
         self.beat("training", state.global_step)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A step is done."""
         self.seconds.append(time.perf_counter() - self.step_began)
         self.beat("between" if control.should_evaluate or control.should_save else "training", state.global_step)
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A batch of an evaluation is done, or a sample; those before the first step and after the last are part of
-        start and end."""
+        """Evaluations before the first step and after the last are part of start and end."""
         self.beat("between" if self.phase == "training" else self.phase, state.global_step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The model will be exported."""
         self.beat("ending", state.global_step)
 
     def beat(self, phase: Phase, step: int) -> None:
-        """Say that there is progress; at once where another phase begins, for each has a patience of its own."""
         with self.lock:
             self.write(phase, step)
 
     def write(self, phase: Phase, step: int) -> None:
-        """The same, while nobody else does."""
+        """Count progress; written at most once a second, but a new phase at once. The caller holds the lock."""
         self.beats += 1
         self.step = step
         now = time.perf_counter()
@@ -167,7 +138,6 @@ class Heartbeat(TrainerCallback):
         self.tell()
 
     def tell(self) -> None:
-        """Write what is so now."""
         self.written, self.pulse = time.perf_counter(), self.pulse + 1
         median = statistics.median(self.seconds) if len(self.seconds) >= 3 else None
         # Of all devices, since another thread's current device is 0 on every rank. This process uses one of them.
@@ -192,13 +162,12 @@ class Heartbeat(TrainerCallback):
         write_sign(self.folder, sign)
 
 
-def seconds_below() -> float:
-    """The processor's time that the processes below this one took so far, theirs included."""
-    total = 0.0
-    for process in psutil.Process().children(recursive=True):
+def seconds_worked() -> float:
+    """Processor time of this process and its children so far."""
+    this, total = psutil.Process(), 0.0
+    for process in (this, *this.children(recursive=True)):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            times = process.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
+            total += sum(process.cpu_times()[:4])  # user and system, own and of children that ended
     return total
 
 
@@ -212,11 +181,7 @@ def lost_others(problem: BaseException) -> bool:
 
 
 def own_words(problem: BaseException | None) -> str:
-    """The error that ended this process; empty where it ended well, because it was told to, or because of others."""
-    if (
-        problem is None
-        or isinstance(problem, Interrupted | KeyboardInterrupt | SystemExit | LaunchError)
-        or lost_others(problem)
-    ):
+    """The error or the interruption that ended this process; empty if it succeeded or failed because of others."""
+    if problem is None or isinstance(problem, SystemExit | LaunchError) or lost_others(problem):
         return ""
     return f"{type(problem).__name__}: {problem}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,23 +13,24 @@ from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
 from cpt.evaluation.retention import StopWhenForgetting
 from cpt.evaluation.samples import PromptSamples
-from cpt.monitoring.callbacks import build_callbacks
+from cpt.monitoring.callbacks import build_callbacks, put_trackers_last
 from cpt.monitoring.console import ConsoleProgress
 from cpt.monitoring.figures import RealisedShares, SmoothedLoss, TrainingClock
 from cpt.monitoring.machine import MachineUse
 from cpt.monitoring.profiler import StepProfile, check_profiled_steps
 from cpt.monitoring.run_files import MetricsFile, StatusFile
 from cpt.monitoring.source_losses import SourceLosses
-from cpt.monitoring.trackers import put_trackers_last
 from cpt.monitoring.utilization import ModelFlopsUtilization
 from cpt.recipe.schema import Recipe
+from cpt.recipe.sense import REWARDED, TAUGHT
 from cpt.runs.folder import METRICS, SAMPLES
 from cpt.runs.record import Run
 from cpt.stages.arguments import training_arguments
 from cpt.stages.find import find_stage
-from cpt.stages.length import length_of
-from cpt.stages.model import PACKED
+from cpt.stages.length import RunLength, length_of
+from cpt.stages.model import PACKED, REFERENCED, reference_model
 from cpt.stages.resuming import DataPosition
+from cpt.stages.teacher import build_teacher
 from cpt.stages.trainer import CPTTrainer
 
 OWN_LOSS = ("pretrain", "cpt", "sft", "distill_text")
@@ -57,7 +59,7 @@ def build_trainer(
     if arguments is None:
         arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
     length = length_of(recipe, data, Path(str(arguments.output_dir)))
-    trainer: Trainer = find_stage(recipe.stage).build_trainer(recipe, model, tokenizer, data, arguments, length)
+    trainer = stage_trainer(recipe, model, tokenizer, data, arguments, length)
     if not isinstance(trainer, CPTTrainer):
         raise RecipeError(
             f"`stage`: {recipe.stage} builds a {type(trainer).__name__}, which does not save and resume as runs here"
@@ -76,6 +78,29 @@ def build_trainer(
         trainer.add_callback(samples)
     put_trackers_last(trainer, folder)
     return trainer
+
+
+def stage_trainer(
+    recipe: Recipe,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    data: PreparedData,
+    arguments: TrainingArguments,
+    length: RunLength,
+) -> Trainer:
+    """The trainer of the recipe's stage, with the other models that it needs."""
+    stage, others = find_stage(recipe.stage), dict[str, nn.Module | None]()
+    if stage.build_trainer is not None:
+        return stage.build_trainer(recipe, model, tokenizer, data, arguments, length)
+    assert stage.trainer is not None, "a built-in stage has one"
+    if recipe.stage in REFERENCED:
+        others["ref_model"] = reference_model(recipe, tokenizer, arguments)
+    elif recipe.stage in REWARDED:
+        others["reference"] = reference_model(recipe, tokenizer, arguments) if vars(arguments)["beta"] else None
+    elif recipe.stage in TAUGHT:
+        others["teacher_model"] = build_teacher(recipe, model, tokenizer, arguments)
+    given: dict[str, Any] = {"rows": data.rows, "length": length, "held_out": data.held_out, "tokenizer": tokenizer}
+    return stage.trainer(recipe, model, arguments, **given, **others)
 
 
 def watching_callbacks(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) -> list[TrainerCallback]:

@@ -28,6 +28,13 @@ READ_BY_DEEPSPEED = """
     zero_force_ds_cpu_optimizer zero_optimization
 """  # noqa: E501
 KEYS = frozenset(READ_BY_DEEPSPEED.split())
+IN_THE_RECIPE = {
+    "optimizer": "the recipe has it, as `optimizer`",
+    "scheduler": "the recipe has it, as `schedule`",
+    "sequence_parallel_size": "the recipe has it, as `training.parallelism_config.sp_size`",
+    "tensor_parallel": "the recipe has it, as `training.parallelism_config.tp_size`",
+    "pipeline": PIPELINE,
+}
 DEFAULT_MICRO_BATCH = 8  # TrainingArguments' own defaults
 DEFAULT_MAX_GRAD_NORM = 1.0
 
@@ -172,26 +179,10 @@ def check_zero(profile: Profile) -> Complaints:
             yield key, f"`{key}` {unknown if error['type'] == 'extra_forbidden' else '- ' + error['msg']}"
 
 
-def ours_are_used(profile: Profile, recipe: Recipe) -> Complaints:
-    """Optimizer and schedule stand in the recipe."""
-    for block, section in {"optimizer": "optimizer", "scheduler": "schedule"}.items():
-        if block in profile:
-            yield block, f"`{block}` stands in the recipe, as `{section}`. Remove the block here"
-
-
-def batch_follows_recipe(profile: Profile, recipe: Recipe) -> Complaints:
-    """Micro-batch and accumulation are the recipe's."""
-    micro_batch = recipe.training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH)
-    accumulation = None if recipe.budget.global_batch_tokens else recipe.training.get("gradient_accumulation_steps", 1)
-    yield from must_follow(
-        profile, "train_micro_batch_size_per_gpu", micro_batch, "training.per_device_train_batch_size"
-    )
-    yield from must_follow(
-        profile,
-        "gradient_accumulation_steps",
-        accumulation,
-        "budget.global_batch_tokens" if accumulation is None else "gradient accumulation",
-    )
+def blocks_of_recipe(profile: Profile, recipe: Recipe) -> Complaints:
+    for key, remedy in IN_THE_RECIPE.items():
+        if key in profile:
+            yield key, f"`{key}`: {remedy}. Remove it here"
     if profile.get("train_batch_size", "auto") != "auto":
         yield (
             "train_batch_size",
@@ -199,94 +190,62 @@ def batch_follows_recipe(profile: Profile, recipe: Recipe) -> Complaints:
         )
 
 
-def splits_stand_in_recipe(profile: Profile, recipe: Recipe) -> Complaints:
-    """Who reads which rows follows from how processes split them, and the loader knows only the recipe."""
-    for key, ours in {"sequence_parallel_size": "sp_size", "tensor_parallel": "tp_size"}.items():
-        if key in profile:
-            yield key, f"`{key}` stands in the recipe, as `training.parallelism_config.{ours}`. Remove it here"
-    if "pipeline" in profile:
-        yield "pipeline", f"`pipeline` asks for {PIPELINE}. Remove it here"
-
-
-def must_follow(profile: Profile, key: str, ours: object, name: str) -> Complaints:
-    """A value that is written here must be `auto` or the recipe's."""
-    value = profile.get(key, "missing")
-    if value == "missing":
-        yield key, f'`{key}` is missing. Write "{key}": "auto", which follows the recipe'
-    elif value not in ("auto", ours):
-        theirs = f"is {ours} in the recipe" if ours is not None else "decides that in the recipe"
-        yield key, f'`{key}` is {value}, but `{name}` {theirs}. Write "auto"'
-
-
-def clipping_follows_recipe(profile: Profile, recipe: Recipe) -> Complaints:
-    """DeepSpeed clips the gradients by its own value, and without one not at all."""
-    norm = recipe.training.get("max_grad_norm", DEFAULT_MAX_GRAD_NORM)
+def values_of_recipe(profile: Profile, recipe: Recipe) -> Complaints:
+    """Micro-batch, accumulation and clipping are `auto` or the recipe's."""
+    training = recipe.training
+    ours: dict[str, tuple[object, str]] = {
+        "train_micro_batch_size_per_gpu": (
+            training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH),
+            "training.per_device_train_batch_size",
+        ),
+        "gradient_accumulation_steps": (None, "budget.global_batch_tokens")
+        if recipe.budget.global_batch_tokens
+        else (training.get("gradient_accumulation_steps", 1), "training.gradient_accumulation_steps"),
+    }
+    norm = training.get("max_grad_norm", DEFAULT_MAX_GRAD_NORM)
     if norm or "gradient_clipping" in profile:
-        for key, text in must_follow(profile, "gradient_clipping", norm, "training.max_grad_norm"):
-            yield key, f"{text}; without it DeepSpeed does not clip" if "missing" in text else text
+        ours["gradient_clipping"] = norm, "training.max_grad_norm"
+    for key, (value, name) in ours.items():
+        if key not in profile:
+            yield key, f'`{key}` is missing; DeepSpeed would not follow `{name}`. Write "{key}": "auto"'
+        elif profile[key] not in ("auto", value):
+            theirs = f"is {value} in the recipe" if value is not None else "decides that in the recipe"
+            yield key, f'`{key}` is {profile[key]}, but `{name}` {theirs}. Write "auto"'
 
 
-def precision_follows_recipe(profile: Profile, recipe: Recipe) -> Complaints:
-    """The engine computes in the precision that the recipe asks for."""
+def precision_of_recipe(profile: Profile, recipe: Recipe) -> Complaints:
     for precision in ("bf16", "fp16"):
-        block = profile.get(precision)
-        wanted = bool(recipe.training.get(precision))
+        block, wanted = profile.get(precision), bool(recipe.training.get(precision))
         enabled = block.get("enabled", False) if isinstance(block, Mapping) else block
         if enabled is None and wanted:
-            yield (
-                precision,
-                (
-                    f'`{precision}` is missing, but the recipe has `training.{precision}: true`. Write "{precision}":'
-                    ' {"enabled": "auto"}'
-                ),
-            )
+            remedy = f'Write "{precision}": {{"enabled": "auto"}}'
+            yield precision, f"`{precision}` is missing, but the recipe has `training.{precision}: true`. {remedy}"
         elif enabled is not None and enabled not in ("auto", wanted):
-            yield (
-                precision,
-                (
-                    f"`{precision}.enabled` is {json.dumps(enabled)}, but `training.{precision}` is"
-                    f' {json.dumps(wanted)}. Write "auto"'
-                ),
-            )
+            ours = f"`training.{precision}` is {json.dumps(wanted)}"
+            yield precision, f'`{precision}.enabled` is {json.dumps(enabled)}, but {ours}. Write "auto"'
 
 
-def optimizer_survives_offload(profile: Profile, recipe: Recipe) -> Complaints:
-    """With its states on the host, accelerate would make it anew: any kind becomes Adam, decoupled weight decay
-    becomes L2."""
+def needed_by_zero(profile: Profile, recipe: Recipe) -> Complaints:
     if offloads(profile, "optimizer") and profile.get("zero_force_ds_cpu_optimizer", True):
+        # accelerate would make it anew: any optimizer becomes Adam, decoupled weight decay becomes L2
         yield (
             "offload_optimizer",
-            (
-                '`offload_optimizer` needs "zero_force_ds_cpu_optimizer": false at the top: without it accelerate puts'
-                " an Adam of its own in the place of the recipe's optimizer"
-            ),
+            '`offload_optimizer` needs "zero_force_ds_cpu_optimizer": false at the top: without it accelerate puts'
+            " an Adam of its own in the place of the recipe's optimizer",
         )
-
-
-def whole_model_is_saved(profile: Profile, recipe: Recipe) -> Complaints:
-    """Under ZeRO-3 no process has the whole model."""
     section = zero_section(profile)
-    if section.get("stage") == 3 and not section.get(
+    gathers = section.get(
         "stage3_gather_16bit_weights_on_model_save", section.get("gather_16bit_weights_on_model_save")
-    ):
+    )
+    if section.get("stage") == 3 and not gathers:
         yield (
             "zero_optimization",
-            (
-                '`zero_optimization` needs "stage3_gather_16bit_weights_on_model_save": true at stage 3: no model'
-                " could be exported otherwise"
-            ),
+            '`zero_optimization` needs "stage3_gather_16bit_weights_on_model_save": true at stage 3: no model'
+            " could be exported otherwise",
         )
 
 
-RULES = [
-    ours_are_used,
-    splits_stand_in_recipe,
-    batch_follows_recipe,
-    clipping_follows_recipe,
-    precision_follows_recipe,
-    optimizer_survives_offload,
-    whole_model_is_saved,
-]
+RULES = (blocks_of_recipe, values_of_recipe, precision_of_recipe, needed_by_zero)
 
 
 def offloads(profile: Profile, part: str) -> bool:

@@ -9,13 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers import TrainingArguments
 
-from cpt.data.prepared import PreparedData
 from cpt.data.rows.rows import IGNORED
 from cpt.recipe.schema import Recipe
-from cpt.stages.length import RunLength
-from cpt.stages.teacher import build_teacher, prepared
+from cpt.stages.teacher import prepared
 from cpt.stages.trainer import CPTTrainer
 
 TOKENS_AT_ONCE = 1024
@@ -42,10 +40,6 @@ class DistillConfig(TrainingArguments):
             raise ValueError(f"temperature must be more than 0, got {self.temperature}")
 
 
-CONFIG = DistillConfig
-COLUMNS = ("messages",)
-
-
 class DistillTrainer(CPTTrainer):
     """The loop of SFT, with the divergence from a teacher in the place of the cross entropy, on the same labelled
     tokens.
@@ -53,17 +47,17 @@ class DistillTrainer(CPTTrainer):
     Held-out sets are measured in cross entropy, as everywhere.
 
     Args:
-        teacher: over the same vocabulary.
+        teacher_model: over the same vocabulary.
     """
 
     trains_on_model_loss = False
 
     def __init__(
-        self, recipe: Recipe, model: nn.Module, arguments: DistillConfig, *, teacher: nn.Module, **options: Any
+        self, recipe: Recipe, model: nn.Module, arguments: DistillConfig, *, teacher_model: nn.Module, **options: Any
     ) -> None:
         super().__init__(recipe, model, arguments, compute_loss_func=self.mean_divergence, **options)
         self.beta, self.temperature = arguments.beta, arguments.temperature
-        self.teacher = prepared(teacher, self)
+        self.teacher = prepared(teacher_model, self)
         self.taught: torch.Tensor | None = None
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, torch.Tensor], *arguments: Any, **options: Any) -> Any:
@@ -91,28 +85,6 @@ class DistillTrainer(CPTTrainer):
         if auxiliary is not None:
             loss = loss + self.accelerator.unwrap_model(self.model).config.router_aux_loss_coef * auxiliary
         return loss
-
-
-def build_trainer(
-    recipe: Recipe,
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    data: PreparedData,
-    arguments: DistillConfig,
-    length: RunLength,
-) -> DistillTrainer:
-    """The trainer of this stage."""
-    teacher = build_teacher(recipe, model, tokenizer, arguments)
-    return DistillTrainer(
-        recipe,
-        model,
-        arguments,
-        rows=data.rows,
-        length=length,
-        held_out=data.held_out,
-        tokenizer=tokenizer,
-        teacher=teacher,
-    )
 
 
 def summed_divergence(

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.checkpoints.resume import published_checkpoints, step_of
-from cpt.errors import CptError, LaunchError
+from cpt.errors import CptError, Interrupted, LaunchError
 from cpt.ranks import is_main_process, rank, same_command, world_size
 from cpt.runs.events import record_event
 from cpt.runs.folder import is_alive
@@ -61,12 +61,9 @@ def saved_on_errors(trainer: SavingTrainer) -> Iterator[None]:
             trainer.save_once("full")
             trainer.in_flight.wait()
         if is_main_process() and not lost_others(problem):
-            record_event(folder, "failed", f"{what_failed(problem, step)} {resumes_from(folder)}", step=step)
+            what = f"The run failed after step {step}: {type(problem).__name__}: {problem}."
+            record_event(folder, "failed", f"{what} {resumes_from(folder)}", step=step)
         raise
-
-
-def what_failed(problem: Exception, step: int) -> str:
-    return f"The run failed after step {step}: {type(problem).__name__}: {problem}."
 
 
 def resumes_from(folder: Path) -> str:
@@ -77,17 +74,13 @@ def resumes_from(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class LivenessReport:
-    """Which processes answered.
-
-    Attributes:
-        all: every process that ever gave a sign in this start.
-        gone: no sign of life while one waited for it.
-        failed: ended with an error of their own.
-    """
+    """What the heartbeats of all processes show."""
 
     all: list[Sign]
     gone: list[Sign]
+    """Gave no pulse."""
     failed: list[Sign]
+    """Ended with an error or an interruption of their own."""
 
     @property
     def first_left(self) -> int:
@@ -98,11 +91,12 @@ class LivenessReport:
 
 @contextmanager
 def lost_ranks_named(run: Run) -> Iterator[None]:
-    """While it is open: a failed collective becomes an error that says which processes are gone, in events.jsonl and
-    status.json as well.
+    """While it is open: a failed collective becomes an error that names the lost processes, also in events.jsonl and
+    status.json.
 
     Raises:
         LaunchError: in place of the library's error.
+        Interrupted: another process was stopped by a signal outside of the training.
     """
     try:
         yield
@@ -110,49 +104,50 @@ def lost_ranks_named(run: Run) -> Iterator[None]:
         if not lost_others(problem):
             raise
         report = find_lost_ranks(run.folder)
+        interrupted = [sign for sign in report.failed if str(sign.ended).startswith(Interrupted.__name__)]
+        if interrupted:
+            who = name_processes(interrupted, report.all)
+            raise Interrupted(f"{who} was stopped by a signal. {resumes_from(run.folder)}") from problem
         message = f"{what_happened(report, problem)} {resumes_from(run.folder)}"
         if rank() == report.first_left:
             lost = [sign.rank for sign in (*report.gone, *report.failed)]
             record_event(
                 run.folder, "lost", message, step=max((sign.step for sign in report.all), default=None), processes=lost
             )
-            if rank() != 0:  # the main process cannot say how the run stands
+            if rank() != 0:  # the main process cannot write it
                 run.put_status("failed", error=LaunchError.__name__, message=message, exit_code=LaunchError.exit_code)
         raise LaunchError(message) from problem
 
 
 def find_lost_ranks(folder: Path) -> LivenessReport:
-    """Wait until each process gave a sign of life, or had the time for several.
+    """Wait until each process gave a pulse, ended, or had the time for several pulses.
 
-    Those of this host are asked for in the system as well: where a process died, the answer comes at once.
+    For processes of this host the system is asked as well, which answers at once.
     """
-    at_first = {sign.rank: sign.pulse for sign in others(folder)}
+
+    def others() -> list[Sign]:
+        return [sign for sign in read_signs(folder) if sign.rank != rank() and sign.rank < world_size()]
+
+    first = {sign.rank: sign.pulse for sign in others()}
     end = time.monotonic() + SECONDS_FOR_AN_ANSWER
     while True:
-        signs = others(folder)
-        silent = [sign for sign in signs if sign.ended is None and sign.pulse == at_first.get(sign.rank)]
+        signs = others()
+        silent = [sign for sign in signs if sign.ended is None and sign.pulse == first.get(sign.rank)]
         dead = [sign for sign in silent if is_of_this_host(sign) and not is_alive(sign.pid)]
         if len(silent) == len(dead) or time.monotonic() > end:
             return LivenessReport(read_signs(folder), silent, [sign for sign in signs if sign.ended])
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-def others(folder: Path) -> list[Sign]:
-    """What the other processes last said."""
-    return [sign for sign in read_signs(folder) if sign.rank != rank() and sign.rank < world_size()]
-
-
 def what_happened(report: LivenessReport, problem: RuntimeError) -> str:
-    """One sentence; the library's own words where all processes are there."""
     if report.failed:
         ended = "; ".join(f"{name_processes([sign], report.all)} ended with {sign.ended}" for sign in report.failed)
-        return f"{ended}. The others cannot go on without it."
+        return f"{ended}. The others cannot continue without it."
     if report.gone:
         steps = ", ".join(sorted({str(sign.step) for sign in report.gone}))
-        who = name_processes(report.gone, report.all)
-        return f"{who} is gone: there was no sign of life any more; the last was of step {steps}."
+        return f"{name_processes(report.gone, report.all)} is gone: its last heartbeat is of step {steps}."
     return (
-        f"The processes lost each other, while all of them are there: {name_processes(report.all, report.all)}. The"
-        " network between them broke, or one took longer than `training.ddp_timeout` lets the others wait."
+        f"The processes lost each other, but all are there: {name_processes(report.all, report.all)}. The network"
+        " between them broke, or one took longer than `training.ddp_timeout`."
         f" {type(problem).__name__}: {problem}."
     )

@@ -30,14 +30,6 @@ ELSEWHERE = {
         "each process builds the model and keeps its part of it; ZeRO-3 (`training.deepspeed`) builds it in parts"
     ),
 }
-OF_VERSION_1 = (
-    "forward_prefetch",
-    "backward_prefetch",
-    "use_orig_params",
-    "sync_module_states",
-    "limit_all_gathers",
-    "sharding_strategy",
-)
 WHOLE_MATRICES = ("muon", "soap", "shampoo")
 WHOLE_PARAMETERS = ("adamw_8bit", "paged_adamw_8bit")
 STAGES_THAT_GENERATE = ("grpo", "rloo", "ppo", "spo", "gkd", "distill_on_policy")
@@ -73,12 +65,9 @@ def check_fsdp(recipe: Recipe) -> list[str]:
     """
     training = recipe.training
     if not uses_fsdp(training):
-        return (
-            [f"{CONFIG} has no effect without `training.fsdp: true`. Write that, or remove it."]
-            if training.get("fsdp_config")
-            else []
-        )
-    return [*wrong_anywhere(recipe), *wrong_here(training)]
+        has_config = bool(training.get("fsdp_config"))
+        return [f"{CONFIG} has no effect without `training.fsdp: true`. Write that, or remove it."] * has_config
+    return [*wrong_on_any_machine(recipe), *wrong_on_this_machine(training)]
 
 
 def refuse_for_any_machine(recipe: Recipe) -> None:
@@ -87,19 +76,16 @@ def refuse_for_any_machine(recipe: Recipe) -> None:
     Raises:
         RecipeError: it is not, with all complaints.
     """
-    if uses_fsdp(recipe.training) and (complaints := wrong_anywhere(recipe)):
+    if uses_fsdp(recipe.training) and (complaints := wrong_on_any_machine(recipe)):
         raise RecipeError("\n".join(complaints))
 
 
-def wrong_anywhere(recipe: Recipe) -> list[str]:
-    """Complaints that no other machine would mend."""
-    return [*wrong_keys(recipe.training), *wrong_optimizer(recipe), *wrong_company(recipe)]
+def wrong_on_any_machine(recipe: Recipe) -> list[str]:
+    return [*wrong_keys(recipe.training), *wrong_company(recipe)]
 
 
-def wrong_here(training: Mapping[str, Any]) -> Iterator[str]:
-    """What depends on this machine's devices."""
-    for_elsewhere = training.get("bf16")
-    if fsdp_config(training).get("cpu_offload") and not torch.accelerator.is_available() and not for_elsewhere:
+def wrong_on_this_machine(training: Mapping[str, Any]) -> Iterator[str]:
+    if fsdp_config(training).get("cpu_offload") and not torch.accelerator.is_available() and not training.get("bf16"):
         yield f"{CONFIG}: `cpu_offload` is for weights that do not fit a GPU, and there is none here. Remove it."
     if training.get("use_cpu") and torch.cuda.is_available():
         yield (
@@ -109,52 +95,34 @@ def wrong_here(training: Mapping[str, Any]) -> Iterator[str]:
 
 
 def wrong_keys(training: Mapping[str, Any]) -> Iterator[str]:
-    """What the config says that FSDP2 does not know, or that is said elsewhere."""
     if training["fsdp"] is not True:
         yield (
-            f"{KEY}: `{training['fsdp']}` is FSDP 1's way to say it. Write `fsdp: true`, and what it said into"
+            f"{KEY}: expected true, got `{training['fsdp']}`, which is FSDP 1's. Write `fsdp: true`, and the rest into"
             f" {CONFIG}: `reshard_after_forward: false` for shard_grad_op, `cpu_offload: true` for offload."
         )
     config = fsdp_config(training)
     if str(config.get("version", 2)) != "2":
-        yield (
-            f"{CONFIG}: `version: {config['version']}`: only FSDP2 is trained, saved and resumed here. Write `version:"
-            " 2`, or remove it."
-        )
+        yield f"{CONFIG}: `version: {config['version']}`: only FSDP2 is supported. Write `version: 2`, or remove it."
     for key in config:
         if key in ELSEWHERE:
             yield f"{CONFIG}: `{key}` has no effect here: {ELSEWHERE[key]}. Remove it."
-        elif key in OF_VERSION_1:
-            yield f"{CONFIG}: `{key}` is FSDP 1's, and has no effect with `version: 2`. Remove it."
         elif key not in KEYS:
-            yield f"{CONFIG}: no key called `{key}`.{did_you_mean(key, KEYS)} It takes {', '.join(KEYS)}."
+            yield f"{CONFIG}: no key called `{key}`.{did_you_mean(key, KEYS)} FSDP2 takes {', '.join(KEYS)}."
     if not isinstance(config.get("reshard_after_forward", True), bool):
-        yield (
-            f"{CONFIG}: `reshard_after_forward` is true (parameters are given up after each layer, as ZeRO-3 does) or"
-            " false (as ZeRO-2)."
-        )
+        yield f"{CONFIG}: `reshard_after_forward` is true (as in ZeRO-3) or false (as in ZeRO-2)."
     if bool(config.get("min_num_params")) != (str(config.get("auto_wrap_policy", "")).upper() == "SIZE_BASED_WRAP"):
-        yield (
-            f"{CONFIG}: `min_num_params` and `auto_wrap_policy: SIZE_BASED_WRAP` belong together. Give both, or"
-            " neither."
-        )
+        yield f"{CONFIG}: `min_num_params` and `auto_wrap_policy: SIZE_BASED_WRAP`: give both, or neither."
 
 
-def wrong_optimizer(recipe: Recipe) -> Iterator[str]:
-    """An optimizer gets rows of each parameter."""
-    name = recipe.optimizer.name
-    if name in WHOLE_MATRICES:
+def wrong_company(recipe: Recipe) -> Iterator[str]:
+    """What does not go together with FSDP."""
+    training, name = recipe.training, recipe.optimizer.name
+    if name in (*WHOLE_MATRICES, *WHOLE_PARAMETERS):
         yield (
-            f"`optimizer.name`: `{name}` needs whole matrices, and FSDP gives it some rows of each. Take adamw, or"
+            f"`optimizer.name`: `{name}` needs whole parameters, and FSDP gives it some rows of each. Take adamw, or"
             f" leave {KEY} out."
         )
-    if name in WHOLE_PARAMETERS:
-        yield (
-            f"`optimizer.name`: the states of `{name}` are for whole parameters, and FSDP cuts them. Take adamw: its"
-            " states are divided over the processes, or on the host (`fsdp_config: {cpu_offload: true}`). Or leave"
-            f" {KEY} out."
-        )
-    if name not in (*WHOLE_MATRICES, *WHOLE_PARAMETERS) and recipe.model.dtype in ("bfloat16", "float16"):
+    elif recipe.model.dtype in ("bfloat16", "float16"):
         yield (
             f"`model.dtype: {recipe.model.dtype}`: FSDP keeps fp32 weights and computes with copies in half precision."
             " Leave it out, and write `training.bf16: true`."
@@ -164,23 +132,15 @@ def wrong_optimizer(recipe: Recipe) -> Iterator[str]:
             "`optimizer.release_gradients`: FSDP adds gradients up over the processes before an update. Write false,"
             f" or leave {KEY} out."
         )
-
-
-def wrong_company(recipe: Recipe) -> Iterator[str]:
-    """What does not go together with it."""
-    training = recipe.training
     if training.get("fp16"):
         yield (
             f"`training.fp16` with {KEY}: the scale of the loss is not watched over there. Write `bf16: true`, or take"
             " DeepSpeed."
         )
     if (recipe.model.lora or {}).get("quantize"):
-        yield (
-            "`model.lora.quantize`: FSDP divides weights, and those in 4 bit cannot be divided. They are small: leave"
-            f" {KEY} out."
-        )
+        yield f"`model.lora.quantize`: FSDP cannot divide weights in 4 bit. They are small: leave {KEY} out."
     if recipe.stage in STAGES_THAT_GENERATE:
         yield (
-            f"`stage: {recipe.stage}` with {KEY}: completions are sampled from the model that is trained, whose parts"
-            " would be gathered for each token. Take a DeepSpeed profile: TRL gathers them once there."
+            f"`stage: {recipe.stage}` with {KEY}: sampling would gather the model's parts for each token. Take a"
+            " DeepSpeed profile: TRL gathers them once there."
         )

@@ -6,24 +6,23 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
-from trl.experimental.gkd import GKDConfig
-from trl.experimental.gkd import GKDTrainer as Experimental
+from transformers import TrainingArguments
 
-from cpt.data.prepared import PreparedData
 from cpt.data.rows.rows import IGNORED, Row
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer
-from cpt.stages.length import RunLength
-from cpt.stages.teacher import build_teacher
-
-CONFIG = GKDConfig
-COLUMNS = ("messages",)
 
 
-class GKDTrainer(ExampleTrainer, Experimental):  # type: ignore[misc]
-    """TRL's GKDTrainer as a run of ours."""
+class WholeConversations(ExampleTrainer):
+    """To be put in front of TRL's GKDTrainer."""
+
+    def __init__(self, recipe: Recipe, model: nn.Module, arguments: TrainingArguments, **options: Any) -> None:
+        if recipe.data.packing != "none":
+            raise RecipeError(
+                "`data.packing`: stage `gkd` writes answers of its own to each conversation: write `packing: none`."
+            )
+        super().__init__(recipe, model, arguments, **options)
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
         """Whole conversations, and what comes before the assistant's first word by itself: the student goes on from
@@ -54,34 +53,3 @@ class GKDTrainer(ExampleTrainer, Experimental):  # type: ignore[misc]
             }
 
         return collate
-
-
-def build_trainer(
-    recipe: Recipe,
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    data: PreparedData,
-    arguments: GKDConfig,
-    length: RunLength,
-) -> GKDTrainer:
-    """The trainer of this stage.
-
-    Raises:
-        RecipeError: rows hold several conversations, of which a student could not go on with one; or see
-        `build_teacher`.
-    """
-    if recipe.data.packing != "none":
-        raise RecipeError(
-            "`data.packing`: stage `gkd` writes answers of its own to each conversation: write `packing: none`."
-        )
-    teacher = build_teacher(recipe, model, tokenizer, arguments)
-    return GKDTrainer(
-        recipe,
-        model,
-        arguments,
-        rows=data.rows,
-        length=length,
-        held_out=data.held_out,
-        tokenizer=tokenizer,
-        teacher_model=teacher,
-    )

@@ -2,18 +2,18 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cpt.data.prepared import PreparedData, steps_of_epochs
 from cpt.errors import RecipeError
 from cpt.parallelism import groups_of_rows
 from cpt.ranks import is_main_process, world_size
 from cpt.recipe.schema import Recipe
+from cpt.recipe.sense import REWARDED
 from cpt.safety.restart import learned_micro_batch
 from cpt.stages.find import find_stage
+from cpt.stages.sampling.generations import prompts_of_step
 
 log = logging.getLogger("cpt")
 MUCH_MORE = 1.1  # of a budget: what rounding up to whole steps may add without a word
@@ -76,9 +76,6 @@ def tell_rounding(recipe: Recipe, length: RunLength) -> None:
 def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None) -> RunLength:
     """The budget in optimizer steps, for the number of processes that run now.
 
-    A stage whose trainer does not read its micro-batches row by row says how many rows a step takes:
-    `rows_of_step(training, rows)` in its module, where `rows` are those that all processes train on in a step.
-
     Args:
         rows_of_sources: rows of one epoch. Padding counts, so that an epoch reads each row once.
         folder: of the run, which may have learned that the recipe's micro-batch does not fit.
@@ -101,9 +98,9 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
                 f" {recipe.data.sequence_length:,} = {rows_at_once * recipe.data.sequence_length:,} tokens. Make it a"
                 " multiple of that."
             )
-    rows_of_step: Callable[[Mapping[str, Any], int], int] | None = vars(find_stage(recipe.stage)).get("rows_of_step")
-    trained = rows_at_once * accumulation
-    rows_per_step = trained if rows_of_step is None else rows_of_step(recipe.training, trained)
+    trained = rows_per_step = rows_at_once * accumulation
+    if recipe.stage in REWARDED:  # a row is a prompt, which is answered several times
+        rows_per_step = prompts_of_step(find_stage(recipe.stage).CONFIG, recipe.training, trained)
     tokens_per_step = trained * recipe.data.sequence_length
     if recipe.budget.tokens is None:
         steps = steps_of_epochs(recipe.data, recipe.budget.epochs or 0, rows_of_sources, rows_per_step)

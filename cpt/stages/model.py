@@ -9,6 +9,7 @@ from cpt.data.readers.forms import form_of
 from cpt.errors import RecipeError
 from cpt.models.adapters import START_IN_THE_BASE
 from cpt.models.build import build_model
+from cpt.models.scoring import scoring_model
 from cpt.recipe.schema import Recipe
 from cpt.recipe.sense import REWARDED
 from cpt.stages.arguments import weights_dtype
@@ -26,10 +27,9 @@ def model_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: Tra
     Raises:
         CptError: one of its children; see `build_model`.
     """
-    own = vars(find_stage(recipe.stage)).get(
-        "model_for"
-    )  # a stage whose model is no language model says how it is made
-    return own(recipe, tokenizer, arguments) if own is not None else language_model(recipe, tokenizer, arguments)
+    if recipe.stage == "reward":  # a new head for one score in place of the language model's
+        return scoring_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments))
+    return language_model(recipe, tokenizer, arguments)
 
 
 def language_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> nn.Module:

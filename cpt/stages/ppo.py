@@ -15,13 +15,8 @@ import torch
 from trl import GRPOConfig
 
 from cpt.recipe.schema import Recipe
-from cpt.stages.sampling.generation_batches import reference_for
-from cpt.stages.sampling.generations import prompts_of_step
 from cpt.stages.sampling.rewarded import RewardedTrainer, single_answers
 from cpt.stages.sampling.value_head import ValueHead, clipped_value_loss, estimate_advantages
-from cpt.stages.trainer import builder
-
-COLUMNS = ("prompt",)
 
 
 @dataclass
@@ -52,9 +47,6 @@ class PPOConfig(GRPOConfig):  # type: ignore[misc]
             self.num_generations = single_answers(self)
         super().__post_init__()
         self.num_generations = answers
-
-
-CONFIG = PPOConfig
 
 
 class PPOTrainer(RewardedTrainer):
@@ -128,12 +120,3 @@ class PPOTrainer(RewardedTrainer):
     def restore_own(self, state: Mapping[str, Any]) -> None:
         """Go on with it."""
         self.head.load_state_dict(state["value_head"])
-
-
-def rows_of_step(training: Mapping[str, Any], rows: int) -> int:
-    """Prompts in an optimizer step of so many completions."""
-    return prompts_of_step(CONFIG, training, rows)
-
-
-# The reference, where `beta` asks for one, is the model as the run found it.
-build_trainer = builder(PPOTrainer, reference=reference_for)

@@ -15,7 +15,6 @@ from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from cpt.data.held_out import HeldOutSet
 from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import RowsOfSteps
-from cpt.data.prepared import PreparedData
 from cpt.data.rows.rows import stack_rows
 from cpt.errors import Interrupted, RecipeError, ResourceError
 from cpt.evaluation.document_losses import measure_and_keep
@@ -287,26 +286,3 @@ class CPTTrainer(GuardedTrainer):
             Interrupted: the run is to stop; raised on all processes alike.
         """
         self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-
-
-def builder(trainer: Callable[..., CPTTrainer], **parts: Callable[..., Any]) -> Callable[..., CPTTrainer]:
-    """The `build_trainer` of a stage whose trainer takes the arguments of `CPTTrainer`.
-
-    Args:
-        trainer: its class.
-        parts: what else it takes, each made from recipe, tokenizer and arguments.
-    """
-
-    def build_trainer(
-        recipe: Recipe,
-        model: nn.Module,
-        tokenizer: PreTrainedTokenizerBase,
-        data: PreparedData,
-        arguments: TrainingArguments,
-        length: RunLength,
-    ) -> CPTTrainer:
-        made = {name: make(recipe, tokenizer, arguments) for name, make in parts.items()}
-        given = {"rows": data.rows, "length": length, "held_out": data.held_out, "tokenizer": tokenizer}
-        return trainer(recipe, model, arguments, **given, **made)
-
-    return build_trainer

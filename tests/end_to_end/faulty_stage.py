@@ -8,12 +8,13 @@ import json
 import os
 
 import torch
+from transformers import TrainingArguments
 
 from cpt.ranks import rank
-from cpt.stages.cpt import COLUMNS, CONFIG
 from cpt.stages.trainer import CPTTrainer
 
-__all__ = ["COLUMNS", "CONFIG", "build_trainer"]
+CONFIG = TrainingArguments
+COLUMNS = ("text",)
 
 
 def build_trainer(recipe, model, tokenizer, data, arguments, length):

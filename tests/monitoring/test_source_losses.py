@@ -61,13 +61,9 @@ def logged(trainer):
     return [json.loads(line) for line in (trainer.run_folder / "metrics.jsonl").read_text().splitlines()]
 
 
-SMALLER = [pytest.param(size, marks=pytest.mark.slow) for size in (2, 1)]
-
-
-@pytest.mark.parametrize("size", [4, *SMALLER], ids=["mixed", "mixed and accumulated", "a row at a time"])
+@pytest.mark.parametrize("size", [4, pytest.param(1, marks=pytest.mark.slow)], ids=["mixed", "a row at a time"])
 @pytest.mark.parametrize("fused", [False, True], ids=["logits", "fused loss"])
-def test_each_source_has_the_loss_of_its_rows(size, fused, recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(source_losses, "MICRO_BATCHES_FOR_ONE", 1)
+def test_each_source_has_the_loss_of_its_rows(size, fused, recipe, tmp_path):
     trainer = four_steps(with_batches(recipe, size, fused=fused), tmp_path)
     assert isinstance(trainer.model.loss_function, FusedLoss) == fused
     trainer.model.eval()

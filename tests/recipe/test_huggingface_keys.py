@@ -10,7 +10,7 @@ import pytest
 from cpt.errors import ResourceError
 from cpt.recipe.huggingface_keys import ANYTHING, STAGE_CONFIGS, keys_of_config
 from cpt.recipe.words import fits
-from cpt.stages.find import STAGES, find_stage
+from cpt.stages.find import TRAINERS, find_stage
 
 CONFIGS = [
     "transformers:TrainingArguments",
@@ -129,6 +129,6 @@ def test_annotations_of_every_form_are_read(tmp_path, monkeypatch):
 
 
 def test_the_stages_have_the_classes_that_we_look_them_up_in():
-    assert {*STAGE_CONFIGS} == {*STAGES}
+    assert {*STAGE_CONFIGS} == {*TRAINERS}
     for name, config in STAGE_CONFIGS.items():
         assert find_stage(name).CONFIG is real_class(config)

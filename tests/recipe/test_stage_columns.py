@@ -17,9 +17,8 @@ def test_they_are_those_of_the_module(stage):
 
 def test_those_of_a_users_stage_are_found_where_it_imports_them_from(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_lab.py").write_text(
-        "from cpt.stages.dpo import COLUMNS, CONFIG\nraise AssertionError('imported')\n"
-    )
+    (tmp_path / "own_lab_parts.py").write_text('COLUMNS = ("prompt", "chosen", "rejected")\n')
+    (tmp_path / "own_lab.py").write_text("from own_lab_parts import COLUMNS\nraise AssertionError('imported')\n")
     assert columns_of_stage("own_lab") == ("prompt", "chosen", "rejected") and "own_lab" not in sys.modules
 
 

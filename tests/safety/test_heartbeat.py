@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +9,7 @@ import torch
 from full_disk import disk_of_its_own, fill
 from transformers import TrainerControl, TrainerState
 
-from cpt.runs.signs import forget_signs, read_signs
+from cpt.runs.signs import read_signs
 from cpt.safety.heartbeat import Heartbeat
 
 
@@ -40,13 +39,6 @@ def test_the_peak_is_that_of_the_gpu_in_use_whichever_thread_reads_it(tmp_path, 
     assert read_signs(tmp_path)[0].gpu_peak_gib == 3
 
 
-def test_steps_that_are_shorter_than_a_second_write_once_in_a_second(tmp_path):
-    pulse = Heartbeat(tmp_path)
-    for step in range(100):
-        pulse.on_step_end(None, TrainerState(global_step=step), TrainerControl())
-    assert read_signs(tmp_path)[0].beats < 100
-
-
 def test_another_phase_is_told_at_once(tmp_path):
     pulse = Heartbeat(tmp_path)
     phases = []
@@ -62,24 +54,6 @@ def test_a_signal_writes_the_stacks(tmp_path):
     Heartbeat(tmp_path)
     os.kill(os.getpid(), signal.SIGUSR2)
     assert "test_a_signal_writes_the_stacks" in (tmp_path / "stacks" / "rank-0.txt").read_text()
-
-
-def test_what_cannot_be_read_is_left_out(tmp_path):
-    Heartbeat(tmp_path)
-    (tmp_path / "heartbeats" / "rank-1.json").write_text(json.dumps({"rank": 1, "other": 2}))
-    (tmp_path / "heartbeats" / "rank-2.json").write_text("{")
-    assert [sign.rank for sign in read_signs(tmp_path)] == [0]
-    forget_signs(tmp_path)
-    assert read_signs(tmp_path) == []
-
-
-def test_a_full_disk_ends_nothing(tmp_path):
-    pulse = Heartbeat(tmp_path)
-    forget_signs(tmp_path)
-    (tmp_path / "heartbeats").rmdir()
-    (tmp_path / "heartbeats").write_text("in the way")
-    pulse.beat("training", 1)
-    assert (tmp_path / "heartbeats").read_text() == "in the way"
 
 
 def test_on_a_full_disk_the_pulse_goes_on(tmp_path, monkeypatch):
@@ -112,6 +86,7 @@ def test_a_long_evaluation_shows_that_it_goes_on(tmp_path):
 def watched(tmp_path, monkeypatch):
     """A pulse whose watcher looks often, and what tells whether it beat in the next half second."""
     monkeypatch.setattr("cpt.safety.heartbeat.SECONDS_BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr("cpt.safety.heartbeat.SECONDS_BETWEEN_PULSES", 0.05)
     monkeypatch.setattr("cpt.safety.heartbeat.LEAST_WORK", 0.3)  # it is looked at a hundred times as often as in a run
     with Heartbeat(tmp_path) as pulse:
 
@@ -148,12 +123,6 @@ def test_while_steps_are_made_only_they_count_and_after_the_last_work_does_again
     assert not beats_while(busy)
     pulse.on_train_end(None, TrainerState(global_step=5), TrainerControl())
     assert beats_while(busy) and (pulse.phase, pulse.step) == ("ending", 5)
-
-
-def test_the_watcher_ends_with_the_run(tmp_path):
-    with Heartbeat(tmp_path) as pulse:
-        assert all(thread.is_alive() for thread in pulse.threads)
-    assert not any(thread.is_alive() for thread in pulse.threads)
 
 
 def test_a_process_that_waits_gives_a_pulse_and_no_beat_and_says_what_ended_it(tmp_path, monkeypatch):

@@ -35,8 +35,9 @@ def test_a_notebook_builds_and_trains_with_plain_functions(tiny_recipe, tmp_path
 def test_a_users_stage_brings_its_own_trainer(tiny_recipe, tmp_path, monkeypatch):
     (tmp_path / "lab_of_stages").mkdir()
     (tmp_path / "lab_of_stages" / "stage.py").write_text(
-        "from cpt.stages.cpt import COLUMNS, CONFIG\n"
+        "from transformers import TrainingArguments as CONFIG\n"
         "from cpt.stages.trainer import CPTTrainer\n"
+        "COLUMNS = ('text',)\n"
         "class Mine(CPTTrainer):\n    pass\n"
         "def build_trainer(recipe, model, tokenizer, data, arguments, length):\n"
         "    return Mine(recipe, model, arguments, rows=data.rows, length=length, tokenizer=tokenizer)\n"
@@ -52,8 +53,8 @@ def test_a_users_stage_brings_its_own_trainer(tiny_recipe, tmp_path, monkeypatch
 def test_a_users_stage_with_another_trainer_is_refused(tiny_recipe, tmp_path, monkeypatch):
     (tmp_path / "other_lab").mkdir()
     (tmp_path / "other_lab" / "stage.py").write_text(
-        "from transformers import Trainer\n"
-        "from cpt.stages.cpt import COLUMNS, CONFIG\n"
+        "from transformers import Trainer, TrainingArguments as CONFIG\n"
+        "COLUMNS = ('text',)\n"
         "def build_trainer(recipe, model, tokenizer, data, arguments, length):\n"
         "    return Trainer(model, arguments, train_dataset=data.rows)\n"
     )

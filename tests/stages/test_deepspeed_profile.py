@@ -131,10 +131,10 @@ def test_deepspeed_reads_no_key_at_the_top_that_we_would_refuse():
         ({"zero_optimization": {"stage": 7}}, "`zero_optimization.stage` - Input should be 0, 1, 2, 3"),
         ({"zero_optimization": {"stage": 3, "stage3_prefetch_buket_size": 5}}, "Did you mean `stage3_prefetch_bucket_size`?"),  # noqa: E501
         ({"zero_optimization": None}, "`zero_optimization` is missing"),
-        ({"optimizer": {"type": "AdamW"}}, "`optimizer` stands in the recipe, as `optimizer`. Remove the block here"),
-        ({"scheduler": {"type": "WarmupLR"}}, "`scheduler` stands in the recipe, as `schedule`"),
-        ({"sequence_parallel_size": 2}, "stands in the recipe, as `training.parallelism_config.sp_size`. Remove it here"),  # noqa: E501
-        ({"tensor_parallel": {"autotp_size": 2}}, "stands in the recipe, as `training.parallelism_config.tp_size`"),
+        ({"optimizer": {"type": "AdamW"}}, "the recipe has it, as `optimizer`. Remove it here"),
+        ({"scheduler": {"type": "WarmupLR"}}, "the recipe has it, as `schedule`"),
+        ({"sequence_parallel_size": 2}, "as `training.parallelism_config.sp_size`. Remove it here"),  # noqa: E501
+        ({"tensor_parallel": {"autotp_size": 2}}, "as `training.parallelism_config.tp_size`"),
         ({"pipeline": {"stages": 2}}, "has no schedule for stages of layers"),
         ({"train_micro_batch_size_per_gpu": 4}, 'is 4, but `training.per_device_train_batch_size` is 2 in the recipe. Write "auto"'),  # noqa: E501
         ({"gradient_accumulation_steps": 8}, "is 8, but `budget.global_batch_tokens` decides that in the recipe"),
@@ -155,7 +155,7 @@ def test_each_contradiction_is_one_complaint(recipe, change, complaint):
 
 def test_a_profile_without_clipping_does_not_clip(recipe):
     profile = {key: value for key, value in SOUND.items() if key != "gradient_clipping"}
-    assert "without it DeepSpeed does not clip" in check_profile(profile, recipe)[0]
+    assert "`gradient_clipping` is missing" in check_profile(profile, recipe)[0]
     unclipped = recipe.model_copy(update={"training": {**recipe.training, "max_grad_norm": 0}})
     assert check_profile(profile, unclipped) == []
 

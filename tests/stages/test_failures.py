@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from cpt.errors import LaunchError
+from cpt.errors import Interrupted, LaunchError
 from cpt.runs.events import read_events
 from cpt.runs.record import Run
 from cpt.runs.signs import Sign, write_sign
@@ -80,7 +80,15 @@ def test_a_process_that_ended_with_an_error_of_its_own_is_the_cause(tmp_path):
 def test_where_all_are_there_the_librarys_words_stay(tmp_path):
     answer(tmp_path, *(sign(rank, host, pulse=1) for rank, host in ((1, HERE), (2, "host-9"), (3, "host-9"))))
     message = message_of(tmp_path)
-    assert "all of them are there" in message and "ddp_timeout" in message and "Connection closed by peer" in message
+    assert "ddp_timeout" in message and "Connection closed by peer" in message
+
+
+def test_a_process_that_a_signal_stopped_outside_of_the_training_interrupts_the_others(tmp_path):
+    answer(
+        tmp_path, sign(1, HERE, ended="Interrupted: SIGTERM"), sign(2, "host-9", ended=""), sign(3, "host-9", ended="")
+    )
+    with pytest.raises(Interrupted), lost_ranks_named(Run(tmp_path)):
+        raise LOST
 
 
 def test_a_process_of_this_host_that_died_is_known_at_once(tmp_path, monkeypatch):

@@ -1,13 +1,14 @@
 import pytest
 
 from cpt.errors import RecipeError
-from cpt.stages.find import STAGES, find_stage
+from cpt.stages.find import TRAINERS, find_stage
+from cpt.stages.trainer import CPTTrainer
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", TRAINERS)
 def test_each_built_in_stage_has_all_its_parts(name):
     stage = find_stage(name)
-    assert stage.CONFIG and stage.COLUMNS and stage.build_trainer
+    assert stage.CONFIG and stage.COLUMNS and issubclass(stage.trainer, CPTTrainer)
 
 
 def test_a_misspelt_stage_names_the_nearest():

@@ -3,7 +3,8 @@ import torch
 from tiny_rewards import bandit, quiet_trainer
 
 from cpt.errors import RecipeError
-from cpt.stages.ppo import CONFIG, PPOConfig, rows_of_step
+from cpt.stages.ppo import PPOConfig
+from cpt.stages.sampling.generations import prompts_of_step
 
 
 def test_the_first_advantages_are_the_rewards_less_nothing(tmp_path):
@@ -40,10 +41,7 @@ def test_one_answer_to_a_prompt_is_enough_and_steps_are_counted_in_prompts():
     config = PPOConfig(use_cpu=True, per_device_train_batch_size=6, gradient_accumulation_steps=2)
     assert (config.num_generations, config.generation_batch_size, config.num_iterations) == (1, 12, 4)
     assert PPOConfig(use_cpu=True, per_device_train_batch_size=6, num_generations=3).num_generations == 3
-    assert (
-        rows_of_step({}, 12) == 3
-        and rows_of_step({"num_iterations": 1, "num_generations": 2}, 12) == 6
-        and CONFIG is PPOConfig
-    )
+    assert prompts_of_step(PPOConfig, {}, 12) == 3
+    assert prompts_of_step(PPOConfig, {"num_iterations": 1, "num_generations": 2}, 12) == 6
     with pytest.raises(RecipeError, match="be a multiple of 4"):
-        rows_of_step({}, 6)
+        prompts_of_step(PPOConfig, {}, 6)

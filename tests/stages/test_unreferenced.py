@@ -2,17 +2,13 @@
 
 from example_runs import build_run
 
-from cpt.stages.unreferenced import answer, prompt
+from cpt.stages.preferences import renamed
 
 
 def test_an_answer_has_labels_and_its_prompt_has_none():
-    row = {"prompt_ids": [7, 8], "chosen_ids": [5, 2], "rejected_ids": [6]}
-    assert prompt(row, 64) == {"prompt_input_ids": [7, 8], "prompt_attention_mask": [1, 1]}
-    assert answer("chosen", row, 3) == {
-        "chosen_input_ids": [7, 8, 5],
-        "chosen_attention_mask": [1, 1, 1],
-        "chosen_labels": [-100, -100, 5],
-    }
+    row = renamed({"prompt_ids": [7, 8], "chosen_ids": [5, 2], "rejected_ids": [6]}, 3)
+    assert row["prompt_input_ids"] == [7, 8] and row["rejected_input_ids"] == [7, 8, 6]
+    assert (row["chosen_input_ids"], row["chosen_labels"]) == ([7, 8, 5], [-100, -100, 5])
 
 
 def test_an_evaluation_leaves_the_figures_of_the_training_as_they_are(tmp_path):

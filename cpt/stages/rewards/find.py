@@ -12,10 +12,7 @@ import torch
 
 from cpt.errors import CptError, DataError, RecipeError, TrainingError
 from cpt.extend import check_options, find
-from cpt.recipe.huggingface_keys import STAGE_CONFIGS
-from cpt.recipe.schema import Recipe, Reward
-from cpt.recipe.sense import TAUGHT
-from cpt.stages.find import find_stage
+from cpt.recipe.schema import Reward
 from cpt.stages.rewards.maths import maths_answer
 from cpt.stages.rewards.models import load_judge, reward_model
 from cpt.stages.rewards.texts import check_bounds, check_pattern, exact_match, length, matches_format
@@ -30,7 +27,6 @@ REWARDS: dict[str, Callable[..., Any]] = {
 CHECKS: dict[str, Callable[..., None]] = {"format": check_pattern, "length": check_bounds}
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """What TRL passes beside the columns of the data."""
-PROMPTS = ("prompt",)
 MOST_LETTERS = 300  # of a prompt or a completion, in a message
 
 
@@ -42,15 +38,17 @@ class NamedReward:
     """
 
     def __init__(self, name: str, key: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        self.__name__, self.key, self.function, self.options = name, key, function, dict(options)
+        self.__name__, self.function, self.options = name, function, dict(options)
+        self.where = f"the reward {name} (`{key}`)"
+        self.parameters = inspect.signature(function).parameters
 
     @property
     def columns(self) -> list[str]:
-        """Columns that it cannot do without: its parameters, and what its option `column` names."""
-        parameters = inspect.signature(self.function).parameters
-        by_position = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        """Columns that it needs: its parameters, and what its option `column` names."""
+        by_position = [p for p in self.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         needed = [p.name for p in by_position if p.default is p.empty and p.name not in GIVEN]
-        named = self.options.get("column", parameters["column"].default if "column" in parameters else None)
+        default = self.parameters["column"].default if "column" in self.parameters else None
+        named = self.options.get("column", default)
         return [*needed, *([named] if isinstance(named, str) else [])]
 
     def refuse_missing(self, columns: Sequence[str]) -> None:
@@ -58,89 +56,44 @@ class NamedReward:
         missing = [column for column in self.columns if column not in columns]
         if missing:
             there = ", ".join(column for column in columns if column not in GIVEN) or "none"
-            raise DataError(
-                f"`{self.key}` ({self.__name__}) reads the column `{missing[0]}`. The data's rows have, beside the"
-                f" prompt: {there}."
-            )
+            raise DataError(f"{self.where} reads the column `{missing[0]}`. Beside the prompt the rows have: {there}.")
 
     def __call__(self, **given: Any) -> list[float | None]:
         """The rewards of some completions; None where it does not apply.
 
         Raises:
-            TrainingError: it failed, or gave something else; with the row.
+            TrainingError: it failed, or did not return one finite number or None for each completion.
         """
         self.refuse_missing(list(given))
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
+        options = {name for name, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY}
+        taken = {
+            name: value
+            for name, value in given.items()
+            if name not in options and (takes_all or name in self.parameters)
+        }
         try:
-            found = self.of(given)
+            found = self.function(**taken, **self.options)
         except CptError:
             raise
-        except Exception as problem:  # of anybody's code
-            row = self.failing_row(given)
-            raise TrainingError(
-                f"{self.told()} failed: {type(problem).__name__}: {problem}. {shown(given, row)}"
-            ) from problem
-        values = self.as_list(found, len(given["completions"]))
+        except Exception as problem:
+            raise TrainingError(f"{self.where} failed: {type(problem).__name__}: {problem}.") from problem
+        values = found.tolist() if isinstance(found, torch.Tensor | np.ndarray) else found
+        count = len(given["completions"])
+        if not isinstance(values, list | tuple) or len(values) != count:
+            raise TrainingError(f"{self.where} returned {found!r}: expected a list of {count} numbers.")
         for row, value in enumerate(values):
             if not (value is None or is_number(value)):
-                text = (
-                    f"{self.told()} gave {value!r}, where a finite number is needed (or None, where it does not"
-                    " apply)."
+                prompt, said = (str(given[name][row])[:MOST_LETTERS] for name in ("prompts", "completions"))
+                raise TrainingError(
+                    f"{self.where} returned {value!r}: expected a finite number, or None where it does not apply. The"
+                    f" prompt: {prompt!r}; the completion: {said!r}."
                 )
-                raise TrainingError(f"{text} {shown(given, row)}")
         return [None if value is None else float(value) for value in values]
-
-    def of(self, given: Mapping[str, Any]) -> Any:
-        """What the function says, given what it takes."""
-        parameters = inspect.signature(self.function).parameters
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        options = {name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-        taken = {
-            name: value for name, value in given.items() if name not in options and (takes_all or name in parameters)
-        }
-        return self.function(**taken, **self.options)
-
-    def failing_row(self, given: Mapping[str, Any]) -> int:
-        """The first row at which it fails by itself; the first of all, where it only fails with all of them."""
-        size = len(given["completions"])
-        for row in range(size):
-            one = {
-                name: [value[row]] if isinstance(value, list) and len(value) == size else value
-                for name, value in given.items()
-            }
-            try:
-                self.of(one)
-            except Exception:  # the one that is looked for
-                return row
-        return 0
-
-    def as_list(self, found: Any, count: int) -> list[Any]:
-        """What it gave, one value for each completion."""
-        if isinstance(found, torch.Tensor | np.ndarray):
-            found = found.tolist()
-        if not isinstance(found, list | tuple):
-            raise TrainingError(
-                f"{self.told()} gave {found!r}. A reward gives a list of numbers, one for each completion."
-            )
-        if len(found) != count:
-            raise TrainingError(
-                f"{self.told()} gave {len(found)} numbers for {count} completions. It has to give one for each."
-            )
-        return list(found)
-
-    def told(self) -> str:
-        """Its name and its place in the recipe."""
-        return f"the reward {self.__name__} (`{self.key}`)"
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value can be a reward."""
     return isinstance(value, bool | int | float | np.number | np.bool_) and math.isfinite(value)
-
-
-def shown(given: Mapping[str, Any], row: int) -> str:
-    """A row, for people."""
-    prompt, said = (str(given[name][row])[:MOST_LETTERS] for name in ("prompts", "completions"))
-    return f"Its prompt: {prompt!r}; the completion: {said!r}."
 
 
 def build_rewards(rewards: Sequence[Reward], columns: Sequence[str]) -> list[NamedReward]:
@@ -175,24 +128,6 @@ def check_columns(rewards: Sequence[Reward], columns: Sequence[str]) -> None:
         NamedReward(reward.name, f"rewards[{number}]", function, reward.options).refuse_missing(columns)
 
 
-def check_rewards(recipe: Recipe) -> None:
-    """Refuse rewards that there are not, and those that nobody reads.
-
-    Raises:
-        RecipeError: with what to write instead.
-    """
-    reads = tuple(find_stage(recipe.stage).COLUMNS) == PROMPTS and recipe.stage not in TAUGHT
-    if recipe.rewards and not reads:
-        raise RecipeError(
-            f"`rewards` would have no effect: stage `{recipe.stage}` learns from what the data say. Remove them."
-        )
-    if not recipe.rewards and recipe.stage in STAGE_CONFIGS and reads:
-        raise RecipeError(
-            f"`rewards`: stage `{recipe.stage}` learns from them, and there are none. Write `rewards: [exact_match]`."
-        )
-    find_rewards(recipe.rewards)
-
-
 def find_rewards(rewards: Sequence[Reward]) -> list[Callable[..., Any]]:
     """The functions that the recipe names, with their options checked against their signatures; nothing is loaded.
 
@@ -207,10 +142,6 @@ def find_rewards(rewards: Sequence[Reward]) -> list[Callable[..., Any]]:
         except RecipeError as problem:
             raise RecipeError(f"`{key}.name`: {problem}") from problem
         check_options(without_columns(function), reward.options, key)
-        if inspect.iscoroutinefunction(function):
-            raise RecipeError(
-                f"`{key}`: {reward.name} is an async function. Write a plain `def`, with asyncio.run where it waits."
-            )
         if reward.name in CHECKS:
             try:
                 CHECKS[reward.name](**reward.options)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 from trl.models import prepare_deepspeed
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, split_tensor_dict
@@ -23,17 +22,68 @@ from cpt.recipe.schema import Recipe
 from cpt.safety.restart import is_out_of_memory
 from cpt.stages.examples import ExampleTrainer
 from cpt.stages.length import RunLength
-from cpt.stages.model import reference_model
 from cpt.stages.resuming import written_for
 from cpt.stages.rewards.find import build_rewards
 from cpt.stages.sampling.fused_head import fit_fused_head
-from cpt.stages.sampling.generations import Generations, Prompt, generations_of
-from cpt.stages.sampling.prompt_loader import prompt_loader
+from cpt.stages.sampling.generations import Generations, Prompt, PromptRows, generations_of, only_item
 
 STAGE_FILE = "stage_state.pt"
 
 
-class GenerationBatches(ExampleTrainer):
+class PromptTrainer(ExampleTrainer):
+    """Rows are prompts: each micro-batch gets those of its generation, and TRL's trainer answers them."""
+
+    _step: int
+    _buffered_inputs: list[dict[str, Any]] | None
+
+    @property
+    def generations(self) -> Generations:
+        """How prompts are shared out, with the micro-batches of now."""
+        raise NotImplementedError
+
+    def get_train_dataloader(self) -> CPTDataLoader:
+        """For each micro-batch of this process the prompts of its generation."""
+        arguments, plan = self.args, self.generations
+        workers, world = arguments.dataloader_num_workers, arguments.world_size
+        items_of_step = plan.accumulation * world
+        return CPTDataLoader(
+            PromptRows(self.rows, plan, world, self.rows_of_steps.left_out),  # type: ignore[arg-type]  # lists, for `only_item`
+            micro_batch=1,
+            rows_in_all=self.length.steps * items_of_step,
+            rank=arguments.process_index,
+            world_size=world,
+            first_row=self.first_step * items_of_step,
+            num_workers=workers,
+            persistent_workers=arguments.dataloader_persistent_workers,
+            prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
+            collate_fn=only_item,
+        )
+
+    def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
+        """The Trainer's loop, with TRL's count of micro-batches where the run resumes."""
+        self._step = self.first_step * self.generations.accumulation
+        super()._run_epoch(**options)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Of the completions that were trained on; sampling them is not counted."""
+        if self._buffered_inputs is None or not isinstance(inputs, list):
+            return 0
+        used = self._buffered_inputs[(self._step - 1) % len(self._buffered_inputs)]
+        return super().floating_point_ops(
+            {"input_ids": torch.cat((used["prompt_ids"], used["completion_ids"]), dim=1)}
+        )
+
+    def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
+        """With random numbers of its own: those of the run stay as they are."""
+        device = self.args.device
+        devices, kind = ([], "cuda") if device.type == "cpu" else ([device], device.type)
+        with torch.random.fork_rng(devices=devices, device_type=kind):
+            seed = f"{self.args.seed} {self.state.global_step} {self.args.process_index}"
+            torch.manual_seed(xxh3_64_intdigest(seed.encode()) % 2**32)
+            return super().evaluate(*arguments, **options)
+
+
+class GenerationBatches(PromptTrainer):
     """To be put in front of TRL's GRPOTrainer or RLOOTrainer, which generate, score and learn.
 
     Args:
@@ -41,12 +91,10 @@ class GenerationBatches(ExampleTrainer):
             without its adapter.
     """
 
-    _step: int
-    _buffered_inputs: list[dict[str, Any]] | None
     WITHOUT_EFFECT: tuple[str, ...] = ()
     """Keys of TRL's config that the stage has no use for."""
-    read_for_each = 1
-    """Prompts that are read for each one that is answered."""
+    prompts: Sequence[Prompt] = ()
+    """Of the last generation, of all processes."""
 
     def __init__(
         self,
@@ -65,11 +113,6 @@ class GenerationBatches(ExampleTrainer):
             raise RecipeError(
                 "`training.sync_ref_model`: the reference of a run here is what it began with, so that it can go on."
                 " Remove it."
-            )
-        if not recipe.rewards:
-            raise RecipeError(
-                f"`rewards`: stage `{recipe.stage}` learns from them, and there are none. Write `rewards:"
-                " [exact_match]`."
             )
         rewards = build_rewards(recipe.rewards, [name for name in rows[0] if name != "prompt"])
         arguments.reward_weights = [reward.weight for reward in recipe.rewards]
@@ -106,11 +149,7 @@ class GenerationBatches(ExampleTrainer):
     @property
     def generations(self) -> Generations:
         """How prompts are shared out, with the micro-batches of now."""
-        return generations_of(self.args, self.read_for_each)
-
-    def get_train_dataloader(self) -> CPTDataLoader:
-        """For each micro-batch the prompts of its generation, from the first step on that is still to be trained."""
-        return prompt_loader(self, self.generations)
+        return generations_of(self.args)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """The completions that the next micro-batch trains on; they are made where those of the last generation are
@@ -118,12 +157,10 @@ class GenerationBatches(ExampleTrainer):
         if isinstance(inputs, list):
             in_training = self.model is not None and self.model.training
             is_new = self._step % self.generations.micro_batches == 0 or self._buffered_inputs is None
-            inputs = self.share_of(self.choose(inputs)) if in_training and is_new else inputs
+            if in_training and is_new:
+                self.prompts = inputs
+                inputs = self.share_of(inputs)
         return super()._prepare_inputs(inputs)
-
-    def choose(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-        """Which of the prompts that were read are answered; the same on all processes."""
-        return prompts
 
     def share_of(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """What this process answers: each prompt stands there as often as it is answered."""
@@ -132,15 +169,6 @@ class GenerationBatches(ExampleTrainer):
         size = len(repeated) // arguments.world_size
         return [dict(prompt) for prompt in repeated[arguments.process_index * size :][:size]]
 
-    def floating_point_ops(self, inputs: Any) -> int:
-        """Of the completions that were trained on; sampling them is not counted."""
-        if self._buffered_inputs is None or not isinstance(inputs, list):
-            return 0
-        used = self._buffered_inputs[(self._step - 1) % len(self._buffered_inputs)]
-        return super().floating_point_ops(
-            {"input_ids": torch.cat((used["prompt_ids"], used["completion_ids"]), dim=1)}
-        )
-
     # --- going on ----------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
@@ -148,11 +176,6 @@ class GenerationBatches(ExampleTrainer):
         if resume_from_checkpoint is not None:
             self.restore_generation(Path(resume_from_checkpoint))
         return super().train(resume_from_checkpoint, **options)
-
-    def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
-        """The Trainer's loop, with TRL's count of micro-batches where the run stands."""
-        self._step = self.first_step * self.generations.accumulation
-        super()._run_epoch(**options)
 
     def take_snapshot(self, *, full: bool) -> Contents:
         """With the completions that later steps train on."""
@@ -243,19 +266,6 @@ class GenerationBatches(ExampleTrainer):
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
-    def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
-        """Rewards of held-out prompts, with random numbers of its own: the run's go on as if it had not been."""
-        device = self.args.device
-        with torch.random.fork_rng(
-            devices=[] if device.type == "cpu" else [device],
-            device_type=device.type if device.type != "cpu" else "cuda",
-        ):
-            torch.manual_seed(
-                xxh3_64_intdigest(f"{self.args.seed} {self.state.global_step} {self.args.process_index}".encode())
-                % 2**32
-            )
-            return super().evaluate(*arguments, **options)
-
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
         """TRL's figures of one set, means over its prompts; each is answered `num_generations_eval` times."""
         config: Any = self.args
@@ -273,6 +283,21 @@ class GenerationBatches(ExampleTrainer):
             self.tell_prediction_step()
         own.clear()
         return {**{name: value / seen for name, value in sums.items()}, "examples": seen}
+
+
+class Groups(GenerationBatches):
+    """For GRPO."""
+
+    use_adaptive_entropy: bool
+    entropy_coef: float
+    _last_world_entropy: float
+
+    def own_state(self) -> dict[str, Any]:
+        """What an adaptive entropy bonus has learned."""
+        return {"entropy": [self.entropy_coef, self._last_world_entropy]} if self.use_adaptive_entropy else {}
+
+    def restore_own(self, state: Mapping[str, Any]) -> None:
+        self.entropy_coef, self._last_world_entropy = state["entropy"]
 
 
 def refuse_without_effect(recipe: Recipe, keys: Sequence[str]) -> None:
@@ -298,8 +323,3 @@ def keep_generation_size(recipe: Recipe, arguments: Any) -> None:
 def on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Where completions were when they were kept."""
     return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
-
-
-def reference_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: Any) -> nn.Module | None:
-    """The reference that `training.beta` asks for."""
-    return reference_model(recipe, tokenizer, arguments) if arguments.beta else None

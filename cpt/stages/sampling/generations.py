@@ -25,7 +25,7 @@ class Generations:
     """
 
     prompts: int
-    """That are read for one generation."""
+    """Of one generation, of all processes."""
     micro_batches: int
     """Of each process, which train on one generation."""
     accumulation: int
@@ -41,27 +41,22 @@ class Generations:
             )
 
 
-def generations_of(arguments: TrainingArguments, read_for_each: int = 1) -> Generations:
-    """Of a GRPOConfig, or one that is like it.
-
-    Args:
-        read_for_each: prompts that are read for each one that is answered.
-    """
+def generations_of(arguments: TrainingArguments) -> Generations:
+    """Of a GRPOConfig, or one that is like it."""
     config: Any = arguments
-    prompts = config.generation_batch_size // config.num_generations * read_for_each
+    prompts = config.generation_batch_size // config.num_generations
     return Generations(
         prompts, config.steps_per_generation * config.num_iterations, config.gradient_accumulation_steps
     )
 
 
-def prompts_of_step(config: type, training: Mapping[str, Any], completions: int, *, read_for_each: int = 1) -> int:
-    """Prompts that a step moves on in the data, told from the recipe alone.
+def prompts_of_step(config: type, training: Mapping[str, Any], completions: int) -> int:
+    """Prompts of a step, from the recipe alone.
 
     Args:
         config: the stage's config class, for its defaults.
         training: the recipe's section.
         completions: that all processes train on in a step.
-        read_for_each: prompts that are read for each one that is answered.
 
     Raises:
         RecipeError: it is no whole number.
@@ -76,7 +71,7 @@ def prompts_of_step(config: type, training: Mapping[str, Any], completions: int,
             " per_device_train_batch_size x gradient_accumulation_steps x processes be a multiple of"
             f" {answers * times}."
         )
-    return prompts * read_for_each
+    return prompts
 
 
 class PromptRows(Dataset[list[Prompt]]):

@@ -66,17 +66,6 @@ class ValueTracker:
             rhos.append(rho)
         return float(np.mean(rhos)) if rhos else 1.0
 
-    def choose(self, prompts: Sequence[Any], count: int, *, least: float, seed: str) -> list[int]:
-        """Numbers of those to answer, drawn with weights sqrt(v (1 - v)) + least: most often what is neither easy nor
-        out of reach."""
-        if count >= len(prompts):
-            return list(range(len(prompts)))
-        values = np.clip(self.values(prompts), 0, 1)
-        weights = np.sqrt(values * (1 - values)) + least
-        draw = np.random.default_rng(xxh3_64_intdigest(seed.encode()))
-        chosen = draw.choice(len(prompts), size=count, replace=False, p=weights / weights.sum())
-        return sorted(chosen.tolist())
-
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
         known = [(tracked.value, tracked.count, tracked.seen_at) for tracked in self.prompts.values()]

@@ -4,7 +4,6 @@ import trl
 from cpt.data.mixture import moved_on
 from cpt.errors import RecipeError
 from cpt.stages.sampling.generations import Generations, PromptRows, only_item, prompts_of_step
-from cpt.stages.spo import SPOConfig
 
 ROWS = [{"prompt": str(number)} for number in range(100)]
 
@@ -41,7 +40,6 @@ def test_prompts_that_are_left_out_are_no_processes():
 def test_prompts_of_a_step_are_told_from_the_recipe_alone():
     assert prompts_of_step(trl.GRPOConfig, {}, 64) == 8
     assert prompts_of_step(trl.GRPOConfig, {"num_generations": 4, "num_iterations": 2}, 64) == 8
-    assert prompts_of_step(SPOConfig, {"prompts_read": 3}, 64, read_for_each=3) == 192
 
 
 def test_no_whole_number_of_prompts_is_refused_with_what_to_change():

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
+from cpt.stages.sampling.generation_batches import PromptTrainer
 from cpt.stages.sampling.generations import Generations
-from cpt.stages.sampling.prompt_loader import prompt_loader
 
 
 def prompts_from(step, rank=0):
@@ -19,9 +19,8 @@ def prompts_from(step, rank=0):
         "first_step": step,
     }
     plan = Generations(prompts=4, micro_batches=2, accumulation=2)
-    return [
-        [row["prompt"] for row in batch] for batch in prompt_loader(SimpleNamespace(args=arguments, **facts), plan)
-    ]
+    trainer = SimpleNamespace(args=arguments, generations=plan, **facts)
+    return [[row["prompt"] for row in batch] for batch in PromptTrainer.get_train_dataloader(trainer)]
 
 
 def test_each_micro_batch_has_the_prompts_of_its_generation_on_all_processes():

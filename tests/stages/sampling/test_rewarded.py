@@ -24,7 +24,8 @@ def test_rewards_of_a_generation_are_weighted_sums_and_none_is_nan(trainer):
 
 def test_log_probabilities_are_those_of_the_model(trainer):
     rows = [trainer.rows[number] for number in range(4)]
-    made = trainer._generate_and_score_completions(trainer.share_of(trainer.choose(rows)))
+    trainer.prompts = rows
+    made = trainer._generate_and_score_completions(trainer.share_of(rows))
     ids = torch.cat((made["prompt_ids"], made["completion_ids"]), dim=1)
     logits = trainer.model(input_ids=ids).logits[:, made["prompt_ids"].size(1) - 1 : -1]
     expected = logits.log_softmax(-1).gather(-1, made["completion_ids"][..., None])[..., 0]

@@ -44,29 +44,10 @@ def test_answers_to_which_no_reward_applies_teach_nothing():
     assert not tracked.prompts
 
 
-def test_what_is_neither_easy_nor_out_of_reach_is_chosen_most_often():
-    tracked = tracker()
-    tracked.learn(["easy"] * 100 + ["hard"] * 100, [1.0] * 100 + [0.0] * 100)
-    tracked.learn(["even"] * 100, [1.0, 0.0] * 50)
-    names = ["easy", "hard", "even"]
-    chosen = [names[number] for seed in range(300) for number in tracked.choose(names, 1, least=0.05, seed=str(seed))]
-    assert chosen.count("even") > 200 and chosen.count("easy") > 5 and chosen.count("hard") > 5
-
-
-def test_a_choice_is_that_of_its_seed_and_all_are_chosen_where_as_many_are_asked_for():
-    tracked = tracker()
-    names = [str(number) for number in range(50)]
-    assert tracked.choose(names, 10, least=0.1, seed="1 2") == tracked.choose(names, 10, least=0.1, seed="1 2")
-    assert tracked.choose(names, 10, least=0.1, seed="1 2") != tracked.choose(names, 10, least=0.1, seed="1 3")
-    assert len(set(tracked.choose(names, 10, least=0.1, seed="1"))) == 10
-    assert tracked.choose(names, 50, least=0.1, seed="1") == list(range(50))
-
-
-def test_rewards_of_any_size_are_tracked_and_their_prompts_chosen():
+def test_rewards_of_any_size_are_tracked():
     tracked = tracker()
     tracked.learn(["a"] * 50 + ["b"] * 50, [-7.0] * 50 + [12.0] * 50)
     assert tracked.values(["a", "b"]) == pytest.approx([-7.0, 12.0], abs=0.2)
-    assert len(tracked.choose(["a", "b"], 1, least=0.05, seed="0")) == 1
 
 
 def test_a_tracker_goes_on_from_its_state():
