@@ -4,7 +4,6 @@ from tiny_checkpoints import save_llama
 
 from cpt.checkpoints.average import write_average
 from cpt.checkpoints.model_folder import Tensors
-from cpt.checkpoints.zero_files import consolidated_state
 from cpt.errors import CheckpointError
 
 
