@@ -141,8 +141,8 @@ def open_source(
 ) -> TokenizedSource:
     """One of them; a held-out set is always one window."""
     encoder = encoder_of(source, encoder, key)
-    filters = {**filters_of(data, source, key), f"{key}.chat": encoder.filters()}
-    transforms, states = transforms_of(data, source, key), states_of(source, key)
+    filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
+    states = states_of(source, key)
     tell_unpinned(source, key, are_files=bool(states))
     enough = source.max_tokens if isinstance(source, Source) and not states else None
     folder = cache_dir / "tokens" / key_of({**key_content(source, filters, transforms, encoder), "enough": enough})

@@ -89,7 +89,7 @@ def count_piece(source: DocumentSource, key: str, piece: Piece) -> FileCounts:
     counts, longest = FileCounts(piece.path), 0
     for item in read_piece(source, piece, key):
         if not isinstance(item, Document):
-            counts.bad.append(listed(item, with_raw=False))
+            counts.bad.append(listed(item))
             continue
         counts.documents += 1
         counts.empty += not item.text or item.text.isspace()
@@ -113,7 +113,7 @@ def sum_up(path: str, parts: Iterator[FileCounts]) -> FileCounts:
 
 
 def reasons(bad: Sequence[Listed]) -> str:
-    """`null: 3, cut off: 1`."""
+    """`null: 3, not valid JSON: 1`."""
     return ", ".join(f"{reason}: {count:,}" for reason, count in Counter(count_reasons(bad)).most_common())
 
 

@@ -129,7 +129,8 @@ def test_pieces_of_tables_give_what_the_whole_file_gives(tmp_path_factory, name,
     write_table(path, rows, group)
     source, piece_bytes = Source(path=str(path)), path.stat().st_size // num_cuts
     parts, num_pieces = read_all(source, piece_bytes)
-    assert parts == read_all(source, 10**9)[0] and num_pieces == -(-path.stat().st_size // piece_bytes)
+    assert parts == read_all(source, 10**9)[0]
+    assert num_pieces == (1 if path.suffix == ".arrow" else -(-path.stat().st_size // piece_bytes))
     assert [where for _, where in parts] == [f"{path}: row {row}" for row in range(1, rows + 1)]
 
 

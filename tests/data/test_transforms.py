@@ -51,7 +51,6 @@ def my_transforms(tmp_path, monkeypatch):
             Component(name="normalise", form="NFX"),
             r"`data.transforms\[0\].form`: expected one of NFC, NFKC or null, got 'NFX'",
         ),
-        (Component(name="mask_pii", kinds=["mail"]), r"`data.transforms\[0\].kinds`"),
     ],
 )
 def test_a_wrong_transform_is_refused_with_its_place(component, message):

@@ -4,7 +4,7 @@ chosen or rejected."""
 import json
 import re
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -17,12 +17,11 @@ from cpt.data.examples.chat_template import Refused, Span, control_pattern, same
 from cpt.data.examples.segments import CONTEXT, LEARNED, ROW, UNWANTED, Segments
 from cpt.data.examples.writer import ExampleWriter, Written
 from cpt.data.readers.chat import NOT_TOKEN
-from cpt.data.readers.documents import DocumentView
 from cpt.data.readers.example import example_of
 from cpt.data.readers.forms import form_of_source
 from cpt.data.store.tokenization import DocumentEncoder, Ids
 from cpt.errors import DataError, RecipeError
-from cpt.recipe.schema import Component, DocumentSource
+from cpt.recipe.schema import DocumentSource
 
 VERSION = 3  # counts up when an example gets other ids, segments or bytes
 
@@ -68,14 +67,16 @@ class ExampleEncoder(DocumentEncoder):
 
     @cached_property
     def writer(self) -> ExampleWriter:
-        """What writes the examples; shared with the filter, so that each is written once."""
-        options = self._options_as_texts()
-        return writer_of(options["form"], options["template"], options["named_tokens"], options["control_tokens"])
+        named = {name: token for name, token in self.named_tokens.items() if isinstance(token, str)}
+        return ExampleWriter(self.form, self.template, named, sorted(self.control_tokens))
 
-    def filters(self) -> list[Component]:
-        """Drops what is no example of the form, or what the template refuses, counted by reason; it must be the last
-        one."""
-        return [Component.model_validate({"name": "cpt.data.examples.encoder:refused", **self._options_as_texts()})]
+    def reason_to_drop(self, text: str) -> str | None:
+        """Why a text is no example of the form, or what the chat template says against it."""
+        try:
+            self.writer.write(text)
+        except Refused as problem:
+            return str(problem)
+        return None
 
     def proven_for(self, documents: Sequence[str]) -> "ExampleEncoder":
         """Itself: gigatoken does not tell where tokens stand."""
@@ -216,15 +217,6 @@ class ExampleEncoder(DocumentEncoder):
     def _control(self) -> re.Pattern[str]:
         return control_pattern(list(self.control_tokens))
 
-    def _options_as_texts(self) -> dict[str, Any]:
-        tokens = {name: str(token) for name, token in self.named_tokens.items() if isinstance(token, str)}
-        return {
-            "form": self.form,
-            "template": self.template,
-            "named_tokens": json.dumps(tokens),
-            "control_tokens": json.dumps(sorted(self.control_tokens)),
-        }
-
 
 def unmarked(written: Written) -> list[Span]:
     """The spans of a text without its marks."""
@@ -264,20 +256,3 @@ def overlapping(tokens: Tokens, spans: Sequence[Span]) -> NDArray[np.bool_]:
     starts, ends = np.array(spans).T
     span = np.searchsorted(starts, tokens.ends, "left") - 1
     return (span >= 0) & (tokens.starts < ends[span])
-
-
-@lru_cache(8)
-def writer_of(form: str, template: str | None, named_tokens: str, control_tokens: str) -> ExampleWriter:
-    """The writer of these, of which a process needs one."""
-    return ExampleWriter(form, template, json.loads(named_tokens), json.loads(control_tokens))
-
-
-def refused(
-    document: DocumentView, *, form: str, template: str | None, named_tokens: str, control_tokens: str
-) -> str | None:
-    """The filter behind `ExampleEncoder.filters`."""
-    try:
-        writer_of(form, template, named_tokens, control_tokens).write(document["text"])
-    except Refused as problem:
-        return str(problem)
-    return None

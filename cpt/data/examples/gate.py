@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from cpt.data.examples.chat_template import ASSISTANT
 from cpt.data.examples.encoder import ExampleEncoder
 from cpt.data.examples.segments import CONTEXT, LEARNED, LONG_PROMPT, NOTHING_LEARNED, UNWANTED, Segments
-from cpt.data.filters.filters import ComponentLists, build_filters, build_transforms, reason_to_drop, sift
+from cpt.data.filters.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.readers.chat import Message
 from cpt.data.readers.documents import Document, Origin, Piece
 from cpt.data.readers.example import Example, Words, example_of
@@ -106,7 +106,6 @@ class Inspector:
     def examples(self, items: Iterator[object], found: Findings) -> Iterator[tuple[str, Document]]:
         """What the run would train on; examples that the template does not take are counted."""
         transforms, filters = build_transforms(self.transforms), build_filters(self.filters)
-        refusals = build_filters({f"{self.key}.chat": self.encoder.filters()})
         for item in items:
             if not isinstance(item, Document):
                 continue
@@ -114,7 +113,7 @@ class Inspector:
             for text, dropped in sift(view, transforms, filters):
                 if dropped is not None:
                     continue
-                if (refusal := reason_to_drop({**view, "text": text}, refusals)) is not None:
+                if (refusal := self.encoder.reason_to_drop(text)) is not None:
                     found.find(f"{DROPPED}{refusal}", (item.origin, item.number))
                 else:
                     yield text, item

@@ -18,7 +18,6 @@ from cpt.data.filters.built_in import (
     keep_share,
     language,
     length,
-    mask_pii,
     pattern,
 )
 from cpt.data.filters.decontamination import decontaminate
@@ -119,7 +118,6 @@ def c4_lines(
 TRANSFORMS: dict[str, Callable[..., DocumentView | list[DocumentView]]] = {
     "normalise": normalise,
     "c4_lines": c4_lines,
-    "mask_pii": mask_pii,
 }
 
 

@@ -3,6 +3,7 @@ them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from cpt.data.readers.files import cannot_read, files_of, tell_formats
 from cpt.data.readers.files import hash_file as hash_file
 from cpt.data.readers.files import kind_of as kind_of
 from cpt.data.readers.files import states_of as states_of
-from cpt.data.readers.formats import READERS, TEXTS, ranges_of, read_function
+from cpt.data.readers.formats import READERS, TEXTS, can_be_cut, read_function
 from cpt.data.readers.forms import refuse_texts
 from cpt.data.readers.hub import fetch, hub_files, read_hub
 from cpt.data.readers.opening import format_of, has_ranges, is_url, is_whole, size_of
@@ -58,8 +59,12 @@ def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) 
     largest, size = max(files, key=lambda file: file[1])
     if size > piece_bytes and largest.startswith(("http://", "https://")) and not gives_parts(largest, key):
         piece_bytes = size  # each piece would be fetched with all that stands before it
-    ranges = [(file, part) for file, size in files for part in ranges_of(file, size, source, piece_bytes)]
-    return [Piece(file, part.start, part.stop, number) for number, (file, part) in enumerate(ranges)]
+    pieces: list[Piece] = []
+    for file, size in files:
+        starts = range(0, size, piece_bytes) if size > piece_bytes and can_be_cut(file, source) else range(1)
+        for start, stop in zip_longest(starts, starts[1:]):
+            pieces.append(Piece(file, start, stop, len(pieces)))
+    return pieces
 
 
 def gives_parts(file: str, key: str) -> bool:

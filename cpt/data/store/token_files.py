@@ -18,7 +18,7 @@ from cpt.cache import key_of
 from cpt.errors import DataError
 from cpt.files import make_durable, sealed, size_and_hash, unsealed
 
-FORMAT = 4  # of stored tokens; counts up when old folders must not be read
+FORMAT = 5  # of stored tokens; counts up when old folders must not be read
 DESCRIPTION = "description.json"
 ARRAYS: dict[str, str] = {
     "tokens": "",
@@ -45,8 +45,6 @@ class ShardDescription:
     """Of the arrays."""
     engine: str
     """The library that tokenised."""
-    on_bad_row: str
-    """What became of bad rows."""
     texts: str
     """xxh3-128 over the hashes of the texts."""
     scored: bool
@@ -108,7 +106,7 @@ class TokenWriter:
         *,
         bad_rows: Mapping[str, int] | None = None,
         longest: tuple[str, int] = ("", 0),
-        made_by: tuple[str, str] = ("", "error"),
+        engine: str = "",
         texts: str = "",
     ) -> None:
         for file in self._files.values():
@@ -121,7 +119,7 @@ class TokenWriter:
             dict(bad_rows or {}),
             longest,
             digest_of([digest.hexdigest() for digest in self._digests.values()]),
-            *made_by,
+            engine,
             texts,
             self.scored,
             segmented=self.segmented,
@@ -310,7 +308,6 @@ class SourceDescription:
     """File -> xxh3-128 of its content; of one behind a URL the version that its server told."""
     made_from: dict[str, str]
     """Source, tokenizer and the library that tokenised, for people."""
-    on_bad_row: str
     format: int = FORMAT
 
 

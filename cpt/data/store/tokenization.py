@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.errors import RecipeError
-from cpt.recipe.schema import Component
 
 if TYPE_CHECKING:  # worker processes do without transformers, which takes seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -268,9 +267,9 @@ class DocumentEncoder:
         """
         return np.fromiter(map(len, raw), np.int64, len(raw))
 
-    def filters(self) -> list[Component]:
-        """What drops documents that cannot be encoded, as the last filter; any text can be."""
-        return []
+    def reason_to_drop(self, text: str) -> str | None:
+        """Why a document cannot be encoded; any text can be."""
+        return None
 
     def id_of(self, token: str) -> int | None:
         """The id of a token of the vocabulary, None where it is not one."""

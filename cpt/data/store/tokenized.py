@@ -206,7 +206,7 @@ class TokenizedSource:
         is_cut_so = len(found.shards) == len(cut) and all(
             self.shard_folder(number).name in found.shards for number in (0, len(cut) - 1)
         )
-        is_ours = found.name == self.name and found.on_bad_row == self.work.on_bad_row and is_cut_so
+        is_ours = found.name == self.name and is_cut_so and self.work.accepts(found)
         return replace(found, shards={}) if is_ours else None
 
     @cached_property
@@ -251,7 +251,7 @@ class TokenizedSource:
             "engine": ", ".join(filter(None, engines)),
         }
         counts = documents, tokens, shards, dict(dropped), dict(bad_rows)
-        description = SourceDescription(self.name, *counts, longest, files, made_from, self.work.on_bad_row)
+        description = SourceDescription(self.name, *counts, longest, files, made_from)
         write_once(self.folder / DESCRIPTION, as_text(description))
         self.clear()
         return description

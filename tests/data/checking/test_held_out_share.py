@@ -3,7 +3,6 @@ import random
 import numpy as np
 import pytest
 
-from cpt.data import held_out as held_out_share
 from cpt.data.build import build_data
 from cpt.data.held_out import size_warnings
 from cpt.errors import DataError
@@ -46,6 +45,5 @@ def test_what_is_foreseen_is_what_is_built(source, tokenizer, tmp_path):
     )
     data, evaluation = Data(sources=[a], sequence_length=64), Evaluation(held_out_share=0.2)
     built = build_data(data, tokenizer, seed=1, evaluation=evaluation, cache_dir=tmp_path / "cache").held_out["a"]
-    (sizes,) = [held_out_share.sizes_of(data, a, "data.sources[0]")]
-    chosen = sizes.held_out(0.2)
-    assert (len(chosen), int(chosen.sum())) == (built.num_documents, built.num_bytes)
+    (line,) = warnings(a, share=0.2, few=1000)
+    assert f"holds out {built.num_documents} of 500 documents" in line

@@ -24,8 +24,8 @@ def test_parts_are_what_split_gives_wherever_the_buffer_ends(parts, buffer, bom)
 @example([20, 0], 1)
 def test_a_part_that_is_too_long_does_not_spoil_the_next(lengths, buffer):
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"BUFFER": buffer, "LONGEST_LINE": 20, "KEPT_OF_LONG_LINE": 5}.items():
+        for name, value in {"BUFFER": buffer, "LONGEST_LINE": 20}.items():
             patch.setattr(text_files, name, value)
         found = list(text_files.split(io.BytesIO(b"--".join(b"x" * length for length in lengths)), b"--"))
-    assert [part for _, part in found] == [b"x" * length if length <= 20 else b"xxxxx..." for length in lengths]
+    assert [part for _, part in found] == [b"x" * length if length <= 20 else b"..." for length in lengths]
     assert [at for at, _ in found] == [sum(lengths[:number]) + 2 * number for number in range(len(lengths))]
