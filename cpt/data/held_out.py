@@ -26,8 +26,6 @@ from cpt.recipe.sense_data import reported_name
 
 @dataclass(frozen=True)
 class HeldOutSet:
-    """Documents that the model never trains on, in rows of their own."""
-
     name: str
     rows: Sequence[Row]
     num_documents: int
@@ -153,7 +151,6 @@ def other_share(name: str, asked: float, held_out: int, total: int, num_document
 
 
 def nothing_held_out(share: float, num_documents: int) -> str:
-    """What to say where no document of any source is held out."""
     enough = min(0.5, 50 / num_documents)
     return (
         f"`evaluation.held_out_share` is {share:g}, and none of {num_documents:,} documents fell into it, so nothing"

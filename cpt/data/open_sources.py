@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cpt.cache import key_of
 from cpt.data.examples.encoders import encoder_of
-from cpt.data.filters.filters import FilterLists, TransformLists, build_filters, build_transforms, sift
+from cpt.data.filters.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.readers.documents import BadRow, Document, complaint
 from cpt.data.readers.formats import find_function
 from cpt.data.readers.forms import columns_named
@@ -43,7 +43,6 @@ def check_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) 
 
 
 def unchecked_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
-    """The sources that `check_sources` does not open."""
     kinds = [(key, source.path, kind_of(source.path)) for key, source in keyed_sources(data, evaluation)]
     return [
         f"`{key}.path`: {path} ({UNCHECKED[kind]})"
@@ -59,13 +58,13 @@ def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, Doc
     )
 
 
-def filters_of(data: Data, source: DocumentSource, key: str) -> FilterLists:
+def filters_of(data: Data, source: DocumentSource, key: str) -> ComponentLists:
     """The filters that a source's documents pass, with their places in the recipe; held-out sets are taken as they
     are."""
     return {"data.filters": data.filters, f"{key}.filters": source.filters} if isinstance(source, Source) else {}
 
 
-def transforms_of(data: Data, source: DocumentSource, key: str) -> TransformLists:
+def transforms_of(data: Data, source: DocumentSource, key: str) -> ComponentLists:
     """The transforms that a source's documents pass; those for all sources pass held-out sets too, so that equal texts
     stay equal."""
     own = {f"{key}.transforms": source.transforms} if isinstance(source, Source) else {}
@@ -74,8 +73,8 @@ def transforms_of(data: Data, source: DocumentSource, key: str) -> TransformList
 
 def check_source(
     source: DocumentSource,
-    filters: FilterLists,
-    transforms: TransformLists,
+    filters: ComponentLists,
+    transforms: ComponentLists,
     key: str,
     *,
     refuse_bad_rows: bool = True,
@@ -116,7 +115,6 @@ def check_source(
 
 
 def kinds_in(files: Iterable[tuple[str, int]]) -> str:
-    """`.jsonl, .txt`."""
     return ", ".join(sorted({format_of(file) for file, _ in files}))
 
 

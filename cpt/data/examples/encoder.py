@@ -55,6 +55,12 @@ class ExampleEncoder(DocumentEncoder):
         self.form = form_of_source(source)
         self.template = None if encoder.chat_template is None else same_every_day(encoder.chat_template)
         self._gigatoken = None
+        if self.form == "document" and self.template is None:
+            raise RecipeError(
+                f"`{key}.chat`: the tokenizer `{encoder.name}` has no chat template. Set `tokenizer.path` to one that"
+                " has (that of the model's chat version), or write the chat's text into a column and name it as"
+                " `text_column`."
+            )
         what = [encoder.fingerprint, self.form, self.template, sorted(self.named_tokens.items()), VERSION]
         self.fingerprint = xxh3_128_hexdigest(json.dumps(what).encode())
 
@@ -83,12 +89,10 @@ class ExampleEncoder(DocumentEncoder):
         return self
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
-        """The ids of all examples, one after the other, and how many each has."""
         ids, lengths, _ = self.encode_segments(texts)
         return ids, lengths
 
     def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64], Segments]:
-        """The ids of all examples, how many each has, and the segment of each."""
         written = [self._write(text) for text in texts]
         tokens = iter(self._tokens([one for some in written for one in some]))
         parts = [
@@ -121,6 +125,8 @@ class ExampleEncoder(DocumentEncoder):
         if self.form == "preference":
             return self._preference(*framed)
         ((ids, learned),) = framed
+        if self.form == "document":  # a chat of which all is learned
+            return ids, np.full(len(ids), LEARNED, np.uint8)
         if self.form == "conversation":
             return ids, learned.astype(np.uint8)
         example = example_of(text)
@@ -161,7 +167,6 @@ class ExampleEncoder(DocumentEncoder):
         )
 
     def _tokens(self, written: Sequence[Written]) -> list[Tokens]:
-        """The tokens of each text."""
         found: list[Tokens | None] = [None] * len(written)
         whole = [number for number, one in enumerate(written) if one.is_chat and NOT_TOKEN not in one.text]
         encodings = self._whole.encode_batch([written[number].text for number in whole], add_special_tokens=False)
@@ -219,7 +224,6 @@ class ExampleEncoder(DocumentEncoder):
 
 
 def unmarked(written: Written) -> list[Span]:
-    """The spans of a text without its marks."""
     if NOT_TOKEN not in written.text:
         return written.spans
     gone = [written.text.count(NOT_TOKEN, 0, end) for span in written.spans for end in span]

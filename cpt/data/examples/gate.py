@@ -45,8 +45,6 @@ Place = tuple[Origin, int]
 
 @dataclass
 class Findings:
-    """What was found in examples, by kind."""
-
     examples: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     rows: dict[str, list[Place]] = field(default_factory=dict)
@@ -78,7 +76,6 @@ class Findings:
             self.find(REPEATED, self.places[number])
 
     def where(self, kind: str, most: int) -> list[str]:
-        """The first rows of a kind, as an error would name them."""
         return [origin.where(number) for origin, number in self.rows[kind][:most]]
 
 
@@ -152,7 +149,6 @@ def missing_tokens(encoder: ExampleEncoder) -> list[str]:
 
 
 def faults_of_words(example: Example | None) -> Iterator[str]:
-    """What is wrong with an example's words, each kind once."""
     if example is None:
         return
     pairs = list(answers(example))
@@ -216,12 +212,8 @@ def faults_of_length(
         np.add.reduceat(segments == one, begins, dtype=np.int64) for one in (CONTEXT, LEARNED, UNWANTED)
     )
     if form == "conversation":
-        first = np.array(
-            [
-                np.argmax(segments[begin + 1 : begin + size] == LEARNED) + 1
-                for begin, size in zip(begins, lengths, strict=True)
-            ]
-        )
+        bounds = zip(begins, begins + lengths, strict=True)
+        first = np.array([np.argmax(segments[begin + 1 : end] == LEARNED) + 1 for begin, end in bounds])
         learned -= segments[begins] == LEARNED  # of the first token nothing is predicted
         lost = (learned > 0) & (first >= sequence_length)
         kinds = {

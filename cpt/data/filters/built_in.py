@@ -289,7 +289,6 @@ def language(
 
 @cache
 def language_identifier() -> Any:
-    """The model, read once a process."""
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError as problem:

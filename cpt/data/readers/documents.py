@@ -34,8 +34,6 @@ class Piece:
 
 
 class File(NamedTuple):
-    """A file of a source as a listing shows it."""
-
     name: str
     size: int
     """In bytes."""
@@ -103,8 +101,6 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that is no document."""
-
     reason: str
     """In a few words that many rows share, to count by: `not valid JSON`."""
     detail: str
@@ -211,7 +207,6 @@ def complaint(bad: BadRow, key: str) -> str:
 
 
 def listed(bad: BadRow) -> Listed:
-    """A bad row as a line of bad_rows.jsonl."""
     return {"where": bad.where, "byte": bad.byte, "reason": bad.reason, "detail": bad.detail, "rows": bad.num_rows}
 
 

@@ -108,9 +108,8 @@ def find_remote(source: DocumentSource, key: str) -> list[File]:
             found = {name: info_of(system, name)}
         else:
             found = {file: info for file, info in system.find(name, detail=True).items() if format_of(file) in READERS}
-        unsized = [
-            file for file, info in found.items() if info.get("size") is None
-        ]  # an HTTP server's listing tells nothing but names
+        # The listing of an HTTP server has nothing but names.
+        unsized = [file for file, info in found.items() if info.get("size") is None]
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
             found |= zip(unsized, pool.map(lambda file: info_of(system, file), unsized), strict=True)
     except ImportError as problem:
@@ -145,12 +144,8 @@ def refuse_unknown(file: str, key: str) -> None:
     """A file that was asked for must be of a known kind."""
     if format_of(file) not in READERS:
         suffix = Path(file).suffix
-        remedy = (
-            f"Convert it first: cpt data ingest {file} --output FOLDER. Then set"
-            if suffix.lower() in CONVERTED
-            else "Set"
-        )
-        raise DataError(f"{file}: cannot read a `{suffix}` file. Expected {KNOWN}. {remedy} `{key}.path`.")
+        convert = f"Convert it first: cpt data ingest {file} --output FOLDER. " if suffix.lower() in CONVERTED else ""
+        raise DataError(f"{file}: cannot read a `{suffix}` file. Expected {KNOWN}. {convert}Set `{key}.path`.")
 
 
 def tell_formats(source: DocumentSource) -> None:

@@ -86,11 +86,10 @@ def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRo
                 raise BadValue(
                     "wrong type", f"{kind(row)}, expected a text or a row with the key `{source.text_column}`"
                 )
-            document = (
-                Document(clean(row, "text"), origin, number)
-                if isinstance(row, str)
-                else document_of(row, source, origin, number)
-            )
+            if isinstance(row, str):
+                document = Document(clean(row, "text"), origin, number)
+            else:
+                document = document_of(row, source, origin, number)
             refuse_surrogates(document.text)
             yield document
         except BadValue as bad:

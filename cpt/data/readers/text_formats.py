@@ -14,9 +14,7 @@ from cpt.data.readers.values import check_columns, columns_of, decode, document_
 from cpt.recipe.schema import DocumentSource
 
 LONGEST_LINE = 64 * 2**20
-Lines = Iterator[
-    tuple[int, int, bytes]
-]  # number, counted from the origin; first byte in the file; the line with its end
+Lines = Iterator[tuple[int, int, bytes]]  # number from the origin; first byte in the file; the line with its end
 
 
 class LongLine(bytes):
@@ -28,9 +26,7 @@ TOO_LONG = LongLine(b"...")
 
 def lines_of(piece: Piece) -> tuple[Origin, Lines]:
     """The lines whose first byte lies in the piece, without a byte order mark."""
-    before = max(
-        0, piece.start - 1
-    )  # what stands there is the end of a line, or part of one that began before this piece
+    before = max(0, piece.start - 1)  # there a line ends, or one goes on that began before this piece
     return Origin(piece.path, "line", before), read_lines(piece, before)
 
 
@@ -111,7 +107,6 @@ def shortened(raw: bytes, num_bytes: int) -> bytes:
 
 
 def read_text_lines(piece: Piece) -> Iterator[Document | BadRow]:
-    """Each line that is not blank."""
     origin, lines = lines_of(piece)
     for number, byte, line in lines:
         if line.strip():
@@ -131,11 +126,8 @@ def text_document(raw: bytes, origin: Origin, number: int, byte: int) -> Documen
 
 def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     origin, lines = lines_of(piece)
-    column = (
-        source.text_column
-        if columns_of(source) == (source.text_column,) and source.template is None and source.chat is None
-        else None
-    )
+    is_plain = columns_of(source) == (source.text_column,) and source.template is None and source.chat is None
+    column = source.text_column if is_plain else None
     is_empty = True
     for number, byte, line in lines:
         try:  # most rows are good, and there are billions of them
@@ -168,8 +160,12 @@ def parse_object(line: bytes, column: str) -> dict[str, Any]:
     except orjson.JSONDecodeError as problem:
         raise why_not_json(line, problem) from problem
     if not isinstance(row, dict):
-        raise BadValue("not an object", f"{kind(row)}, expected a JSON object with the key `{column}`")
+        raise not_an_object(row, column)
     return row
+
+
+def not_an_object(row: object, column: str) -> BadValue:
+    return BadValue("not an object", f"{kind(row)}, expected a JSON object with the key `{column}`")
 
 
 def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
@@ -210,9 +206,7 @@ def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
     for number, row in enumerate(rows, start=1):
         try:
             if not isinstance(row, dict):
-                raise BadValue(
-                    "not an object", f"{kind(row)}, expected a JSON object with the key `{columns_of(source)[0]}`"
-                )
+                raise not_an_object(row, columns_of(source)[0])
             yield document_of(row, source, origin, number)
         except BadValue as bad:
             yield BadRow(bad.reason, bad.detail, origin, number)
@@ -266,7 +260,6 @@ class Records:
                 yield "\n" if bad.byte is None else line.replace(b"\0", b"?").decode(errors="replace")
 
     def next(self) -> list[str] | None:
-        """The next record, None at the end."""
         self.num_lines, self.problem = 0, None
         try:
             record = next(self._reader, None)
@@ -311,9 +304,8 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
             if len(record) != len(columns):
                 what = f"{len(record)} fields, expected {len(columns)}: {', '.join(columns)}"
                 raise BadValue("wrong number of fields", what)
-            yield document_of(
-                {columns[place]: record[place] for place in places}, source, records.origin, records.number
-            )
+            row = {columns[place]: record[place] for place in places}
+            yield document_of(row, source, records.origin, records.number)
         except BadValue as bad:
             is_empty = False
             yield records.bad(bad)

@@ -100,7 +100,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         num_bytes = encoder.bytes_learned(texts, raw)
         text_digest.update(hashes.data)
         scores = None if score is None else np.array([score(text, document) for text, document in batch], np.float64)
-        writer.append(ids, lengths, hashes, num_bytes, scores, segments)
+        writer.append(ids, lengths, hashes, num_bytes, scores, segments if encoder.form != "document" else None)
         at = int(lengths.argmax())
         if lengths[at] > longest[1]:
             longest = batch[at][1].near, int(lengths[at])
