@@ -31,8 +31,8 @@ KNOWN = f"{', '.join(READERS)}, or one of these with {' or '.join(COMPRESSED)}"
 
 
 def can_be_cut(path: str, source: DocumentSource) -> bool:
-    """True where a part of the file can be read without what stands before it."""
-    if compression_of(path):
+    """True where a part of the file can be read without what stands before it; not every HTTP server gives parts."""
+    if compression_of(path) or path.startswith(("http://", "https://")):
         return False
     if format_of(path) in TEXTS:
         return source.text_documents == "line"

@@ -56,11 +56,6 @@ class RemoteFile(io.RawIOBase):
         self._at += len(data)
         return len(data)
 
-    @property
-    def is_ranged(self) -> bool:
-        """False once the server has turned out not to support ranges."""
-        return not isinstance(self._file, io.BytesIO)
-
     def close(self) -> None:
         if not self.closed:
             self._file.close()
@@ -96,12 +91,6 @@ class RemoteFile(io.RawIOBase):
             if type(problem).__module__.startswith("httpx"):  # the Hub's, which is no OSError
                 raise OSError(str(problem) or type(problem).__name__) from problem
             raise
-
-
-def has_ranges(path: str) -> bool:
-    with RemoteFile(path, begin=1) as file:
-        file.read(1)
-        return file.is_ranged
 
 
 def is_http(system: fsspec.AbstractFileSystem) -> bool:

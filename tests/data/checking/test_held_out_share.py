@@ -1,6 +1,5 @@
 import random
 
-import numpy as np
 import pytest
 
 from cpt.data.build import build_data
@@ -32,18 +31,3 @@ def test_few_documents_are_a_warning_or_a_mistake_as_the_build_has_it(source, to
     else:
         (line,) = warnings(a, share=0.2)
         assert f" {prepared.held_out['a'].num_documents} of {count} documents" in line
-
-
-def test_what_is_foreseen_is_what_is_built(source, tokenizer, tmp_path):
-    draw = np.random.default_rng(0)
-    a = source(
-        "a",
-        [
-            f"{number} " + "z" * size
-            for number, size in enumerate(np.exp(draw.normal(4, 1.5, 500)).astype(int).tolist())
-        ],
-    )
-    data, evaluation = Data(sources=[a], sequence_length=64), Evaluation(held_out_share=0.2)
-    built = build_data(data, tokenizer, seed=1, evaluation=evaluation, cache_dir=tmp_path / "cache").held_out["a"]
-    (line,) = warnings(a, share=0.2, few=1000)
-    assert f"holds out {built.num_documents} of 500 documents" in line

@@ -1,7 +1,6 @@
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -184,13 +183,6 @@ def finished_shards(cache):
     return [folder for folder in cache.glob("tokens/*/*") if folder.is_dir() and folder.suffix == ""]
 
 
-def test_a_shard_that_is_not_there_is_made_when_it_is_read(large, tokenized):
-    opened = tokenized(large)
-    before = opened.shard(1).tokens.tolist()
-    shutil.rmtree(opened.shard_folder(1))
-    assert opened.shard(1).tokens.tolist() == before
-
-
 def test_a_damaged_shard_is_made_again(large, tokenized):
     """After a power cut a file may have its length and not its content."""
     opened = tokenized(large)
@@ -249,16 +241,6 @@ def test_killed_at_twenty_random_moments_the_store_ends_the_same(large, tokenize
                 large, tokenizer_folder, tmp_path / f"cache{number}", lambda until=until: time.monotonic() > until
             )
         assert contents(tokenized(large, by=by, cache=f"cache{number}", workers=0)) == contents(straight)
-
-
-@pytest.mark.slow
-def test_two_processes_fill_the_same_store_together(large, tokenized, tokenizer_folder, tmp_path):
-    by = AutoTokenizer.from_pretrained(tokenizer_folder)
-    straight = tokenized(large, by=by, cache="straight", workers=0)
-    command = [sys.executable, "-c", PREPARE, large.path, str(tokenizer_folder), str(tmp_path / "cache")]
-    both = [subprocess.Popen(command) for _ in range(2)]
-    assert [process.wait(60) for process in both] == [0, 0]
-    assert contents(tokenized(large, by=by)) == contents(straight)
 
 
 FULL = """
