@@ -94,7 +94,6 @@ class Builder:
         return Layout(self.data.sequence_length, self.data.packing, self.data.stride, self.encoder.pad, self.form)
 
     def build(self, *, whole: bool) -> PreparedData:
-        """One process's part of `build_data`."""
         opened = open_sources(self.data, self.evaluation, self.encoder, self.cache_dir, self.seed)
         judges = [opened[f"evaluation.perplexity[{number}]"] for number in range(len(self.evaluation.perplexity))]
         sources = [opened[f"data.sources[{number}]"] for number in range(len(self.data.sources))]
@@ -141,7 +140,6 @@ class Builder:
     def windowed_rows(
         self, sources: Sequence[TokenizedSource], judges: Sequence[TokenizedSource], *, is_bounded: bool
     ) -> list[WindowedRows]:
-        """The rows of each source."""
         judged = [judge.documents(judge.plan.held_out).hashes for judge in judges]
         hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *judged]))
         repeated = self.repeated(sources)
@@ -191,7 +189,6 @@ class Builder:
         return [hashes[:0] if limit is None else hashes[num_bytes > limit] for limit in longest]
 
     def repeated(self, sources: Sequence[TokenizedSource]) -> Sequence[Repeated | None]:
-        """Of each source, the documents that were there before."""
         deduplicate = self.data.deduplicate
         if deduplicate is None:
             return [None] * len(sources)
@@ -326,9 +323,8 @@ def refuse_small_disk(
 
 def check_names(data: Data, evaluation: Evaluation) -> None:
     """Refuse two sources, or two held-out sets, of one name: reports could not tell them apart."""
-    sources, held_out = (
-        [reported_name(source) for source in section] for section in (data.sources, evaluation.perplexity)
-    )
+    sources = [reported_name(source) for source in data.sources]
+    held_out = [reported_name(source) for source in evaluation.perplexity]
     groups = {"data.sources": sources, "evaluation.perplexity": held_out}
     if evaluation.held_out_share is not None:  # then each source has a held-out set of its name
         groups["data.sources` and `evaluation.perplexity"] = list({*sources}) + held_out

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, cast
 
 from xxhash import xxh3_64_intdigest
 
@@ -26,11 +26,12 @@ from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import POOL_BYTES, order_of, reading_content
 from cpt.errors import DataError, RecipeError
 from cpt.files import read_sealed, report_damage, sealed, size_and_hash
-from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation, HeldOut
+from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation, HeldOut, Source
 from cpt.recipe.sense_data import reported_name
 
 LISTED = 100  # of a source; more are only counted
 PIECE_BYTES = 8 * 2**20
+WORKERS_IMPORT = ("cpt.data.contamination",)
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,6 @@ class Hit:
 
 @dataclass(frozen=True)
 class Contamination:
-    """What was found in all training sources."""
-
     documents: dict[str, int]
     """Source -> training documents that were read, without held-out documents and their exact copies."""
     counts: dict[str, dict[str, int]]
@@ -133,7 +132,6 @@ def find_contamination(
 
 
 def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[Judged]:
-    """The documents of `evaluation.perplexity`, as they are judged."""
     for number, held_out in enumerate(evaluation.perplexity):
         work, name = work_of(data, held_out, f"evaluation.perplexity[{number}]"), reported_name(held_out)
         yield from (
@@ -160,45 +158,38 @@ def held_out_documents(data: Data, evaluation: Evaluation, *, only_local: bool =
         only_local: leave out sources whose files are elsewhere, or that have no end.
     """
     share = evaluation.held_out_share
-    for number, source in enumerate(data.sources if share is not None else []):
-        if only_local and kind_of(source.path) != "local":
-            continue
-        work, name = work_of(data, source, f"data.sources[{number}]"), reported_name(source)
-        is_ordered = order_of(source) is not None
-        plan = plan_of(
-            source, work.key, states_of(source, work.key), window_bytes=data.window_bytes, seed=0, ordered=is_ordered
-        )
-        jobs = [plan.shards[shard] for shard in plan.held_out]
-        is_small = len(jobs) == 1 or sum(plan.num_bytes[shard] for shard in plan.held_out) < POOL_BYTES
-        workers, search = 0 if is_small else num_workers(), partial(held_out_texts, work, share or 0.0)
-        parts = list(map_in_order(partial(same, search), jobs, workers, ("cpt.data.contamination",)))
+    for number, source in enumerate(data.sources if share else []):
+        if not only_local or kind_of(source.path) == "local":
+            yield from held_out_of(data, source, f"data.sources[{number}]", share or 0.0)
+
+
+def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[Judged]:
+    work, states = work_of(data, source, key), states_of(source, key)
+    plan = plan_of(source, key, states, window_bytes=data.window_bytes, seed=0, ordered=order_of(source) is not None)
+    jobs = [plan.shards[shard] for shard in plan.held_out]
+    is_small = len(jobs) == 1 or sum(plan.num_bytes[shard] for shard in plan.held_out) < POOL_BYTES
+    search = partial(held_out_texts, work, share)
+    parts = list(map_in_order(lambda: search, jobs, 0 if is_small else num_workers(), WORKERS_IMPORT))
+    longest = math.inf
+    if form_of_source(source) == "document":
         # As `build_data` has it. The filter against these documents drops some later, which moves the limit a little.
-        is_document = form_of_source(source) == "document"
-        total, count = sum(part.total_bytes for part in parts), sum(part.documents for part in parts)
-        longest = longest_held_out(total, count, share or 0.0) if is_document else math.inf
-        yield from (
-            Judged(name, where, text) for part in parts for where, text in part.texts if len(text.encode()) <= longest
-        )
+        longest = longest_held_out(sum(size for *_, size in parts), sum(count for _, count, _ in parts), share)
+    for texts, *_ in parts:
+        for where, text in texts:
+            if len(text.encode()) <= longest:
+                yield Judged(reported_name(source), where, text)
 
 
-class ChosenTexts(NamedTuple):
-    """What the hash of their text holds out of some pieces, whatever its length."""
-
-    texts: list[tuple[str, str]]
-    """Place and text."""
-    documents: int
-    """All of them, in these pieces."""
-    total_bytes: int
-
-
-def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> ChosenTexts:
+def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> tuple[list[tuple[str, str]], int, int]:
+    """Place and text of the documents that the hash of their text holds out of some pieces, whatever their length; how
+    many documents the pieces have, and the bytes of all of them."""
     texts, documents, total, limit = [], 0, 0, int(share * 2**64)
     for text, document in texts_of(work, pieces):
         raw = text.encode()
         documents, total = documents + 1, total + len(raw)
         if xxh3_64_intdigest(raw) < limit:
             texts.append((document.where, text))
-    return ChosenTexts(texts, documents, total)
+    return texts, documents, total
 
 
 def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) -> Data:
@@ -226,7 +217,6 @@ def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) ->
 
 
 def is_refused(data: Data) -> bool:
-    """Whether the recipe says `own_evaluation: false`."""
     return any(
         component.name == NAME and component.options.get("own_evaluation") is False for component in data.filters
     )
@@ -312,8 +302,6 @@ class Searcher:
 
 @dataclass
 class Found:
-    """What was found in some pieces of a source, or in all of it."""
-
     documents: int = 0
     touched: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -330,20 +318,10 @@ def search_source(searcher: Searcher) -> Found:
     jobs = [[piece] for piece in pieces] if source.max_documents is None else [pieces]
     is_small = len(jobs) == 1 or sum(size for _, size in files_with_sizes(source, key)) < POOL_BYTES
     whole = Found()
-    for found in map_in_order(
-        partial(same, searcher), jobs, 0 if is_small else num_workers(), ("cpt.data.contamination",)
-    ):
+    for found in map_in_order(lambda: searcher, jobs, 0 if is_small else num_workers(), WORKERS_IMPORT):
         whole.documents += found.documents
         whole.touched += found.touched
         whole.counts += found.counts
         whole.equal += found.equal
         whole.hits += found.hits[: LISTED - len(whole.hits)]
     return whole
-
-
-Function = TypeVar("Function")
-
-
-def same(function: Function) -> Function:
-    """What `map_in_order` asks for: something that gives the function."""
-    return function

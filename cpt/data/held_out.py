@@ -13,9 +13,7 @@ from cpt.data.contamination import texts_of, work_of
 from cpt.data.examples.segments import fitting
 from cpt.data.readers.documents import absurd_share
 from cpt.data.readers.files import kind_of
-from cpt.data.readers.formats import TEXTS
 from cpt.data.readers.forms import form_of_source
-from cpt.data.readers.opening import format_of
 from cpt.data.readers.sources import files_with_sizes, pieces_of
 from cpt.data.rows.packing import FORMAT
 from cpt.data.rows.rows import Layout, Row
@@ -28,8 +26,6 @@ from cpt.recipe.sense_data import reported_name
 
 @dataclass(frozen=True)
 class HeldOutSet:
-    """Documents that the model never trains on, in rows of their own."""
-
     name: str
     rows: Sequence[Row]
     num_documents: int
@@ -95,71 +91,45 @@ def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
     Args:
         few: held-out documents, below which an interval means little.
     """
-    sizes = [sizes_of(data, source, f"data.sources[{number}]") for number, source in enumerate(data.sources)]
-    warnings = [warning.rstrip(".") for one in sizes if one is not None and (warning := one.giant())]
-    share = evaluation.held_out_share
-    if share is None:
-        return warnings
-    held_out = [(one, chosen) for one in sizes if one is not None and (chosen := one.held_out(share)) is not None]
-    if len(held_out) == len(sizes) and not any(len(chosen) for _, chosen in held_out):
-        raise DataError(nothing_held_out(share, sum(len(one.num_bytes) for one, _ in held_out)))
-    for one, chosen in held_out:
-        count = f"{one.name}: `evaluation.held_out_share` holds out {len(chosen)} of {len(one.num_bytes):,} documents"
-        if len(chosen) == len(one.num_bytes):
-            raise DataError(f"{count}, so none is left to train on. Lower it, {REMEDY}.")
+    share, warnings, held_out = evaluation.held_out_share, list[str](), list[tuple[int, int]]()
+    for number, source in enumerate(data.sources):
+        name, found = reported_name(source), sizes_of(data, source, f"data.sources[{number}]")
+        if found is None:
+            continue
+        hashes, sizes, largest = found
+        total, count = int(sizes.sum()), len(sizes)
+        if giant := absurd_share(name, largest, int(sizes.max()), total, count, "bytes"):
+            warnings.append(giant.rstrip("."))
+        if share is None:
+            continue
+        chosen = sizes[is_held_out(hashes, sizes, share, longest_held_out(total, count, share))]
+        held_out.append((len(chosen), count))
+        counts = f"{name}: `evaluation.held_out_share` holds out {len(chosen)} of {count:,} documents"
+        if len(chosen) == count:
+            raise DataError(f"{counts}, so none is left to train on. Lower it, {REMEDY}.")
         if len(chosen) < few:
-            warnings.append(f"{count}; below {few} the verdict's interval means little. Raise the share, {REMEDY}")
-        elif warning := other_share(one.name, share, int(chosen.sum()), int(one.num_bytes.sum()), len(chosen)):
+            warnings.append(f"{counts}; below {few} the verdict's interval means little. Raise the share, {REMEDY}")
+        elif warning := other_share(name, share, int(chosen.sum()), total, len(chosen)):
             warnings.append(warning)
+    if share is not None and len(held_out) == len(data.sources) and not any(chosen for chosen, _ in held_out):
+        raise DataError(nothing_held_out(share, sum(count for _, count in held_out)))
     return warnings
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The documents of a source, by size."""
-
-    name: str
-    num_bytes: NDArray[np.int64]
-    hashes: NDArray[np.uint64] | None
-    """xxh3-64 of each text; None where only the sizes of files were looked at."""
-    largest: str
-    """Where the largest document is."""
-
-    def giant(self) -> str | None:
-        """A warning where one document is an absurd part of the source."""
-        if not len(self.num_bytes):
-            return None
-        return absurd_share(
-            self.name, self.largest, int(self.num_bytes.max()), int(self.num_bytes.sum()), len(self.num_bytes), "bytes"
-        )
-
-    def held_out(self, share: float) -> NDArray[np.int64] | None:
-        """Bytes of each document that is held out."""
-        if self.hashes is None:
-            return None
-        longest = longest_held_out(int(self.num_bytes.sum()), len(self.num_bytes), share)
-        return self.num_bytes[is_held_out(self.hashes, self.num_bytes, share, longest)]
-
-
-def sizes_of(data: Data, source: Source, key: str) -> Sizes | None:
-    """The sizes of a source's documents: of a small source all are read, of a large one of text files the files' sizes
-    do; else None."""
+def sizes_of(data: Data, source: Source, key: str) -> tuple[NDArray[np.uint64], NDArray[np.int64], str] | None:
+    """Of a small local source of documents: the hashes of the texts, their bytes, and where the largest one is."""
     if kind_of(source.path) != "local" or form_of_source(source) != "document":
         return None
-    files = files_with_sizes(source, key)
-    if sum(size for _, size in files) <= MOST_BYTES_READ:
-        hashes, num_bytes, largest = [], [], ("", -1)
-        for text, document in texts_of(work_of(data, source, key), pieces_of(source, key)):
-            raw = text.encode()
-            hashes.append(xxh3_64_intdigest(raw))
-            num_bytes.append(len(raw))
-            if len(raw) > largest[1]:
-                largest = document.where, len(raw)
-        return Sizes(reported_name(source), np.array(num_bytes, np.int64), np.array(hashes, np.uint64), largest[0])
-    if source.text_documents == "file" and all(format_of(file) in TEXTS for file, _ in files):
-        sizes = np.array([size for _, size in files], np.int64)
-        return Sizes(reported_name(source), sizes, None, files[int(sizes.argmax())][0])
-    return None
+    if sum(size for _, size in files_with_sizes(source, key)) > MOST_BYTES_READ:
+        return None
+    hashes, sizes, largest = list[int](), list[int](), ("", -1)
+    for text, document in texts_of(work_of(data, source, key), pieces_of(source, key)):
+        raw = text.encode()
+        hashes.append(xxh3_64_intdigest(raw))
+        sizes.append(len(raw))
+        if len(raw) > largest[1]:
+            largest = document.where, len(raw)
+    return (np.array(hashes, np.uint64), np.array(sizes, np.int64), largest[0]) if sizes else None
 
 
 def other_share(name: str, asked: float, held_out: int, total: int, num_documents: int) -> str | None:
@@ -181,7 +151,6 @@ def other_share(name: str, asked: float, held_out: int, total: int, num_document
 
 
 def nothing_held_out(share: float, num_documents: int) -> str:
-    """What to say where no document of any source is held out."""
     enough = min(0.5, 50 / num_documents)
     return (
         f"`evaluation.held_out_share` is {share:g}, and none of {num_documents:,} documents fell into it, so nothing"

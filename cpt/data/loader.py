@@ -222,8 +222,5 @@ def is_lost_worker(problem: Exception) -> bool:
 
 def num_bytes(batch: Row) -> int:
     """Of a batch's tensors; a user's own kind of batch is not looked into."""
-    return (
-        sum(value.nbytes for value in batch.values() if isinstance(value, torch.Tensor))
-        if isinstance(batch, dict)
-        else 0
-    )
+    values = batch.values() if isinstance(batch, dict) else ()
+    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))

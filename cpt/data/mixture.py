@@ -119,7 +119,6 @@ def asked_shares(data: Data, tokens: Sequence[int]) -> Changes:
 
 
 def normalised(weights: NDArray[np.float64]) -> Shares:
-    """Weights that add up to 1."""
     return weights / weights.sum()
 
 
@@ -204,7 +203,6 @@ class Turns:
         return [proportion / sum(proportions) for proportion in proportions]
 
     def counts(self, number: int) -> list[int]:
-        """How many of the first `number` rows come from each source."""
         part = bisect_right(self.first_rows, number) - 1
         taken = turns_taken(number - self.first_rows[part], self.proportions[part])
         return [had + new for had, new in zip(self.before[part], taken, strict=True)]

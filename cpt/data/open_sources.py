@@ -1,12 +1,12 @@
 """Open the recipe's sources, and find what is wrong with their files before a run."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from cpt.cache import key_of
 from cpt.data.examples.encoders import encoder_of
-from cpt.data.filters.filters import FilterLists, TransformLists, build_filters, build_transforms, sift
+from cpt.data.filters.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.readers.documents import BadRow, Document, complaint
 from cpt.data.readers.formats import find_function
 from cpt.data.readers.forms import columns_named
@@ -35,15 +35,11 @@ def check_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) 
     """
     complaints: list[str] = []
     for key, source in keyed_sources(data, evaluation):
-        filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
-        complaints += check_source(
-            source, filters, transforms, key, refuse_bad_rows=data.on_bad_row == "error", ask_hub=ask_hub
-        )
+        complaints += check_source(data, source, key, ask_hub=ask_hub)
     return list(dict.fromkeys(complaints))
 
 
 def unchecked_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
-    """The sources that `check_sources` does not open."""
     kinds = [(key, source.path, kind_of(source.path)) for key, source in keyed_sources(data, evaluation)]
     return [
         f"`{key}.path`: {path} ({UNCHECKED[kind]})"
@@ -59,32 +55,23 @@ def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, Doc
     )
 
 
-def filters_of(data: Data, source: DocumentSource, key: str) -> FilterLists:
+def filters_of(data: Data, source: DocumentSource, key: str) -> ComponentLists:
     """The filters that a source's documents pass, with their places in the recipe; held-out sets are taken as they
     are."""
     return {"data.filters": data.filters, f"{key}.filters": source.filters} if isinstance(source, Source) else {}
 
 
-def transforms_of(data: Data, source: DocumentSource, key: str) -> TransformLists:
+def transforms_of(data: Data, source: DocumentSource, key: str) -> ComponentLists:
     """The transforms that a source's documents pass; those for all sources pass held-out sets too, so that equal texts
     stay equal."""
     own = {f"{key}.transforms": source.transforms} if isinstance(source, Source) else {}
     return {"data.transforms": data.transforms, **own}
 
 
-def check_source(
-    source: DocumentSource,
-    filters: FilterLists,
-    transforms: TransformLists,
-    key: str,
-    *,
-    refuse_bad_rows: bool = True,
-    ask_hub: bool = False,
-) -> list[str]:
-    """The complaints about one source: its filters and transforms, their options, its template, its function, then its
-    files."""
+def check_source(data: Data, source: DocumentSource, key: str, *, ask_hub: bool = False) -> list[str]:
     try:
-        checks, changes = build_filters(filters), build_transforms(transforms)
+        checks = build_filters(filters_of(data, source, key))
+        changes = build_transforms(transforms_of(data, source, key))
         columns_of(source)
         if kind_of(source.path) == "function":
             find_function(source, key)
@@ -94,9 +81,9 @@ def check_source(
         return [str(problem)]
     written = source.model_copy(update={"chat": columns_named(source) or None})
     useless = options_without_effect(written, {format_of(file) for file, _ in files}) if files else []
+    kinds = ", ".join(sorted({format_of(file) for file, _ in files}))
     complaints = [
-        f"`{key}.{option}` has no effect: {source.path} holds {kinds_in(files)} files. Remove it."
-        for option in useless
+        f"`{key}.{option}` has no effect: {source.path} holds {kinds} files. Remove it." for option in useless
     ]
     if on_hub:  # a file may be large, so only its first row is fetched
         files, source = files[:1], source.model_copy(update={"max_documents": 1})
@@ -105,7 +92,7 @@ def check_source(
             continue
         try:
             first = next(read_piece(source, Piece(file, 0, None, 0), key), None)
-            if isinstance(first, BadRow) and refuse_bad_rows:
+            if isinstance(first, BadRow) and data.on_bad_row == "error":
                 complaints.append(complaint(first, key))
             elif isinstance(first, Document) and number == 0:  # also tells of a filter or transform that cannot run
                 view = {"text": first.text, "source": reported_name(source), "where": first.where}
@@ -113,11 +100,6 @@ def check_source(
         except CptError as problem:
             complaints.append(str(problem))
     return complaints
-
-
-def kinds_in(files: Iterable[tuple[str, int]]) -> str:
-    """`.jsonl, .txt`."""
-    return ", ".join(sorted({format_of(file) for file, _ in files}))
 
 
 # --- open sources ---
@@ -141,8 +123,8 @@ def open_source(
 ) -> TokenizedSource:
     """One of them; a held-out set is always one window."""
     encoder = encoder_of(source, encoder, key)
-    filters = {**filters_of(data, source, key), f"{key}.chat": encoder.filters()}
-    transforms, states = transforms_of(data, source, key), states_of(source, key)
+    filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
+    states = states_of(source, key)
     tell_unpinned(source, key, are_files=bool(states))
     enough = source.max_tokens if isinstance(source, Source) and not states else None
     folder = cache_dir / "tokens" / key_of({**key_content(source, filters, transforms, encoder), "enough": enough})

@@ -50,7 +50,6 @@ class SourceReport:
 
 
 def report_on(rows: WindowedRows) -> SourceReport:
-    """What is known of a source so far; its share is known when all sources are."""
     (known, windows), source = rows.known_so_far(), rows.tokenized.work.source
     plan, total = rows.tokenized.plan, rows.total
     scale = 1.0 if total is not None else sum(plan.num_bytes) / max(1, plan.bytes_upto[windows])
@@ -77,23 +76,19 @@ def report_on(rows: WindowedRows) -> SourceReport:
 
 
 def tell(report: SourceReport, rows: WindowedRows) -> None:
-    """Say what became of a source, and warn of an absurd document."""
     known, windows = rows.known_so_far()
     where, longest = known.longest
     # Of an example a row holds no more than its beginning.
     is_whole = rows.layout.form == "document" and not report.is_estimate
     if is_whole and (giant := absurd_share(report.name, where, longest, report.tokens, report.documents)):
         log.warning(giant)
-    about = (
-        f"about, by the first {windows} of {len(rows.tokenized.plan.windows)} windows, " if report.is_estimate else ""
-    )
+    about = f"about, by the first {windows} of {len(rows.tokenized.plan.windows)} windows, "
     dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in report.dropped.items())
-    counts = (
-        f"{report.documents:,} documents, {report.tokens:,} tokens in {report.rows:,} rows ({report.padding:.2%}"
-        " padding)"
-    )
     bad = "".join(f", {count:,} bad ({reason})" for reason, count in report.bad_rows.items())
-    log.info(f"{report.name}: {about}{counts}, {report.held_out:,} held out{dropped}{bad}")
+    log.info(
+        f"{report.name}: {about if report.is_estimate else ''}{report.documents:,} documents, {report.tokens:,} tokens"
+        f" in {report.rows:,} rows ({report.padding:.2%} padding), {report.held_out:,} held out{dropped}{bad}"
+    )
 
 
 # --- repeats ---
@@ -198,7 +193,6 @@ class PreparedData:
         return sum(self.tokens(rows, first).values()) / ((rows - first) * self.windowed[0].layout.sequence_length)
 
     def epochs(self, rows: int) -> dict[str, float]:
-        """How many times the first `rows` rows go through each source."""
         counts = self.rows.turns.counts(rows)
         return {report.name: count / report.rows for report, count in zip(self.sources, counts, strict=True)}
 

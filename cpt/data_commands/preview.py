@@ -71,10 +71,10 @@ def see_source(
     Args:
         encoder: the source's; what it cannot encode is dropped too.
     """
-    seen, encodable = Seen(reported_name(source)), {key: encoder.filters() if encoder else []}
+    seen = Seen(reported_name(source))
     transforms, filters = (
         build_transforms(transforms_of(data, source, key)),
-        build_filters({**filters_of(data, source, key), **encodable}),
+        build_filters(filters_of(data, source, key)),
     )
     items = (item for piece in pieces_of(source, key) for item in read_piece(source, piece, key))
     for _, item in zip(range(min(num_documents, source.max_documents or num_documents)), items, strict=False):
@@ -82,7 +82,8 @@ def see_source(
             seen.lose(f"bad row: {item.reason}", item.where, item.detail)
             continue
         view: DocumentView = {"text": item.text, "source": seen.name, "where": item.where}
-        for text, reason in sift(view, transforms, filters):
+        for text, dropped in sift(view, transforms, filters):
+            reason = dropped if dropped is not None or encoder is None else encoder.reason_to_drop(text)
             if reason is None:
                 seen.kept.append(Example(item.where, text))
             else:

@@ -117,9 +117,9 @@ class Data(Section):
     """Leave out the documents of a source whose text stood there before (exact), or nearly the same text (near, by
     MinHash; needs `pip install 'cpt[dedup]'`). Across sources: of equal documents, that of the source named first
     stays."""
-    on_bad_row: Literal["error", "skip", "quarantine"] = "error"
-    """A row that is no document ends the run (error), or is left out and listed in bad_rows.jsonl beside the store's
-    entry, by its place (skip) or with all that is in it (quarantine)."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """A row that is no document ends the run (error), or is left out and listed by its file and line in bad_rows.jsonl
+    beside the store's entry (skip)."""
     max_bad_share: float = Field(default=0.001, ge=0, le=1)
     """More than this share of a source's rows bad is an error after all."""
     packing: Literal["best_fit", "concatenate", "sliding_window", "none", "token_budget"] = "best_fit"

@@ -29,28 +29,16 @@ def test_the_form_follows_from_the_columns(columns, form):
 
 
 @pytest.mark.parametrize(
-    ("form", "chat", "said"),
+    ("form", "chat"),
     [
-        (
-            "preference",
-            "talk",
-            r"`data.sources\[0\].chat: talk` names one column, and this stage learns from prompt, chosen, rejected or",
-        ),
-        (
-            "preference",
-            {"messages": "a"},
-            r"`data.sources\[0\].chat` names the columns of messages, and this stage learns from prompt, chosen",
-        ),
-        ("judged", {"prompt": "a", "completion": "b"}, "learns from prompt, completion, label"),
-        (
-            "document",
-            {"prompt": "a", "completion": "b"},
-            "names the columns of prompt, completion, and this stage learns from messages",
-        ),
+        ("preference", "talk"),
+        ("preference", {"messages": "a"}),
+        ("judged", {"prompt": "a", "completion": "b"}),
+        ("document", {"prompt": "a", "completion": "b"}),
     ],
 )
-def test_columns_of_another_form_are_refused(form, chat, said):
-    with pytest.raises(RecipeError, match=said):
+def test_columns_of_another_form_are_refused(form, chat):
+    with pytest.raises(RecipeError, match=r"`data.sources\[0\].chat"):
         formed(form, chat)
 
 

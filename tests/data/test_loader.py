@@ -1,10 +1,7 @@
-import threading
-
 import pytest
 import torch
 from torch.utils.data import Dataset
 
-from cpt.data import loader as loader_module
 from cpt.data.build import build_data
 from cpt.data.loader import CPTDataLoader
 from cpt.data.rows.rows import stack_rows
@@ -61,23 +58,6 @@ def test_the_way_of_feeding_changes_nothing(rows, options):
     )
 
 
-def test_a_batch_is_pinned_by_the_thread_where_there_is_a_device(rows, monkeypatch):
-    class Pinnable(dict):
-        def pin_memory(self):
-            pinned.append(threading.current_thread().name)
-            return self
-
-    pinned, devices = [], []
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 3)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", devices.append)
-    monkeypatch.setattr(loader_module, "pin_memory", Pinnable.pin_memory)
-    loader = CPTDataLoader(
-        rows, micro_batch=1, rows_in_all=3, pin_memory=True, collate_fn=lambda some: Pinnable(stack_rows(some))
-    )
-    assert len(list(loader)) == 3 and pinned == ["data-prefetch_0"] * 3 and devices == [3]
-
-
 @pytest.mark.gpu
 def test_batches_are_pinned_on_a_machine_with_a_gpu(rows):
     for batch in CPTDataLoader(rows, micro_batch=2, rows_in_all=8, pin_memory=True):
@@ -106,24 +86,6 @@ def test_a_step_is_the_same_set_of_rows_on_any_number_of_processes(rows, world_s
         assert row_set(mine) == row_set(
             [{"input_ids": torch.stack([rows[n]["input_ids"] for n in range(step * 8, step * 8 + 8)])}]
         )
-
-
-@pytest.mark.parametrize("micro_batch", [1, 2, 4])
-def test_a_step_is_the_same_set_of_rows_for_any_micro_batch(rows, micro_batch):
-    taken = batches(rows, micro_batch=micro_batch, rows_in_all=8)
-    assert row_set(taken) == row_set(batches(rows, micro_batch=8, rows_in_all=8))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_resumed_loader_gives_what_the_straight_one_would(rows, workers):
-    straight = batches(rows)
-    for done in range(0, len(straight), 1 if workers == 0 else 10):
-        assert same(batches(rows, first_row=done * 2, num_workers=workers), straight[done:])
-
-
-def test_a_run_may_go_on_with_another_number_of_processes(rows):
-    rest = [batches(rows, first_row=16, rank=rank, world_size=4) for rank in range(4)]
-    assert row_set([batch for rank in rest for batch in rank]) == row_set(batches(rows)[8:])
 
 
 def test_it_knows_how_many_batches_come(rows):

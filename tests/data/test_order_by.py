@@ -29,15 +29,6 @@ def build(tokenizer, tmp_path):
     return run
 
 
-@pytest.mark.slow
-def test_a_function_of_the_text_may_give_the_score(scored, build, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "my_scores.py").write_text("def length(text):\n    return len(text)\n")
-    prepared = build(scored.model_copy(update={"order_by": "my_scores:length"}))
-    texts = [tokenizer.decode(prepared.rows[row]["input_ids"]) for row in range(prepared.sources[0].rows)]
-    assert "xx" not in texts[0] and "xxxxxxxx" in texts[-1]
-
-
 @pytest.mark.parametrize(
     ("row", "reason"),
     [

@@ -85,20 +85,6 @@ def test_every_piece_stands_in_one_row_of_every_epoch(name, lengths, sequence_le
     assert all(sizes.sum() <= sequence_length for _, sizes in rows)
 
 
-def test_other_documents_share_a_row_in_another_epoch():
-    packing = pack(*documents(np.random.default_rng(0).integers(20, 120, 5000)), 256, "best_fit", 0)
-
-    def company(epoch):
-        rows = [packing.pieces(row, epoch)[0].tolist() for row in range(packing.num_rows)]
-        return {(a, b) for row in rows for a in row for b in row if a < b}
-
-    first, second, third = map(company, range(3))
-    assert [packing.pieces(row, 0)[0].tolist() for row in range(9)] == [
-        [start for start, _ in row] for row in rows_of(packing)[:9]
-    ]
-    assert len(first & second) < 0.1 * len(first) and len(second & third) < 0.1 * len(first)
-
-
 @given(LENGTHS, st.integers(1, 40), st.integers(0, 4))
 def test_a_token_budget_holds_for_the_padded_documents_of_every_epoch(lengths, budget, epoch):
     packing = pack(*documents(lengths), budget, "token_budget", 0)

@@ -26,19 +26,6 @@ def planned(source, window_bytes=None, seed=1):
     return plan_of(source, KEY, states_of(source, KEY), window_bytes=window_bytes, seed=seed)
 
 
-def test_small_files_share_a_shard_and_a_large_one_has_several(folder):
-    made = planned(folder)
-    names = [[piece.path[-5] for piece in shard] for shard in made.shards]
-    assert names == [["a", "b"], ["c"], ["d"], ["d"], ["d"]] and made.num_bytes == [60, 60, 100, 100, 50]
-
-
-def test_a_larger_source_has_windows_in_an_order_drawn_from_the_seed(folder):
-    orders = [planned(folder, window_bytes=100, seed=seed).windows for seed in range(8)]
-    assert all(sorted(shard for window in windows for shard in window) == [0, 1, 2, 3, 4] for windows in orders)
-    assert len({str(windows) for windows in orders}) > 4
-    assert len({str(planned(folder, window_bytes=100, seed=seed).held_out) for seed in range(8)}) == 1
-
-
 @given(st.lists(st.integers(0, SHARD_BYTES), min_size=1, max_size=80))
 def test_windows_begin_small_and_grow_to_their_size(num_bytes):
     windows = in_windows(range(len(num_bytes)), num_bytes, SHARD_BYTES, 4 * SHARD_BYTES)

@@ -20,8 +20,3 @@ def test_tokens_and_padding_are_arithmetic(prepared):
     assert data.tokens(1000) == pytest.approx({"a": 12_000, "b": 4_000}, rel=0.01) and data.filled(1000) == 1
     assert sum(data.tokens(1000, 500).values()) == 500 * 16
     assert [data.rows.documents_in(row).tolist() for row in range(3)] == [[16]] * 3
-
-
-def test_small_sources_leave_nothing_to_be_read_ahead_nor_to_be_kept(prepared):
-    data = prepared()
-    assert data.read_ahead(0) is None and data.state(7) == {"fingerprint": data.fingerprint, "row": 7, "windows": {}}

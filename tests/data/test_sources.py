@@ -1,5 +1,4 @@
 import json
-import pickle
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -129,15 +128,6 @@ def test_pieces_of_tables_give_what_the_whole_file_gives(tmp_path_factory, name,
     write_table(path, rows, group)
     source, piece_bytes = Source(path=str(path)), path.stat().st_size // num_cuts
     parts, num_pieces = read_all(source, piece_bytes)
-    assert parts == read_all(source, 10**9)[0] and num_pieces == -(-path.stat().st_size // piece_bytes)
+    assert parts == read_all(source, 10**9)[0]
+    assert num_pieces == (1 if path.suffix == ".arrow" else -(-path.stat().st_size // piece_bytes))
     assert [where for _, where in parts] == [f"{path}: row {row}" for row in range(1, rows + 1)]
-
-
-def test_pieces_can_be_read_in_other_processes_in_any_order(folder):
-    (folder / "big.jsonl").write_text("".join(json.dumps({"text": str(number)}) + "\n" for number in range(100)))
-    source = Source(path=str(folder))
-    pieces = pickle.loads(pickle.dumps(pieces_of(source, "k", piece_bytes=300)))
-    read = {piece.number: [item.where for item in read_piece(source, piece, "k")] for piece in reversed(pieces)}
-    assert [where for number in sorted(read) for where in read[number]] == [
-        document.where for document in open_source(source, "k")
-    ]

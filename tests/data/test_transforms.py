@@ -1,8 +1,4 @@
-import pytest
-
-from cpt.data.filters.filters import build_transforms, c4_lines, normalise, sift
-from cpt.errors import RecipeError
-from cpt.recipe.schema import Component
+from cpt.data.filters.filters import c4_lines, normalise
 
 
 def view(text):
@@ -27,33 +23,3 @@ def test_c4_keeps_lines_that_are_sentences():
     ]
     assert c4_lines(view("\n".join(lines)))["text"] == "A good line with enough words."
     assert len(c4_lines(view("\n".join(lines)), require_punctuation=False)["text"].splitlines()) == 3
-
-
-def run(text, *components):
-    return list(sift(view(text), build_transforms({"data.transforms": list(components)}), []))
-
-
-@pytest.fixture
-def my_transforms(tmp_path, monkeypatch):
-    (tmp_path / "my_lab_transforms.py").write_text(
-        "def pages(document, *, mark='---'):\n    return [{**document, 'text': text} for text in"
-        " document['text'].split(mark) if text]\ndef forgetful(document):\n    return {'text': document['text']}\ndef"
-        " text_only(document):\n    return document['text']\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "component, message",
-    [
-        (Component(name="normalize"), "no transform called `normalize`. Did you mean `normalise`"),
-        (
-            Component(name="normalise", form="NFX"),
-            r"`data.transforms\[0\].form`: expected one of NFC, NFKC or null, got 'NFX'",
-        ),
-        (Component(name="mask_pii", kinds=["mail"]), r"`data.transforms\[0\].kinds`"),
-    ],
-)
-def test_a_wrong_transform_is_refused_with_its_place(component, message):
-    with pytest.raises(RecipeError, match=message):
-        run("a", component)

@@ -334,13 +334,6 @@ def test_bad_rows_are_skipped_up_to_a_share_and_listed(epoch, tmp_path, monkeypa
         epoch(sources=sources, on_bad_row="skip", max_bad_share=0.001)
 
 
-def test_quarantined_rows_are_kept_whole(epoch, tmp_path, monkeypatch):
-    monkeypatch.setenv("CPT_CACHE", str(tmp_path / "store"))
-    (tmp_path / "bad.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS) + "no json\n")
-    epoch(sources=[{"path": str(tmp_path / "bad.jsonl")}], on_bad_row="quarantine", max_bad_share=0.1)
-    assert "no json" in "".join(file.read_text() for file in (tmp_path / "store").rglob("bad_rows.jsonl"))
-
-
 @pytest.mark.parametrize("change", [{"text_column": "body"}, {"path": "nowhere/*.jsonl"}, {"path": "empty.jsonl"}])
 def test_a_source_without_documents_is_refused(epoch, tmp_path, change, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -36,8 +36,6 @@ class Refused(Exception):  # noqa: N818 -- it becomes the reason to drop a docum
 
 
 class Frame(NamedTuple):
-    """What a template writes around the assistant's words."""
-
     before: str
     after: str
     is_prompted: bool
@@ -71,7 +69,6 @@ class ChatTemplate:
         return text if self.frame is None or self.frame.is_prompted else text + self.frame.before
 
     def generated(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[Span]]:
-        """The messages as they are written, and where the template itself says that the assistant speaks."""
         return rendered(messages, tools, self.template, self.named_tokens, return_assistant_tokens_mask=True)
 
     def turns(self, messages: Sequence[Message], tools: Tools, text: str) -> list[Span]:
@@ -186,19 +183,16 @@ def control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
 
 
 def marked(text: str, control: re.Pattern[str]) -> str:
-    """The text with a NOT_TOKEN inside all that looks like a control token."""
     return control.sub(lambda found: f"{found[0][0]}{NOT_TOKEN}{found[0][1:]}", text)
 
 
 def same_every_day(template: str) -> str:
-    """The template, with a date that does not change."""
     return (SAME_DAY if "strftime_now" in template else "") + template
 
 
 def rendered(
     messages: Sequence[Message], tools: Tools, template: str, named_tokens: Mapping[str, Any], **options: bool
 ) -> tuple[str, list[Span]]:
-    """Messages as the template writes them, and where it says that the assistant speaks, if it is asked."""
     # A second; only where there are chats.
     from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template

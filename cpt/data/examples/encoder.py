@@ -4,7 +4,7 @@ chosen or rejected."""
 import json
 import re
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -17,12 +17,11 @@ from cpt.data.examples.chat_template import Refused, Span, control_pattern, same
 from cpt.data.examples.segments import CONTEXT, LEARNED, ROW, UNWANTED, Segments
 from cpt.data.examples.writer import ExampleWriter, Written
 from cpt.data.readers.chat import NOT_TOKEN
-from cpt.data.readers.documents import DocumentView
 from cpt.data.readers.example import example_of
 from cpt.data.readers.forms import form_of_source
 from cpt.data.store.tokenization import DocumentEncoder, Ids
 from cpt.errors import DataError, RecipeError
-from cpt.recipe.schema import Component, DocumentSource
+from cpt.recipe.schema import DocumentSource
 
 VERSION = 3  # counts up when an example gets other ids, segments or bytes
 
@@ -56,6 +55,12 @@ class ExampleEncoder(DocumentEncoder):
         self.form = form_of_source(source)
         self.template = None if encoder.chat_template is None else same_every_day(encoder.chat_template)
         self._gigatoken = None
+        if self.form == "document" and self.template is None:
+            raise RecipeError(
+                f"`{key}.chat`: the tokenizer `{encoder.name}` has no chat template. Set `tokenizer.path` to one that"
+                " has (that of the model's chat version), or write the chat's text into a column and name it as"
+                " `text_column`."
+            )
         what = [encoder.fingerprint, self.form, self.template, sorted(self.named_tokens.items()), VERSION]
         self.fingerprint = xxh3_128_hexdigest(json.dumps(what).encode())
 
@@ -68,26 +73,26 @@ class ExampleEncoder(DocumentEncoder):
 
     @cached_property
     def writer(self) -> ExampleWriter:
-        """What writes the examples; shared with the filter, so that each is written once."""
-        options = self._options_as_texts()
-        return writer_of(options["form"], options["template"], options["named_tokens"], options["control_tokens"])
+        named = {name: token for name, token in self.named_tokens.items() if isinstance(token, str)}
+        return ExampleWriter(self.form, self.template, named, sorted(self.control_tokens))
 
-    def filters(self) -> list[Component]:
-        """Drops what is no example of the form, or what the template refuses, counted by reason; it must be the last
-        one."""
-        return [Component.model_validate({"name": "cpt.data.examples.encoder:refused", **self._options_as_texts()})]
+    def reason_to_drop(self, text: str) -> str | None:
+        """Why a text is no example of the form, or what the chat template says against it."""
+        try:
+            self.writer.write(text)
+        except Refused as problem:
+            return str(problem)
+        return None
 
     def proven_for(self, documents: Sequence[str]) -> "ExampleEncoder":
         """Itself: gigatoken does not tell where tokens stand."""
         return self
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
-        """The ids of all examples, one after the other, and how many each has."""
         ids, lengths, _ = self.encode_segments(texts)
         return ids, lengths
 
     def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64], Segments]:
-        """The ids of all examples, how many each has, and the segment of each."""
         written = [self._write(text) for text in texts]
         tokens = iter(self._tokens([one for some in written for one in some]))
         parts = [
@@ -120,6 +125,8 @@ class ExampleEncoder(DocumentEncoder):
         if self.form == "preference":
             return self._preference(*framed)
         ((ids, learned),) = framed
+        if self.form == "document":  # a chat of which all is learned
+            return ids, np.full(len(ids), LEARNED, np.uint8)
         if self.form == "conversation":
             return ids, learned.astype(np.uint8)
         example = example_of(text)
@@ -160,7 +167,6 @@ class ExampleEncoder(DocumentEncoder):
         )
 
     def _tokens(self, written: Sequence[Written]) -> list[Tokens]:
-        """The tokens of each text."""
         found: list[Tokens | None] = [None] * len(written)
         whole = [number for number, one in enumerate(written) if one.is_chat and NOT_TOKEN not in one.text]
         encodings = self._whole.encode_batch([written[number].text for number in whole], add_special_tokens=False)
@@ -216,18 +222,8 @@ class ExampleEncoder(DocumentEncoder):
     def _control(self) -> re.Pattern[str]:
         return control_pattern(list(self.control_tokens))
 
-    def _options_as_texts(self) -> dict[str, Any]:
-        tokens = {name: str(token) for name, token in self.named_tokens.items() if isinstance(token, str)}
-        return {
-            "form": self.form,
-            "template": self.template,
-            "named_tokens": json.dumps(tokens),
-            "control_tokens": json.dumps(sorted(self.control_tokens)),
-        }
-
 
 def unmarked(written: Written) -> list[Span]:
-    """The spans of a text without its marks."""
     if NOT_TOKEN not in written.text:
         return written.spans
     gone = [written.text.count(NOT_TOKEN, 0, end) for span in written.spans for end in span]
@@ -264,20 +260,3 @@ def overlapping(tokens: Tokens, spans: Sequence[Span]) -> NDArray[np.bool_]:
     starts, ends = np.array(spans).T
     span = np.searchsorted(starts, tokens.ends, "left") - 1
     return (span >= 0) & (tokens.starts < ends[span])
-
-
-@lru_cache(8)
-def writer_of(form: str, template: str | None, named_tokens: str, control_tokens: str) -> ExampleWriter:
-    """The writer of these, of which a process needs one."""
-    return ExampleWriter(form, template, json.loads(named_tokens), json.loads(control_tokens))
-
-
-def refused(
-    document: DocumentView, *, form: str, template: str | None, named_tokens: str, control_tokens: str
-) -> str | None:
-    """The filter behind `ExampleEncoder.filters`."""
-    try:
-        writer_of(form, template, named_tokens, control_tokens).write(document["text"])
-    except Refused as problem:
-        return str(problem)
-    return None

@@ -8,40 +8,9 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from cpt.data.examples.encoder import ExampleEncoder
-from cpt.data.readers.forms import form_of_source
 from cpt.data.store.tokenization import DocumentEncoder, Ids
 from cpt.errors import RecipeError
 from cpt.recipe.schema import DocumentSource, Source
-
-
-class ChatEncoder(ExampleEncoder):
-    """Encodes chats as the chat template writes them; all of it is learned.
-
-    Args:
-        key: where the source is in the recipe, for messages.
-    """
-
-    def __init__(self, encoder: DocumentEncoder, source: DocumentSource, key: str) -> None:
-        super().__init__(encoder, source, key)
-        if self.template is None:
-            raise RecipeError(
-                f"`{key}.chat`: the tokenizer `{encoder.name}` has no chat template. Set `tokenizer.path` to one that"
-                " has (that of the model's chat version), or write the chat's text into a column and name it as"
-                " `text_column`."
-            )
-
-    def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
-        written = [one for text in texts for one in self._write(text)]
-        ids = [self._framed(one, tokens)[0] for one, tokens in zip(written, self._tokens(written), strict=True)]
-        flat = np.concatenate([np.empty(0, self.dtype), *ids]).astype(self.dtype, copy=False)
-        return flat, np.array([len(part) for part in ids], np.int64)
-
-    def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64], None]:  # type: ignore[override]
-        return *self.encode(texts), None
-
-
-# --- fill in the middle ---
-
 
 MARKS = [  # before the prefix, the suffix and the middle
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
@@ -73,7 +42,6 @@ class MiddleEncoder(DocumentEncoder):
         self.fingerprint = xxh3_128_hexdigest(f"{encoder.fingerprint} {self.marks} {self.options}".encode())
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
-        """The ids of all texts, one document after the other, and how many each has."""
         parts = [self.parts_of(text) for text in texts]
         ids, lengths = super().encode([part for some in parts for part in some])
         first = 0 if self.bos is None else 1
@@ -103,7 +71,6 @@ class MiddleEncoder(DocumentEncoder):
 
 
 def drawn(text: str, purpose: str) -> float:
-    """A number from 0 to 1 that the text decides."""
     return xxh3_64_intdigest(f"fill in the middle {purpose}\n{text}".encode()) / 2**64
 
 
@@ -116,10 +83,8 @@ def encoder_of(source: DocumentSource, encoder: DocumentEncoder, key: str) -> Do
     Args:
         key: where the source stands in the recipe, for messages.
     """
-    if form_of_source(source) != "document":
+    if source.chat is not None:  # which names the form of examples too
         return ExampleEncoder(encoder, source, key)
-    if source.chat is not None:
-        return ChatEncoder(encoder, source, key)
     if isinstance(source, Source) and source.fill_in_the_middle is not None:
         return MiddleEncoder(encoder, source.fill_in_the_middle, key)
     return encoder

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from cpt.data.examples.chat_template import ASSISTANT
 from cpt.data.examples.encoder import ExampleEncoder
 from cpt.data.examples.segments import CONTEXT, LEARNED, LONG_PROMPT, NOTHING_LEARNED, UNWANTED, Segments
-from cpt.data.filters.filters import ComponentLists, build_filters, build_transforms, reason_to_drop, sift
+from cpt.data.filters.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.readers.chat import Message
 from cpt.data.readers.documents import Document, Origin, Piece
 from cpt.data.readers.example import Example, Words, example_of
@@ -45,8 +45,6 @@ Place = tuple[Origin, int]
 
 @dataclass
 class Findings:
-    """What was found in examples, by kind."""
-
     examples: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     rows: dict[str, list[Place]] = field(default_factory=dict)
@@ -78,7 +76,6 @@ class Findings:
             self.find(REPEATED, self.places[number])
 
     def where(self, kind: str, most: int) -> list[str]:
-        """The first rows of a kind, as an error would name them."""
         return [origin.where(number) for origin, number in self.rows[kind][:most]]
 
 
@@ -106,7 +103,6 @@ class Inspector:
     def examples(self, items: Iterator[object], found: Findings) -> Iterator[tuple[str, Document]]:
         """What the run would train on; examples that the template does not take are counted."""
         transforms, filters = build_transforms(self.transforms), build_filters(self.filters)
-        refusals = build_filters({f"{self.key}.chat": self.encoder.filters()})
         for item in items:
             if not isinstance(item, Document):
                 continue
@@ -114,7 +110,7 @@ class Inspector:
             for text, dropped in sift(view, transforms, filters):
                 if dropped is not None:
                     continue
-                if (refusal := reason_to_drop({**view, "text": text}, refusals)) is not None:
+                if (refusal := self.encoder.reason_to_drop(text)) is not None:
                     found.find(f"{DROPPED}{refusal}", (item.origin, item.number))
                 else:
                     yield text, item
@@ -153,7 +149,6 @@ def missing_tokens(encoder: ExampleEncoder) -> list[str]:
 
 
 def faults_of_words(example: Example | None) -> Iterator[str]:
-    """What is wrong with an example's words, each kind once."""
     if example is None:
         return
     pairs = list(answers(example))
@@ -217,12 +212,8 @@ def faults_of_length(
         np.add.reduceat(segments == one, begins, dtype=np.int64) for one in (CONTEXT, LEARNED, UNWANTED)
     )
     if form == "conversation":
-        first = np.array(
-            [
-                np.argmax(segments[begin + 1 : begin + size] == LEARNED) + 1
-                for begin, size in zip(begins, lengths, strict=True)
-            ]
-        )
+        bounds = zip(begins, begins + lengths, strict=True)
+        first = np.array([np.argmax(segments[begin + 1 : end] == LEARNED) + 1 for begin, end in bounds])
         learned -= segments[begins] == LEARNED  # of the first token nothing is predicted
         lost = (learned > 0) & (first >= sequence_length)
         kinds = {

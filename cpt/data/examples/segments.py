@@ -50,7 +50,6 @@ def fitting(documents: StoredDocuments, chosen: Int64, form: str, sequence_lengt
 
 
 def context_of(documents: StoredDocuments) -> Int64:
-    """How many tokens of context each document has."""
     return of_each(
         documents, lambda segments, begins, ends: np.add.reduceat(segments == CONTEXT, begins, dtype=np.int64)
     )

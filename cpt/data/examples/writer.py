@@ -14,8 +14,6 @@ REMEMBERED = 4096  # texts: a filter looks at a batch of documents before it is 
 
 
 class Written(NamedTuple):
-    """A text that the model reads, and what it learns of it."""
-
     text: str
     is_chat: bool
     """Written by the chat template: its control tokens become special tokens."""
@@ -58,7 +56,6 @@ class ExampleWriter:
         return self.write_example(example)
 
     def whole_chat(self, example: Example) -> list[Written]:
-        """A chat that is trained on like a document."""
         if not isinstance(example.messages, list):
             raise Refused("no chat (any more): a file without columns, or a transform that changed lines")
         return [Written(self.chats().write(example.messages, example.tools), is_chat=True, spans=[])]
@@ -106,7 +103,6 @@ class ExampleWriter:
         raise Refused("not the parts of an example: a plain text or a chat, not a row with columns")
 
     def chat(self, messages: list[Message], tools: Tools, first: int) -> Written:
-        """Messages, of which the assistant's words are learned from message `first` on."""
         if all(message["role"] != ASSISTANT for message in messages[first:]):
             raise Refused("no message of the assistant")
         chats = self.chats()
@@ -120,10 +116,7 @@ class ExampleWriter:
                 sum(message["role"] == ASSISTANT for message in messages[:first]) :
             ]
             if messages[-1]["role"] == ASSISTANT and not chats.ends_turn(text, spans[-1]):
-                spans[-1] = (
-                    spans[-1][0],
-                    len(text),
-                )  # blanks and all, so that it is learned how the EOS behind it is come to
+                spans[-1] = (spans[-1][0], len(text))  # blanks too, so that what stands before the EOS is learned
         return Written(
             text,
             is_chat=True,
@@ -145,7 +138,6 @@ class ExampleWriter:
         return Written(text, is_chat=True, spans=[(begin, len(text))])
 
     def chats(self) -> ChatTemplate:
-        """The chat template."""
         if self.template is None:
             raise RecipeError(
                 "`tokenizer.path`: the data has messages, and the tokenizer has no chat template. Take the tokenizer"

@@ -1,10 +1,9 @@
-"""The built-in filters, and the transform that masks personal data."""
+"""The built-in filters."""
 
-import ipaddress
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -290,81 +289,8 @@ def language(
 
 @cache
 def language_identifier() -> Any:
-    """The model, read once a process."""
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError as problem:
         raise ResourceError("the filter `language` needs py3langid: pip install 'cpt[language]'.") from problem
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-
-
-# --- personal data ---
-
-
-Kind = Literal["email", "card", "ip", "phone"]
-
-
-def mask_pii(
-    document: DocumentView, *, kinds: Sequence[Kind] = ("email", "card", "ip", "phone"), mask: str = "<{kind}>"
-) -> DocumentView:
-    """Put `<email>`, `<card>`, `<ip>`, `<phone>` in the place of each.
-
-    Args:
-        mask: what to put there, `{kind}` being the kind.
-    """
-    text = document["text"]
-    for kind, (candidate, is_real) in PATTERNS.items():  # in our order: the digits of a card look like a phone number
-        if kind in kinds:
-            replacement = mask.replace("{kind}", kind)
-            text = candidate.sub(
-                lambda match, is_real=is_real, new=replacement: new if is_real(match[0]) else match[0],  # type: ignore[misc]
-                text,
-            )
-    return {**document, "text": text}
-
-
-def always(_: str) -> bool:
-    """The pattern says it all."""
-    return True
-
-
-def is_card(candidate: str) -> bool:
-    """True for 13 to 19 digits that end with the right check digit (Luhn, ISO/IEC 7812-1) and begin as cards do."""
-    digits = [int(character) for character in candidate if character.isdigit()]
-    doubled = [
-        digit if place % 2 == 0 else (digit * 2 - 9 if digit > 4 else digit * 2)
-        for place, digit in enumerate(reversed(digits))
-    ]
-    return digits[0] in range(2, 7) and sum(doubled) % 10 == 0
-
-
-def is_public_address(candidate: str) -> bool:
-    """True for an address that belongs to somebody: not 127.0.0.1 or 192.168.0.1, and of IPv6 only what is given out
-    (2000::/3)."""
-    try:
-        address = ipaddress.ip_address(candidate)
-    except ValueError:
-        return False
-    return address.is_global and (address.version == 4 or address in ipaddress.ip_network("2000::/3"))
-
-
-# Every repeat has a limit: a document may be one line of 50 MB.
-PATTERNS: dict[Kind, tuple[re.Pattern[str], Callable[[str], bool]]] = {
-    "email": (re.compile(r"(?<![\w.+%-])[\w.+%-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}\b"), always),
-    "card": (re.compile(r"(?<![\w.-])\d(?:[ -]?\d){12,18}(?![\w-])", re.ASCII), is_card),
-    "ip": (
-        re.compile(
-            r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}(?!\.?\w)|(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:]))",
-            re.ASCII,
-        ),
-        is_public_address,
-    ),
-    "phone": (
-        re.compile(
-            r"(?<![\w.+-])(?:\+\d{1,3}[ .-]?(?:\(\d{1,4}\)[ .-]?)?\d{1,4}(?:[ .-]?\d{2,4}){2,4}"  # +44 20 7946 0958
-            r"|(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4})(?![\w-])",  # (212) 555-0123
-            re.ASCII,
-        ),
-        always,
-    ),
-}

@@ -63,8 +63,6 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True)
 class Overlap:
-    """What a training document shares with the evaluation document that it shares most with."""
-
     set_name: str
     where: str
     """The evaluation document's place."""
@@ -248,17 +246,14 @@ def decontaminate(
 
 @lru_cache(maxsize=4)
 def runs_of_files(paths: tuple[str, ...]) -> Runs:
-    sources = [DocumentSource(path=path) for path in paths]
-    named = (
-        (reported_name(source), document)
-        for source in sources
+    return read_runs(
+        Judged(reported_name(source), document.where, document.text, is_held_out=False)
+        for source in (DocumentSource(path=path) for path in paths)
         for document in open_source(source, "filters.decontaminate.against")
     )
-    return read_runs(Judged(name, document.where, document.text, is_held_out=False) for name, document in named)
 
 
 def words_of(text: str) -> list[bytes]:
-    """In lower case, without what stands between them."""
     if text.isascii():  # three times as fast
         return text.encode().translate(ASCII_WORDS).split()
     words: list[str] = WORD.findall(text.lower())
@@ -266,7 +261,6 @@ def words_of(text: str) -> list[bytes]:
 
 
 def hashes_of(words: Sequence[bytes]) -> Hashes:
-    """Of each word."""
     return np.fromiter(map(xxh3_64_intdigest, words), np.uint64, len(words))
 
 

@@ -18,10 +18,9 @@ from cpt.data.filters.built_in import (
     keep_share,
     language,
     length,
-    mask_pii,
     pattern,
 )
-from cpt.data.filters.decontamination import decontaminate
+from cpt.data.filters.decontamination import decontaminate, key_options
 from cpt.data.readers.documents import DocumentView
 from cpt.errors import RecipeError, UserCodeError
 from cpt.extend import check_options, find
@@ -32,7 +31,6 @@ BuiltIn = Mapping[str, Callable[..., Any]]
 
 
 def build_components(kind: str, lists: ComponentLists, built_in: BuiltIn) -> list[Callable[..., Any]]:
-    """The functions that the recipe names, in order, their options checked and filled in."""
     functions: list[Callable[..., Any]] = []
     for key, components in lists.items():
         for number, component in enumerate(components):
@@ -43,7 +41,6 @@ def build_components(kind: str, lists: ComponentLists, built_in: BuiltIn) -> lis
 
 
 def called_on(function: Callable[..., Any], document: Mapping[str, str]) -> Any:
-    """What a filter or transform returns for a document."""
     try:
         return function(document)
     except UserCodeError as problem:
@@ -70,7 +67,6 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 Transform = Callable[[DocumentView], DocumentView | list[DocumentView]]
-TransformLists = ComponentLists
 
 CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
@@ -119,21 +115,17 @@ def c4_lines(
 TRANSFORMS: dict[str, Callable[..., DocumentView | list[DocumentView]]] = {
     "normalise": normalise,
     "c4_lines": c4_lines,
-    "mask_pii": mask_pii,
 }
 
 
-def build_transforms(lists: TransformLists) -> list[Transform]:
+def build_transforms(lists: ComponentLists) -> list[Transform]:
     return build_components("transform", lists, TRANSFORMS)
 
 
 def sift(
     document: DocumentView, transforms: Sequence[Transform], filters: Sequence["Filter"]
 ) -> Iterator[tuple[str, str | None]]:
-    """The texts that transforms, one after the other, make of a document, each with the reason to drop it or None.
-
-    The transforms are part of the key of the stored tokens as `transform_content`.
-    """
+    """The texts that transforms, one after the other, make of a document, each with the reason to drop it or None."""
     documents = [document]
     for transform in transforms:
         documents = [made for one in documents for made in checked(transform, called_on(transform, one))]
@@ -160,20 +152,10 @@ def checked(transform: Transform, made: object) -> list[DocumentView]:
     return documents
 
 
-def transform_content(lists: TransformLists) -> list[list[object]]:
-    """What the key of stored tokens holds of the transforms: names, options and code."""
-    components = [component for some in lists.values() for component in some]
-    return [
-        [component.name, component.options, module_text("transform", component.name, TRANSFORMS)]
-        for component in components
-    ]
-
-
 # --- filters ---
 
 
 Filter = Callable[[DocumentView], str | None]
-FilterLists = ComponentLists
 
 FILTERS: dict[str, Callable[..., str | None]] = {
     "length": length,
@@ -188,7 +170,7 @@ FILTERS: dict[str, Callable[..., str | None]] = {
 }
 
 
-def build_filters(lists: FilterLists) -> list[Filter]:
+def build_filters(lists: ComponentLists) -> list[Filter]:
     return build_components("filter", lists, FILTERS)
 
 
@@ -209,6 +191,11 @@ def reason_to_drop(document: DocumentView, filters: Sequence[Filter]) -> str | N
     return None
 
 
-def source_text(name: str) -> str:
-    """The text of the module that a filter comes from, so that stored tokens are made anew when it changes."""
-    return module_text("filter", name, FILTERS)
+def code_of(kind: Literal["filter", "transform"], lists: ComponentLists) -> list[list[object]]:
+    """What the key of stored tokens holds of filters or transforms: names, options and code."""
+    built_in: BuiltIn = FILTERS if kind == "filter" else TRANSFORMS
+    return [
+        [one.name, key_options(one.name, one.options), module_text(kind, one.name, built_in)]
+        for components in lists.values()
+        for one in components
+    ]

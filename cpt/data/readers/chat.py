@@ -58,7 +58,6 @@ Message = dict[str, Any]
 
 
 def transcript(chat: object, column: str) -> str:
-    """The text of a list of messages."""
     if chat is None:
         raise BadValue("no value", f"`{column}` is null, expected a list of messages")
     if not isinstance(chat, list) or not chat:
@@ -126,7 +125,6 @@ def as_message(head: str, content: str) -> Message:
 
 
 def as_json(value: object, where: str) -> str:
-    """A value as JSON in one line."""
     for text in texts_in(value):
         refuse_control(text, where)
     try:

@@ -1,6 +1,5 @@
 """What every reader gives: a document, or a bad row and what becomes of it."""
 
-import base64
 import json
 import math
 import re
@@ -35,8 +34,6 @@ class Piece:
 
 
 class File(NamedTuple):
-    """A file of a source as a listing shows it."""
-
     name: str
     size: int
     """In bytes."""
@@ -104,8 +101,6 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that is no document."""
-
     reason: str
     """In a few words that many rows share, to count by: `not valid JSON`."""
     detail: str
@@ -114,8 +109,6 @@ class BadRow:
     number: int
     byte: int | None = None
     """Where in the file (of a compressed one: in what is in it) the row begins or, where that is known, goes wrong."""
-    raw: bytes | None = None
-    """The row itself, where there is one."""
     num_rows: int = 1
     """How many rows are lost by it: more than one where a whole file or the rest of it is."""
 
@@ -159,7 +152,7 @@ def lines_before(path: str, byte: int) -> int:
 # --- bad rows ---
 
 
-OnBadRow = Literal["error", "skip", "quarantine"]
+OnBadRow = Literal["error", "skip"]
 Listed = dict[str, Any]  # a bad row as a line of bad_rows.jsonl
 FILE_NAME = "bad_rows.jsonl"
 SHOWN = 5
@@ -205,7 +198,7 @@ def apply_policy(
         elif policy == "error":
             raise DataError(complaint(item, key))
         else:
-            found.append(listed(item, with_raw=policy == "quarantine"))
+            found.append(listed(item))
 
 
 def complaint(bad: BadRow, key: str) -> str:
@@ -213,21 +206,8 @@ def complaint(bad: BadRow, key: str) -> str:
     return f"{bad.where}: {bad.detail}.{at} {REMEDIES.get(bad.reason, REMEDY).format(key=key)}"
 
 
-def listed(bad: BadRow, *, with_raw: bool) -> Listed:
-    """A bad row as it is kept; raw bytes that are no UTF-8 are written in base64."""
-    row: Listed = {
-        "where": bad.where,
-        "byte": bad.byte,
-        "reason": bad.reason,
-        "detail": bad.detail,
-        "rows": bad.num_rows,
-    }
-    if with_raw and bad.raw is not None:
-        try:
-            row["raw"] = bad.raw.decode()
-        except UnicodeDecodeError:
-            row["raw_base64"] = base64.b64encode(bad.raw).decode()
-    return row
+def listed(bad: BadRow) -> Listed:
+    return {"where": bad.where, "byte": bad.byte, "reason": bad.reason, "detail": bad.detail, "rows": bad.num_rows}
 
 
 def refuse_too_many(

@@ -96,10 +96,8 @@ def with_turns(
         columns: what `chat` names.
         whole: a question and its answer are one conversation, with the system prompt and earlier turns.
     """
-    system, history = (
-        system_turn(values.pop("system", None)),
-        earlier_turns(values.pop("history", None), columns.get("history", "")),
-    )
+    system = system_turn(values.pop("system", None))
+    history = earlier_turns(values.pop("history", None), columns.get("history", ""))
     values = {name: [value] if isinstance(value, dict) else value for name, value in values.items()}  # a message alone
     named = dict(columns)
     if "user" in values:
@@ -204,9 +202,8 @@ class Example(NamedTuple):
 def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, str]:
     """What an example of the source is made of, each with its column, among the columns that are there."""
     form, named = form_of_source(source), columns_named(source)
-    tools = (
-        {"tools": named.get("tools", "tools")} if "tools" in named or "tools" in found and form != "document" else {}
-    )
+    has_tools = "tools" in named or "tools" in found and form != "document"
+    tools = {"tools": named.get("tools", "tools")} if has_tools else {}
     before = {name: named[name] for name in BEFORE if name in named}
     chosen = {name: column for name, column in named.items() if name not in BESIDE}
     if not chosen:
@@ -248,10 +245,7 @@ def what_text_is_for(source: DocumentSource, found: Sequence[str]) -> str:
     if column not in found and source.template is None:
         return ""
     if isinstance(source, Source):
-        return (
-            f"Plain text (`text_column: {column}`) is learned from in stage cpt, and beside conversations in sft; not"
-            " here. "
-        )
+        return f"Stages cpt and sft train on plain text (`text_column: {column}`), this one does not. "
     return f"To measure the bits per byte of plain text, write `template: '{{{column}}}'`. "
 
 

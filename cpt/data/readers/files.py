@@ -108,9 +108,8 @@ def find_remote(source: DocumentSource, key: str) -> list[File]:
             found = {name: info_of(system, name)}
         else:
             found = {file: info for file, info in system.find(name, detail=True).items() if format_of(file) in READERS}
-        unsized = [
-            file for file, info in found.items() if info.get("size") is None
-        ]  # an HTTP server's listing tells nothing but names
+        # The listing of an HTTP server has nothing but names.
+        unsized = [file for file, info in found.items() if info.get("size") is None]
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
             found |= zip(unsized, pool.map(lambda file: info_of(system, file), unsized), strict=True)
     except ImportError as problem:
@@ -145,44 +144,26 @@ def refuse_unknown(file: str, key: str) -> None:
     """A file that was asked for must be of a known kind."""
     if format_of(file) not in READERS:
         suffix = Path(file).suffix
-        remedy = (
-            f"Convert it first: cpt data ingest {file} --output FOLDER. Then set"
-            if suffix.lower() in CONVERTED
-            else "Set"
-        )
-        raise DataError(f"{file}: cannot read a `{suffix}` file. Expected {KNOWN}. {remedy} `{key}.path`.")
+        convert = f"Convert it first: cpt data ingest {file} --output FOLDER. " if suffix.lower() in CONVERTED else ""
+        raise DataError(f"{file}: cannot read a `{suffix}` file. Expected {KNOWN}. {convert}Set `{key}.path`.")
 
 
 def tell_formats(source: DocumentSource) -> None:
-    """Log what was found in a folder, and what is passed over: `corpus: 12 jsonl, 3 parquet, 2 skipped: .png`; of
-    hidden folders nothing.
-
-    Links that lead to a folder, or nowhere, are told where they stand in the folder itself.
-    """
+    """Log what is in a folder, and what is skipped: `corpus: 12 jsonl, 3 parquet, 2 skipped: .png`; of hidden folders
+    nothing."""
     folder = Path(source.path).expanduser()
     if kind_of(source.path) != "local" or not is_main_process() or not folder.is_dir():
         return
-    read, skipped = Counter[str](), Counter[str]()
-    for name in sorted(
-        (name for name, _ in walk(folder) if not is_in_hidden_folder(name)), key=lambda name: name.split("/")
-    ):
-        if is_document(name):
-            read[format_of(name).removeprefix(".")] += 1
-        else:
-            skipped[Path(name).suffix or Path(name).name] += 1
+    paths = sorted(Path(name) for name, _ in walk(folder))
+    paths = [path for path in paths if not any(part.startswith(".") for part in path.parts[:-1])]
+    read = Counter(format_of(path.name).removeprefix(".") for path in paths if is_document(str(path)))
+    skipped = Counter(path.suffix or path.name for path in paths if not is_document(str(path)))
     parts = [f"{count:,} {name}" for name, count in read.most_common()]
-    with os.scandir(folder) as entries:
-        links = sorted(entry.name for entry in entries if entry.is_symlink() and not Path(entry.path).is_file())
-    if links:
+    if links := sorted(path.name for path in folder.iterdir() if path.is_symlink() and not path.is_file()):
         parts.append(f"not followed: the link(s) {', '.join(links)}")
     if skipped:
         parts.append(f"{skipped.total():,} skipped: {', '.join(sorted(skipped))}")
     log.info(f"{source.path}: {', '.join(parts)}")
-
-
-def is_in_hidden_folder(name: str) -> bool:
-    """True below `.git`, or `.ingest`, where `cpt data ingest` keeps its books."""
-    return any(folder.startswith(".") for folder in name.split("/")[:-1])
 
 
 def states_of(source: DocumentSource, key: str) -> list[tuple[str, int, str]]:

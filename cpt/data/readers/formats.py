@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, Piece
-from cpt.data.readers.opening import COMPRESSED, compression_of, format_of, is_url
+from cpt.data.readers.opening import COMPRESSED, compression_of, format_of
 from cpt.data.readers.tables import read_arrow, read_parquet
 from cpt.data.readers.text_formats import read_delimited, read_json, read_json_lines, read_text
 from cpt.data.readers.values import clean, document_of, kind, refuse_surrogates
@@ -31,28 +30,13 @@ TEXTS = (".txt", ".md")
 KNOWN = f"{', '.join(READERS)}, or one of these with {' or '.join(COMPRESSED)}"
 
 
-@dataclass(frozen=True)
-class Range:
-    """Where a piece of a file begins and ends."""
-
-    start: int = 0
-    stop: int | None = None
-
-
-def ranges_of(path: str, size: int, source: DocumentSource, piece_bytes: int) -> list[Range]:
-    """How a file is cut, so that processes can read it together: by its size alone, and not at all where it can be
-    read only as a whole."""
-    if size <= piece_bytes or compression_of(path) or not can_be_cut(path, source):
-        return [Range()]
-    starts = [*range(0, size, piece_bytes)]
-    return [Range(start, stop) for start, stop in zip(starts, [*starts[1:], None], strict=True)]
-
-
 def can_be_cut(path: str, source: DocumentSource) -> bool:
-    """True where a part of the file can be found without reading what stands before."""
+    """True where a part of the file can be read without what stands before it; not every HTTP server gives parts."""
+    if compression_of(path) or path.startswith(("http://", "https://")):
+        return False
     if format_of(path) in TEXTS:
         return source.text_documents == "line"
-    return format_of(path) in (".jsonl", ".parquet") or format_of(path) == ".arrow" and not is_url(path)
+    return format_of(path) in (".jsonl", ".parquet")
 
 
 # --- function ---
@@ -102,12 +86,11 @@ def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRo
                 raise BadValue(
                     "wrong type", f"{kind(row)}, expected a text or a row with the key `{source.text_column}`"
                 )
-            document = (
-                Document(clean(row, "text"), origin, number)
-                if isinstance(row, str)
-                else document_of(row, source, origin, number)
-            )
+            if isinstance(row, str):
+                document = Document(clean(row, "text"), origin, number)
+            else:
+                document = document_of(row, source, origin, number)
             refuse_surrogates(document.text)
             yield document
         except BadValue as bad:
-            yield BadRow(bad.reason, bad.detail, origin, number, raw=repr(row).encode("utf-8", "backslashreplace"))
+            yield BadRow(bad.reason, bad.detail, origin, number)

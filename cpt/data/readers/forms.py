@@ -66,10 +66,8 @@ def with_form(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Eval
             source if is_plain(source) else source_with_form(source, form, f"evaluation.perplexity[{number}]")
             for number, source in enumerate(evaluation.perplexity)
         ]
-        data, evaluation = (
-            data.model_copy(update={"sources": sources}),
-            evaluation.model_copy(update={"perplexity": held_out}),
-        )
+        data = data.model_copy(update={"sources": sources})
+        evaluation = evaluation.model_copy(update={"perplexity": held_out})
     for key, source in [
         *((f"data.sources[{number}]", source) for number, source in enumerate(data.sources)),
         *((f"evaluation.perplexity[{number}]", source) for number, source in enumerate(evaluation.perplexity)),
@@ -129,11 +127,7 @@ def refuse_texts(source: DocumentSource, suffix: str, key: str) -> None:
         return
     needs = f"this stage learns from rows with the columns {wanted(form)} (jsonl, json, parquet, csv)"
     if isinstance(source, Source):
-        remedy = (
-            "Name such files; plain text is learned from in stage cpt, and beside conversations in sft. Is only one"
-            f" of them {suffix}?"
-        )
-        remedy += f" Then write {source.path}/*.jsonl"
+        remedy = f"Name such files, for example {source.path}/*.jsonl. Stages cpt and sft train on plain text"
     else:
         remedy = f"To measure the bits per byte of plain text, write {source.path}/*{suffix}"
     raise DataError(f"`{key}.path`: {source.path} holds {suffix} files, which are plain text, and {needs}. {remedy}.")

@@ -13,7 +13,6 @@ from os.path import commonpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import orjson
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import cannot_keep, default_cache_dir, write_once
@@ -319,7 +318,7 @@ def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document
                 refuse_surrogates(document.text)
                 yield document
             except BadValue as bad:
-                yield BadRow(bad.reason, bad.detail, origin, number, raw=orjson.dumps(row, default=str))
+                yield BadRow(bad.reason, bad.detail, origin, number)
     except (FileNotFoundError, ValueError, RuntimeError) as problem:
         raise DataError(
             f"{source.path}: neither a local path nor a dataset that the Hub gives us with split `{source.split}`:"

@@ -56,11 +56,6 @@ class RemoteFile(io.RawIOBase):
         self._at += len(data)
         return len(data)
 
-    @property
-    def is_ranged(self) -> bool:
-        """False once the server has turned out not to support ranges."""
-        return not isinstance(self._file, io.BytesIO)
-
     def close(self) -> None:
         if not self.closed:
             self._file.close()
@@ -98,12 +93,6 @@ class RemoteFile(io.RawIOBase):
             raise
 
 
-def has_ranges(path: str) -> bool:
-    with RemoteFile(path, begin=1) as file:
-        file.read(1)
-        return file.is_ranged
-
-
 def is_http(system: fsspec.AbstractFileSystem) -> bool:
     return "http" in ([system.protocol] if isinstance(system.protocol, str) else system.protocol)
 
@@ -122,11 +111,9 @@ def persistently(function: Callable[[], Result]) -> Result:
             last = problem
             cause = problem if isinstance(problem, aiohttp.ClientResponseError) else problem.__cause__
             if isinstance(cause, aiohttp.ClientResponseError):
-                last = (
-                    FileNotFoundError(2, "no such file")
-                    if cause.status in (404, 410)
-                    else OSError(f"{cause.status} {cause.message}")
-                )
+                last = OSError(f"{cause.status} {cause.message}")
+                if cause.status in (404, 410):
+                    last = FileNotFoundError(2, "no such file")
                 if cause.status < 500 and cause.status not in TRY_AGAIN:
                     raise last from problem
     raise OSError(f"asked {TRIES} times: {last or type(last).__name__}") from last
@@ -139,9 +126,7 @@ BOM = b"\xef\xbb\xbf"
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 BUFFER = 1 << 20
 SMALL_BUFFER = 1 << 16  # what stands before the damage of a compressed file is read, all but the last buffer
-REMOTE_BUFFER = (
-    1 << 23
-)  # what is asked of a server at once: an answer of the Hub takes a good part of a second to begin
+REMOTE_BUFFER = 1 << 23  # asked of a server at once: an answer of the Hub takes a good part of a second to begin
 
 
 def is_url(path: str) -> bool:

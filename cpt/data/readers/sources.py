@@ -3,6 +3,7 @@ them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,10 +16,10 @@ from cpt.data.readers.files import cannot_read, files_of, tell_formats
 from cpt.data.readers.files import hash_file as hash_file
 from cpt.data.readers.files import kind_of as kind_of
 from cpt.data.readers.files import states_of as states_of
-from cpt.data.readers.formats import READERS, TEXTS, ranges_of, read_function
+from cpt.data.readers.formats import READERS, TEXTS, can_be_cut, read_function
 from cpt.data.readers.forms import refuse_texts
 from cpt.data.readers.hub import fetch, hub_files, read_hub
-from cpt.data.readers.opening import format_of, has_ranges, is_url, is_whole, size_of
+from cpt.data.readers.opening import format_of, is_url, is_whole, size_of
 from cpt.data.readers.values import first_line
 from cpt.errors import DataError
 from cpt.recipe.schema import DocumentSource
@@ -47,26 +48,19 @@ def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) 
     """The source in pieces that can be read apart from each other; their documents, one after the other, are the
     source's.
 
-    They follow from the names and sizes of the files, of which none is opened; an HTTP server is asked whether it
-    gives parts of files. A user's function, and a dataset on the Hub that is not read file by file, are one piece, for
-    the main process.
+    They follow from the names and sizes of the files, of which none is opened. A user's function, and a dataset on
+    the Hub that is not read file by file, are one piece, for the main process.
     """
     files = files_with_sizes(source, key)
     if not files:
         return [Piece(source.path, 0, None, 0)]
     tell_formats(source)
-    largest, size = max(files, key=lambda file: file[1])
-    if size > piece_bytes and largest.startswith(("http://", "https://")) and not gives_parts(largest, key):
-        piece_bytes = size  # each piece would be fetched with all that stands before it
-    ranges = [(file, part) for file, size in files for part in ranges_of(file, size, source, piece_bytes)]
-    return [Piece(file, part.start, part.stop, number) for number, (file, part) in enumerate(ranges)]
-
-
-def gives_parts(file: str, key: str) -> bool:
-    try:
-        return has_ranges(file)
-    except OSError as problem:
-        raise cannot_read(file, problem, key) from problem
+    pieces: list[Piece] = []
+    for file, size in files:
+        starts = range(0, size, piece_bytes) if size > piece_bytes and can_be_cut(file, source) else range(1)
+        for start, stop in zip_longest(starts, starts[1:]):
+            pieces.append(Piece(file, start, stop, len(pieces)))
+    return pieces
 
 
 def files_with_sizes(source: DocumentSource, key: str) -> list[tuple[str, int]]:

@@ -1,6 +1,5 @@
 """Read parquet and arrow."""
 
-import io
 import sys
 from collections.abc import Iterator
 
@@ -29,7 +28,7 @@ def read_batch(
         try:
             yield document_of(dict(zip(names, values, strict=True)), source, origin, number)
         except BadValue as bad:
-            yield bad_row(bad, origin, number, dict(zip(names, values, strict=True)))
+            yield BadRow(bad.reason, bad.detail, origin, number)
 
 
 def read_one_by_one(
@@ -39,16 +38,13 @@ def read_one_by_one(
     columns = {name: batch.column(name) for name in columns_of(source, batch.schema.names)}
     for row in range(batch.num_rows):
         number = rows_before + row + 1
-        values: dict[str, object] = {}
         try:
-            for name, column in columns.items():
-                values[name] = (
-                    without_nulls(as_python(column[row])) if source.chat is not None else as_python(column[row])
-                )
+            values = {name: as_python(column[row]) for name, column in columns.items()}
+            if source.chat is not None:
+                values = {name: without_nulls(value) for name, value in values.items()}
             yield document_of(values, source, origin, number)
         except BadValue as bad:
-            raw = {name: as_bytes(column[row]) for name, column in columns.items()}
-            yield bad_row(bad, origin, number, values if len(values) == len(columns) else raw)
+            yield BadRow(bad.reason, bad.detail, origin, number)
 
 
 def without_nulls(value: object) -> object:
@@ -65,24 +61,6 @@ def as_python(value: pa.Scalar) -> object:
         return value.as_py()
     except UnicodeDecodeError as problem:
         raise BadValue("invalid UTF-8", f"invalid UTF-8 at byte {problem.start} of the text") from problem
-
-
-def as_bytes(value: pa.Scalar) -> object:
-    return value.as_buffer().to_pybytes() if isinstance(value, pa.StringScalar | pa.LargeStringScalar) else value
-
-
-def bad_row(bad: BadValue, origin: Origin, number: int, values: dict[str, object]) -> BadRow:
-    """A row of a table has no bytes of its own in the file; its values are kept as they print, a single text as it
-    is."""
-    only = next(iter(values.values())) if len(values) == 1 else values
-    raw = (
-        only
-        if isinstance(only, bytes)
-        else only.encode("utf-8", "surrogatepass")
-        if isinstance(only, str)
-        else repr(only).encode()
-    )
-    return BadRow(bad.reason, bad.detail, origin, number, raw=raw)
 
 
 # --- parquet ---
@@ -143,71 +121,39 @@ def first_byte(group: pq.RowGroupMetaData) -> int:
 
 
 MAGIC = b"ARROW1"
-Batches = Iterator[tuple[int, int, pa.RecordBatch]]  # where it begins; rows of the file before it; the batch
 
 
 def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
-    whole = Origin(piece.path, "document")
-    batches = batches_of(piece.path)
-    num_rows = 0  # of the file so far
+    origin, whole = Origin(piece.path, "row"), Origin(piece.path, "document")
+    num_rows = 0  # so far
     try:
-        for before, batch in of_piece(piece, batches):
-            num_rows = before
+        for batch in batches_of(piece.path):
             check_columns(batch.schema.names, source)
-            yield from read_batch(batch, source, Origin(piece.path, "row"), before)
+            yield from read_batch(batch, source, origin, num_rows)
             num_rows += batch.num_rows
     except BadValue as bad:
-        num_lost = batch.num_rows + sum(batch.num_rows for _, batch in of_piece(piece, batches))
+        num_lost = sum(batch.num_rows for batch in batches_of(piece.path))
         yield BadRow(bad.reason, bad.detail, whole, 1, num_rows=max(1, num_lost))
     except (pa.ArrowException, OSError) as problem:
         if isinstance(problem, OSError) and problem.errno:
             raise
-        yield BadRow(
-            "damaged file",
-            f"cannot be read as arrow ({first_line(problem)}); what follows row {num_rows} is lost",
-            whole,
-            1,
-        )
+        detail = f"cannot be read as arrow ({first_line(problem)}); what follows row {num_rows} is lost"
+        yield BadRow("damaged file", detail, whole, 1)
     else:
-        if not num_rows and piece.start == 0 and not any(batch.num_rows for *_, batch in batches_of(piece.path)):
-            yield BadRow(
-                "no rows",
-                f"an arrow file without rows. Expected documents in the column `{columns_of(source)[0]}`",
-                whole,
-                1,
-            )
+        if not num_rows:
+            detail = f"an arrow file without rows. Expected documents in the column `{columns_of(source)[0]}`"
+            yield BadRow("no rows", detail, whole, 1)
 
 
-def of_piece(piece: Piece, batches: Batches) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The batches that begin in a piece, each with the rows of the file before it."""
-    stop = sys.maxsize if piece.stop is None else piece.stop
-    for position, before, batch in batches:
-        if position >= stop:
-            return
-        if position >= piece.start:
-            yield before, batch
-
-
-def batches_of(path: str) -> Batches:
-    """All batches, in order; of a local file nothing is copied.
-
-    A stream begins otherwise than a file. Where a file's batches begin is not to be had from pyarrow: they are taken
-    as equally long.
-    """
+def batches_of(path: str) -> Iterator[pa.RecordBatch]:
+    """All batches of a file or a stream, in order; of a local file nothing is copied."""
     found = open_random(path)
-    file = pa.memory_map(found) if isinstance(found, str) else found
-    before = 0
-    with file:
-        is_stream = file.read(len(MAGIC)) != MAGIC
+    with pa.memory_map(found) if isinstance(found, str) else found as file:
+        is_file = file.read(len(MAGIC)) == MAGIC
         file.seek(0)
-        if is_stream:
-            position = 0
-            for batch in pa.ipc.open_stream(file):
-                yield position, before, batch
-                position, before = file.tell(), before + batch.num_rows
+        if not is_file:
+            yield from pa.ipc.open_stream(file)
             return
-        reader, size = pa.ipc.open_file(file), file.seek(0, io.SEEK_END)
+        reader = pa.ipc.open_file(file)
         for number in range(reader.num_record_batches):
-            batch = reader.get_batch(number)
-            yield number * size // reader.num_record_batches, before, batch
-            before += batch.num_rows
+            yield reader.get_batch(number)

@@ -14,21 +14,19 @@ from cpt.data.readers.values import check_columns, columns_of, decode, document_
 from cpt.recipe.schema import DocumentSource
 
 LONGEST_LINE = 64 * 2**20
-KEPT_OF_LONG_LINE = 1000
-Lines = Iterator[
-    tuple[int, int, bytes]
-]  # number, counted from the origin; first byte in the file; the line with its end
+Lines = Iterator[tuple[int, int, bytes]]  # number from the origin; first byte in the file; the line with its end
 
 
 class LongLine(bytes):
-    """What is kept of a line too long for the memory: its beginning and an ellipsis, which together are no JSON."""
+    """Stands for a line, or another document, that is too long for the memory."""
+
+
+TOO_LONG = LongLine(b"...")
 
 
 def lines_of(piece: Piece) -> tuple[Origin, Lines]:
     """The lines whose first byte lies in the piece, without a byte order mark."""
-    before = max(
-        0, piece.start - 1
-    )  # what stands there is the end of a line, or part of one that began before this piece
+    before = max(0, piece.start - 1)  # there a line ends, or one goes on that began before this piece
     return Origin(piece.path, "line", before), read_lines(piece, before)
 
 
@@ -41,7 +39,7 @@ def read_lines(piece: Piece, at: int) -> Lines:
         while at < stop and (line := file.readline(LONGEST_LINE + 1)):
             begin, number, at = at, number + 1, at + len(line)
             if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
-                line = LongLine(line[:KEPT_OF_LONG_LINE] + b"...")
+                line = TOO_LONG
                 at = pass_over(file, at, stop)
             elif not begin:
                 line = line.removeprefix(BOM)
@@ -86,12 +84,8 @@ def read_text(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
 def split(file: BinaryIO, separator: bytes) -> Iterator[tuple[int, bytes]]:
     """What stands between separators, with where each part begins, without a byte order mark; of the file no more is
     held than one part."""
-    held, at, dropped, searched = (
-        bytearray(),
-        0,
-        0,
-        0,
-    )  # the part so far; where it begins; what of it is held no more; what is no separator
+    held, at, dropped = bytearray(), 0, 0  # the part so far; where it begins; bytes of it that are held no more
+    searched = 0  # bytes of `held` in which no separator begins
     while block := file.read(BUFFER):
         held += block
         while (end := held.find(separator, searched)) >= 0:
@@ -101,19 +95,18 @@ def split(file: BinaryIO, separator: bytes) -> Iterator[tuple[int, bytes]]:
             dropped = searched = 0
         searched = max(0, len(held) - len(separator) + 1)
         if dropped + searched > LONGEST_LINE:
-            dropped += searched - KEPT_OF_LONG_LINE
-            del held[KEPT_OF_LONG_LINE:searched]
-            searched = KEPT_OF_LONG_LINE
+            dropped += searched
+            del held[:searched]
+            searched = 0
     yield at, shortened(bytes(held).removeprefix(b"" if at else BOM), dropped + len(held))
 
 
 def shortened(raw: bytes, num_bytes: int) -> bytes:
-    """A document as it is, or what is kept of one that is too long."""
-    return raw if num_bytes <= LONGEST_LINE else LongLine(raw[:KEPT_OF_LONG_LINE] + b"...")
+    """A document as it is, or what stands for one that is too long."""
+    return raw if num_bytes <= LONGEST_LINE else TOO_LONG
 
 
 def read_text_lines(piece: Piece) -> Iterator[Document | BadRow]:
-    """Each line that is not blank."""
     origin, lines = lines_of(piece)
     for number, byte, line in lines:
         if line.strip():
@@ -125,7 +118,7 @@ def text_document(raw: bytes, origin: Origin, number: int, byte: int) -> Documen
         refuse_long(raw)
         return Document(decode(raw), origin, number)
     except BadValue as bad:
-        return BadRow(bad.reason, bad.detail, origin, number, byte + (bad.byte or 0), raw)
+        return BadRow(bad.reason, bad.detail, origin, number, byte + (bad.byte or 0))
 
 
 # --- json lines ---
@@ -133,11 +126,8 @@ def text_document(raw: bytes, origin: Origin, number: int, byte: int) -> Documen
 
 def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     origin, lines = lines_of(piece)
-    column = (
-        source.text_column
-        if columns_of(source) == (source.text_column,) and source.template is None and source.chat is None
-        else None
-    )
+    is_plain = columns_of(source) == (source.text_column,) and source.template is None and source.chat is None
+    column = source.text_column if is_plain else None
     is_empty = True
     for number, byte, line in lines:
         try:  # most rows are good, and there are billions of them
@@ -160,7 +150,7 @@ def read_row(line: bytes, source: DocumentSource, origin: Origin, number: int, b
     try:
         return document_of(parse_object(line, columns_of(source)[0]), source, origin, number)
     except BadValue as bad:
-        return BadRow(bad.reason, bad.detail, origin, number, byte + (bad.byte or 0), line)
+        return BadRow(bad.reason, bad.detail, origin, number, byte + (bad.byte or 0))
 
 
 def parse_object(line: bytes, column: str) -> dict[str, Any]:
@@ -170,8 +160,12 @@ def parse_object(line: bytes, column: str) -> dict[str, Any]:
     except orjson.JSONDecodeError as problem:
         raise why_not_json(line, problem) from problem
     if not isinstance(row, dict):
-        raise BadValue("not an object", f"{kind(row)}, expected a JSON object with the key `{column}`")
+        raise not_an_object(row, column)
     return row
+
+
+def not_an_object(row: object, column: str) -> BadValue:
+    return BadValue("not an object", f"{kind(row)}, expected a JSON object with the key `{column}`")
 
 
 def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
@@ -181,16 +175,11 @@ def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
     except BadValue as bad:
         return bad
     byte = len(text[: problem.pos].encode())
-    what = f"not valid JSON: {{}}, at character {problem.pos}"
-    if "surrogate" in problem.msg:
-        return BadValue("lone surrogate", what.format("a lone surrogate (half of a character)"), byte)
-    if text[problem.pos :].lstrip("-").startswith(("NaN", "Infinity")) or text[max(0, problem.pos - 1) :].startswith(
-        ("-Infinity", "-NaN")
-    ):
-        return BadValue("NaN or Infinity", what.format("NaN and Infinity are no JSON (write null)"), byte)
     if not raw.endswith((b"\n", b"}", b"]")):
-        return BadValue("cut off", what.format(f"{problem.msg} (the file ends in the middle of the row)"), byte)
-    return BadValue("not valid JSON", what.format(problem.msg), byte)
+        what = f"{problem.msg} at character {problem.pos}: the file ends in the middle of the row"
+    else:
+        what = f"{problem.msg} at character {problem.pos}"
+    return BadValue("not valid JSON", f"not valid JSON: {what}", byte)
 
 
 # --- json documents ---
@@ -217,12 +206,10 @@ def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
     for number, row in enumerate(rows, start=1):
         try:
             if not isinstance(row, dict):
-                raise BadValue(
-                    "not an object", f"{kind(row)}, expected a JSON object with the key `{columns_of(source)[0]}`"
-                )
+                raise not_an_object(row, columns_of(source)[0])
             yield document_of(row, source, origin, number)
         except BadValue as bad:
-            yield BadRow(bad.reason, bad.detail, origin, number, raw=orjson.dumps(row))
+            yield BadRow(bad.reason, bad.detail, origin, number)
 
 
 def is_json_lines(raw: bytes) -> bool:
@@ -240,17 +227,15 @@ LONGEST_RECORD = 64 * 2**20  # a quote that is never closed makes one of the res
 
 
 class Records:
-    """The records of a file, and the lines that each was made of.
+    """The records of a file, and where each begins.
 
     Quotes may hold line breaks, so a file can be read only from its beginning. A line that is not UTF-8 spoils its
-    record and no other: it is read with its bad bytes marked.
+    record and no other: it is read with its bad bytes replaced.
     """
 
     def __init__(self, piece: Piece) -> None:
         self.origin, self._lines = lines_of(piece)
-        self.number, self.byte = 1, 0
-        self.raw: list[bytes] = []
-        self._size = 0
+        self.number, self.byte, self.num_lines = 1, 0, 0
         self.problem: BadValue | None = None
         csv.field_size_limit(sys.maxsize)  # Python's own limit is 128 KiB a field
         self._delimiter = "\t" if format_of(piece.path) == ".tsv" else ","
@@ -261,16 +246,12 @@ class Records:
 
     def _text(self) -> Iterator[str]:
         for number, byte, line in self._lines:
-            if not self.raw:
+            if not self.num_lines:
                 self.number, self.byte = number, byte
-            self.raw.append(line)
-            self._size += len(line)
-            if self._size > LONGEST_RECORD:
-                self.raw = [b"".join(self.raw)[:KEPT_OF_LONG_LINE] + b"...", *[b""] * (len(self.raw) - 1)]
-                raise BadValue(
-                    "not valid CSV",
-                    f"not valid CSV (a record of more than {LONGEST_RECORD:,} bytes; is a quote never closed?)",
-                )
+            self.num_lines += 1
+            if byte + len(line) - self.byte > LONGEST_RECORD:
+                what = f"a record of more than {LONGEST_RECORD:,} bytes; is a quote never closed?"
+                raise BadValue("not valid CSV", f"not valid CSV ({what})")
             try:
                 refuse_long(line)
                 yield decode(line)
@@ -279,8 +260,7 @@ class Records:
                 yield "\n" if bad.byte is None else line.replace(b"\0", b"?").decode(errors="replace")
 
     def next(self) -> list[str] | None:
-        """The next record, None at the end."""
-        self.raw, self.problem, self._size = [], None, 0
+        self.num_lines, self.problem = 0, None
         try:
             record = next(self._reader, None)
         except BadValue:
@@ -295,8 +275,8 @@ class Records:
     def bad(self, bad: BadValue) -> BadRow:
         """The record as a bad row; a quote that is never closed swallows lines, and each of them counts."""
         byte = self.byte if bad.byte is None else bad.byte
-        num_rows = max(1, len(self.raw)) if bad.reason == "not valid CSV" else 1
-        return BadRow(bad.reason, bad.detail, self.origin, self.number, byte, b"".join(self.raw), num_rows)
+        num_rows = max(1, self.num_lines) if bad.reason == "not valid CSV" else 1
+        return BadRow(bad.reason, bad.detail, self.origin, self.number, byte, num_rows)
 
     def bad_file(self, bad: BadValue) -> BadRow:
         """The header as a bad row that costs all lines after it."""
@@ -324,9 +304,8 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
             if len(record) != len(columns):
                 what = f"{len(record)} fields, expected {len(columns)}: {', '.join(columns)}"
                 raise BadValue("wrong number of fields", what)
-            yield document_of(
-                {columns[place]: record[place] for place in places}, source, records.origin, records.number
-            )
+            row = {columns[place]: record[place] for place in places}
+            yield document_of(row, source, records.origin, records.number)
         except BadValue as bad:
             is_empty = False
             yield records.bad(bad)

@@ -12,7 +12,6 @@ from cpt.recipe.schema import DocumentSource, Source
 
 
 def document_of(row: Mapping[str, object], source: DocumentSource, origin: Origin, number: int) -> Document:
-    """The document that a row is."""
     column = score_column(source)
     return Document(
         text_of(row, source), origin, number, math.nan if column is None else score_of(value_of(row, column), column)
@@ -39,7 +38,6 @@ def score_of(value: object, column: str) -> float:
 
 
 def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
-    """The document's text."""
     if source.chat is not None:
         columns = columns_of_row(row, source)
         if "text" not in columns:
@@ -100,7 +98,6 @@ def refuse_surrogates(text: str) -> str:
 
 
 def filled_in(value: object, column: str) -> str:
-    """A value inside a template; numbers are fine there."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise BadValue(
             "null" if value is None else "wrong type", f"`{column}` is {kind(value)}, expected a string or a number"

@@ -28,9 +28,7 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.cache import open_array
 
-FORMAT = (
-    3  # of the stored packing; counts up when the same documents are packed another way, or change places another way
-)
+FORMAT = 3  # of the stored packing; counts up when the same documents are packed, or change places, another way
 Int64 = NDArray[np.int64]
 
 

@@ -20,8 +20,6 @@ BEHIND = 1  # windows that stay behind the foremost reader, for slower ones
 
 
 class Stop(NamedTuple):
-    """A window that the run comes to."""
-
     source: int
     epoch: int
     """Times that it went through the source before."""
@@ -153,9 +151,8 @@ class ReadAhead:
                 if rows.tokenized.missing(rows.tokenized.plan.windows[stop.window]):
                     return
                 rows.prepare(stop.window)
-                self.present[stop.source, stop.window] = (
-                    rows.num_bytes(stop.window) if self.disk_bytes is not None else 0
-                )
+                num_bytes = rows.num_bytes(stop.window) if self.disk_bytes is not None else 0
+                self.present[stop.source, stop.window] = num_bytes
                 self.begun.pop(0)
 
     def has_room(self) -> bool:

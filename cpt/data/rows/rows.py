@@ -33,17 +33,12 @@ class PackedRows(Sequence[Row]):
     """
 
     def __init__(self, documents: StoredDocuments, packing_folder: Path, sequence_length: int, pad: int) -> None:
-        self.documents, self.packing_folder, self.sequence_length, self.pad = (
-            documents,
-            packing_folder,
-            sequence_length,
-            pad,
-        )
+        self.documents, self.packing_folder = documents, packing_folder
+        self.sequence_length, self.pad = sequence_length, pad
         self.packing = open_packing(packing_folder)
         self._counting = np.arange(sequence_length)
 
     def __reduce__(self) -> tuple[type["PackedRows"], tuple[StoredDocuments, Path, int, int]]:
-        """Worker processes open the files themselves."""
         return type(self), (self.documents, self.packing_folder, self.sequence_length, self.pad)
 
     def __len__(self) -> int:
@@ -170,7 +165,6 @@ class ExampleRows(PackedRows):
         self.form = form
 
     def __reduce__(self) -> Any:
-        """Worker processes open the files themselves."""
         return type(self), (self.documents, self.packing_folder, self.sequence_length, self.pad, self.form)
 
     @property
@@ -199,8 +193,6 @@ class ExampleRows(PackedRows):
 
 @dataclass(frozen=True)
 class Layout:
-    """How documents are laid out in rows."""
-
     sequence_length: int
     packing: str
     stride: int | None

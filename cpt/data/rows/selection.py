@@ -16,7 +16,8 @@ from cpt.data.store.token_files import StoredDocuments, TokenFiles
 from cpt.errors import ResourceError
 
 FORMAT = 2  # of what is kept of a comparison; counts up when it is made another way
-SHINGLE = 5  # tokens; the numbers are FineWeb's (arxiv.org/abs/2406.17557, section 3.4): 14 bands of 8 find a likeness of 0.75 with 77 %  # noqa: E501
+# The numbers are FineWeb's (arxiv.org/abs/2406.17557, section 3.4): 14 bands of 8 find a likeness of 0.75 with 77 %.
+SHINGLE = 5  # tokens
 BANDS, ROWS = 14, 8
 # share of shingles in common (Jaccard) from which on documents are nearly the same, as estimated by the 112 hashes
 LIKENESS = 0.75
@@ -38,7 +39,6 @@ class Repeated:
         self._masks = {reason: open_array(folder / file) for reason, file in FILES.items() if (folder / file).exists()}
 
     def __reduce__(self) -> tuple[type["Repeated"], tuple[Path, list[int]]]:
-        """Worker processes open the files themselves."""
         return Repeated, (self.folder, self.first_documents)
 
     @property
@@ -269,11 +269,8 @@ def part_by_score(
     each would be tiny."""
     order = chosen[np.argsort(documents.scores[chosen], kind="stable")]
     ends = np.diff(documents.offsets)[order].cumsum()
-    parts = int(np.clip(ends[-1] // (ROWS_OF_A_PART * sequence_length), 1, ORDERED_PARTS)) if len(order) else 1
-    bounds = (
-        np.searchsorted(ends, [ends[-1] * part / parts, ends[-1] * (part + 1) / parts], "left")
-        if len(order)
-        else [0, 0]
-    )
-    last = len(order) if part + 1 == parts else bounds[1]
-    return order[bounds[0] : last] if part < parts else order[:0]
+    parts = int(np.clip(ends[-1] // (ROWS_OF_A_PART * sequence_length), 1, ORDERED_PARTS)) if len(order) else 0
+    if part >= parts:
+        return order[:0]
+    first, after = np.searchsorted(ends, [ends[-1] * part / parts, ends[-1] * (part + 1) / parts], "left")
+    return order[first : len(order) if part + 1 == parts else after]

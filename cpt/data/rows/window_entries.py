@@ -20,8 +20,6 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class WindowEntry:
-    """What is known of a window, whether its tokens are there or not."""
-
     first_row: int
     """Rows of the windows before."""
     rows: int

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import fsspec
 
@@ -21,7 +21,6 @@ from cpt.errors import DataError, ResourceError
 from cpt.files import NO_SPACE
 
 VARIABLE = "CPT_STORE"
-Result = TypeVar("Result")
 
 
 def bucket() -> "Bucket | None":
@@ -62,66 +61,51 @@ class Bucket:
         Args:
             source: the source's folder in the store on this disk.
         """
-
-        def listed() -> set[str]:
-            self.system.invalidate_cache()
-            return {Path(path).stem for path in self.system.ls(f"{self.root}/tokens/{source.name}", detail=False)}
-
-        return self._call(source.name, listed) or set()
+        self.system.invalidate_cache()
+        paths = self._call(source.name, self.system.ls, f"{self.root}/tokens/{source.name}", detail=False)
+        return {Path(path).stem for path in paths or ()}
 
     def put(self, shard: Path) -> None:
         name = object_of(shard.parent, shard.name)
-
-        def upload() -> bool:
-            self.system.makedirs(f"{self.root}/tokens/{shard.parent.name}", exist_ok=True)
-            self.system.put_file(packed.name, f"{self.root}/{name}")
-            return True
-
         with tempfile.NamedTemporaryFile(dir=shard.parent, suffix=".unfinished") as packed:
             with tarfile.open(fileobj=packed, mode="w") as tar:
                 for path in sorted(shard.iterdir()):
                     tar.add(path, path.name)
             packed.flush()
-            self._call(name, upload)
+            self._call(name, self.system.makedirs, f"{self.root}/tokens/{shard.parent.name}", exist_ok=True)
+            self._call(name, self.system.put_file, packed.name, f"{self.root}/{name}")
 
     def get(self, source: Path, shard: str, folder: Path) -> bool:
         """Write the files of a shard into an empty folder; False where the bucket does not have the shard."""
         packed, name = folder / ".packed", object_of(source, shard)
-
-        def download() -> bool:
-            self.system.get_file(f"{self.root}/{name}", str(packed))
-            return True
-
-        found = self._call(name, download)
-        if found:
-            try:
-                with tarfile.open(packed) as tar:
-                    tar.extractall(folder, filter="data")
-            except tarfile.TarError as problem:
-                raise self.damaged(source, shard) from problem
-        packed.unlink(missing_ok=True)
-        return bool(found)
+        self._call(name, self.system.get_file, f"{self.root}/{name}", str(packed))
+        if not packed.exists():
+            return False
+        try:
+            with tarfile.open(packed) as tar:
+                tar.extractall(folder, filter="data")
+        except tarfile.TarError as problem:
+            raise self.damaged(source, shard) from problem
+        packed.unlink()
+        return True
 
     def damaged(self, source: Path, shard: str) -> DataError:
         return DataError(
             f"{self.url}/{object_of(source, shard)}: damaged. Delete the object and run `cpt prepare` again."
         )
 
-    def _call(self, name: str, function: Callable[[], Result]) -> Result | None:
-        """Call a function of the file system, which retries by itself; None where the object does not exist."""
+    def _call(self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call the file system, which retries by itself; None where the object does not exist."""
         try:
-            return function()
+            return function(*arguments, **options)
         except FileNotFoundError:
             return None
-        except PermissionError as problem:
-            raise ResourceError(
-                f"{self.url}/{name}: refused ({first_line(problem)}). Check the credentials of this machine."
-            ) from problem
         except Exception as problem:  # each of fsspec's systems has errors of its own, many no OSError
             if isinstance(problem, OSError) and problem.errno in NO_SPACE:
                 raise
             raise ResourceError(
-                f"{self.url}/{name}: {first_line(problem)}. Check the network and {VARIABLE}."
+                f"{self.url}/{name}: {first_line(problem)}. Check the network, the credentials of this machine and"
+                f" {VARIABLE}."
             ) from problem
 
 

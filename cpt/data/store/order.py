@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-SMALL = (
-    2**16
-)  # rows; below it grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 ms of 1,000, 0.004 ms from 65,536 on)  # noqa: E501
+# Rows; below it grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 of 1,000, 0.004 from 65,536 on).
+SMALL = 2**16
 
 
 def seed_of(*parts: object) -> int:

@@ -77,7 +77,6 @@ def map_in_order(
 
 
 def begin(imports: Sequence[str]) -> None:
-    """The start of a worker."""
     die_with_parent()
     os.dup2(2, 1)  # what a user's filter prints must not mix with a command's output
     for module in imports:
@@ -86,7 +85,6 @@ def begin(imports: Sequence[str]) -> None:
 
 
 def call(function: bytes, argument: Any) -> Any:
-    """What a worker does for an argument."""
     try:
         return unpickled(function)(argument)
     except Exception as problem:

@@ -22,13 +22,9 @@ from cpt.recipe.schema import DocumentSource
 
 Shard = list[Piece]
 FileState = tuple[str, int, str]  # name, size, version
-SHARD_BYTES = (
-    16 * 2**20
-)  # of files: little enough to be lost by a kill, and enough for the start of a file to cost nothing
+SHARD_BYTES = 16 * 2**20  # of files: a kill loses little, and opening a file costs nothing beside it
 ORDERED_PARTS = 64  # of a source that is read by a score
-HELD_OUT_SHARDS = (
-    8  # of a source in windows, from which its held-out set is taken: it must be there before the first step
-)
+HELD_OUT_SHARDS = 8  # of a source in windows: its held-out set must be there before the first step
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from cpt.data.readers.sources import read_piece
 from cpt.data.readers.values import score_column
 from cpt.data.store.bucket import bucket
 from cpt.data.store.plan import Shard
-from cpt.data.store.token_files import ShardDescription, TokenFiles, TokenWriter, is_sound_shard
+from cpt.data.store.token_files import ShardDescription, SourceDescription, TokenFiles, TokenWriter, is_sound_shard
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, UserCodeError
 from cpt.extend import find
@@ -63,9 +63,9 @@ class ShardWork:
 
         publish_once(self.folder / name, fill, durable=False, is_sound=is_sound_shard)
 
-    def accepts(self, shard: ShardDescription) -> bool:
-        """False for a shard whose bad rows an earlier run skipped, where they are an error now, or are to be kept."""
-        return not shard.bad_rows or shard.on_bad_row == self.on_bad_row or self.on_bad_row == "skip"
+    def accepts(self, stored: ShardDescription | SourceDescription) -> bool:
+        """False where an earlier run skipped bad rows that are an error now."""
+        return not stored.bad_rows or self.on_bad_row == "skip"
 
 
 def fetch_shard(work: ShardWork, name: str, folder: Path) -> bool:
@@ -90,7 +90,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
     text_digest, longest = xxh3_128(), ("", 0)
     rows = (item for piece in shard for item in read_piece(work.source, piece, work.key))
     documents = islice(apply_policy(rows, work.on_bad_row, work.key, bad), work.source.max_documents)
-    for batch in batches(keep(documents, work, dropped)):
+    for batch in batches(encodable(keep(documents, work, dropped), encoder, dropped)):
         texts = [text for text, _ in batch]
         if work.prove_on_the_way and not writer.num_documents:
             encoder = encoder.proven_for(texts[:SAMPLE_DOCUMENTS])
@@ -100,7 +100,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         num_bytes = encoder.bytes_learned(texts, raw)
         text_digest.update(hashes.data)
         scores = None if score is None else np.array([score(text, document) for text, document in batch], np.float64)
-        writer.append(ids, lengths, hashes, num_bytes, scores, segments)
+        writer.append(ids, lengths, hashes, num_bytes, scores, segments if encoder.form != "document" else None)
         at = int(lengths.argmax())
         if lengths[at] > longest[1]:
             longest = batch[at][1].near, int(lengths[at])
@@ -112,7 +112,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         dropped,
         bad_rows=count_reasons(bad),
         longest=longest,
-        made_by=(encoder.engine, work.on_bad_row),
+        engine=encoder.engine,
         texts=text_digest.hexdigest(),
     )
 
@@ -150,6 +150,18 @@ def keep(documents: Iterable[Document], work: ShardWork, dropped: Counter[str]) 
                 yield text, document
             else:
                 dropped[reason] += 1
+
+
+def encodable(
+    documents: Iterable[tuple[str, Document]], encoder: DocumentEncoder, dropped: Counter[str]
+) -> Iterator[tuple[str, Document]]:
+    """Without examples that the chat template refuses, which are counted by reason."""
+    for text, document in documents:
+        reason = encoder.reason_to_drop(text)
+        if reason is None:
+            yield text, document
+        else:
+            dropped[reason] += 1
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from cpt.cache import key_of
 from cpt.errors import DataError
 from cpt.files import make_durable, sealed, size_and_hash, unsealed
 
-FORMAT = 4  # of stored tokens; counts up when old folders must not be read
+FORMAT = 5  # of stored tokens; counts up when old folders must not be read
 DESCRIPTION = "description.json"
 ARRAYS: dict[str, str] = {
     "tokens": "",
@@ -45,8 +45,6 @@ class ShardDescription:
     """Of the arrays."""
     engine: str
     """The library that tokenised."""
-    on_bad_row: str
-    """What became of bad rows."""
     texts: str
     """xxh3-128 over the hashes of the texts."""
     scored: bool
@@ -69,12 +67,8 @@ class TokenWriter:
     """
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], *, scored: bool = False, segmented: bool = False) -> None:
-        self.folder, self.dtypes, self.scored, self.segmented = (
-            folder,
-            {**ARRAYS, "tokens": dtype.name},
-            scored,
-            segmented,
-        )
+        self.folder, self.dtypes = folder, {**ARRAYS, "tokens": dtype.name}
+        self.scored, self.segmented = scored, segmented
         self.num_documents = self.num_tokens = 0
         self._digests = {name: xxh3_128() for name in arrays(scored, segmented)}
         self._files = {name: (folder / f"{name}.bin").open("wb") for name in arrays(scored, segmented)}
@@ -108,7 +102,7 @@ class TokenWriter:
         *,
         bad_rows: Mapping[str, int] | None = None,
         longest: tuple[str, int] = ("", 0),
-        made_by: tuple[str, str] = ("", "error"),
+        engine: str = "",
         texts: str = "",
     ) -> None:
         for file in self._files.values():
@@ -121,7 +115,7 @@ class TokenWriter:
             dict(bad_rows or {}),
             longest,
             digest_of([digest.hexdigest() for digest in self._digests.values()]),
-            *made_by,
+            engine,
             texts,
             self.scored,
             segmented=self.segmented,
@@ -156,14 +150,12 @@ class TokenFiles:
             self.offsets: NDArray[np.int64] = open_raw(folder / "offsets.bin", "int64", documents + 1)
             self.hashes: NDArray[np.uint64] = open_raw(folder / "hashes.bin", "uint64", documents)
             self.num_bytes: NDArray[np.int64] = open_raw(folder / "num_bytes.bin", "int64", documents)
-            scores = documents if self.description.scored else 0
-            self.scores: NDArray[np.float64] = (
-                open_raw(folder / "scores.bin", "float64", scores) if scores else np.empty(0)
-            )
-            segments = tokens if self.description.segmented else 0
-            self.segments: NDArray[np.uint8] = (
-                open_raw(folder / "segments.bin", "uint8", segments) if segments else np.empty(0, np.uint8)
-            )
+            self.scores: NDArray[np.float64] = np.empty(0)
+            if self.description.scored:
+                self.scores = open_raw(folder / "scores.bin", "float64", documents)
+            self.segments: NDArray[np.uint8] = np.empty(0, np.uint8)
+            if self.description.segmented:
+                self.segments = open_raw(folder / "segments.bin", "uint8", tokens)
         except (OSError, ValueError, TypeError) as problem:
             raise DataError(
                 f"{folder}: the stored tokens are damaged ({problem}). Delete the folder; it is made again."
@@ -194,7 +186,6 @@ class StoredDocuments:
         self._first_tokens = [0, *accumulate(part.description.tokens for part in self.parts)]
 
     def __reduce__(self) -> tuple[Any, tuple[list[Path]]]:
-        """Worker processes open the files themselves."""
         return open_documents, ([part.folder for part in self.parts],)
 
     def __len__(self) -> int:
@@ -206,7 +197,6 @@ class StoredDocuments:
 
     @cached_property
     def are_examples(self) -> bool:
-        """Whether each token belongs to a segment."""
         return any(part.description.segmented for part in self.parts)
 
     @cached_property
@@ -221,17 +211,14 @@ class StoredDocuments:
 
     @property
     def hashes(self) -> NDArray[np.uint64]:
-        """xxh3-64 of each document's text."""
         return np.concatenate([np.empty(0, np.uint64), *(part.hashes for part in self.parts)])
 
     @property
     def num_bytes(self) -> NDArray[np.int64]:
-        """UTF-8 bytes of each document's text."""
         return np.concatenate([np.empty(0, np.int64), *(part.num_bytes for part in self.parts)])
 
     @property
     def scores(self) -> NDArray[np.float64]:
-        """What each document is ordered by."""
         return np.concatenate([np.empty(0), *(part.scores for part in self.parts)])
 
     def rest(self) -> None:
@@ -269,7 +256,6 @@ def is_sound_shard(folder: Path) -> bool:
 
 
 def read_shard_description(folder: Path) -> ShardDescription:
-    """What stands beside the arrays."""
     content = unsealed((folder / DESCRIPTION).read_bytes())
     return ShardDescription(**{**content, "longest": tuple(content["longest"])})
 
@@ -292,8 +278,6 @@ def open_raw(path: Path, dtype: str, length: int) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class SourceDescription:
-    """What stands beside the shards once all are there."""
-
     name: str
     """Of the source, with its files as they were."""
     documents: int
@@ -310,7 +294,6 @@ class SourceDescription:
     """File -> xxh3-128 of its content; of one behind a URL the version that its server told."""
     made_from: dict[str, str]
     """Source, tokenizer and the library that tokenised, for people."""
-    on_bad_row: str
     format: int = FORMAT
 
 

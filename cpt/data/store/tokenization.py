@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.errors import RecipeError
-from cpt.recipe.schema import Component
 
 if TYPE_CHECKING:  # worker processes do without transformers, which takes seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -168,7 +167,7 @@ class DocumentEncoder:
         form: what the encoder is for: documents, or examples (`forms.py`).
         engine: the library that finds the ids, with its version.
         fingerprint: of everything that decides the ids. Not of the engine, since equal ids are what is proven of it.
-        chat_template, named_tokens, control_tokens: what `ChatEncoder` writes chats with; the ids of texts do not
+        chat_template, named_tokens, control_tokens: what `ExampleEncoder` writes chats with; the ids of texts do not
             depend on them.
     """
 
@@ -196,10 +195,8 @@ class DocumentEncoder:
             f"{self._model} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}".encode()
         )
         self._special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-        if tokenizer.unk_token_id not in (
-            self.eos,
-            self.bos,
-        ):  # it may stand in a text; GPT-2's is its EOS, which may not
+        # The unknown token may be in a text, but not where it is the EOS too, as GPT-2's is.
+        if tokenizer.unk_token_id not in (self.eos, self.bos):
             self._special.pop(tokenizer.unk_token_id, None)
         self._is_special = np.zeros(max([*vocabulary.values(), *self._special]) + 1, bool)
         self._is_special[list(self._special)] = True
@@ -268,9 +265,9 @@ class DocumentEncoder:
         """
         return np.fromiter(map(len, raw), np.int64, len(raw))
 
-    def filters(self) -> list[Component]:
-        """What drops documents that cannot be encoded, as the last filter; any text can be."""
-        return []
+    def reason_to_drop(self, text: str) -> str | None:
+        """Why a document cannot be encoded; any text can be."""
+        return None
 
     def id_of(self, token: str) -> int | None:
         """The id of a token of the vocabulary, None where it is not one."""
@@ -286,11 +283,8 @@ class DocumentEncoder:
                 for encoding in self._fast.encode_batch_fast(list(texts), add_special_tokens=False)
             ]
         else:
-            encoded = (
-                self._slow(list(texts), add_special_tokens=False, split_special_tokens=True)["input_ids"]
-                if texts
-                else []
-            )
+            options = {"add_special_tokens": False, "split_special_tokens": True}
+            encoded = self._slow(list(texts), **options)["input_ids"] if texts else []
             parts = [np.array(ids, self.dtype) for ids in encoded]
         return np.concatenate([np.empty(0, self.dtype), *parts]), np.array([len(part) for part in parts], np.int64)
 
@@ -310,13 +304,9 @@ class DocumentEncoder:
         spelled = [np.array(self._spelled(self._special[number]), self.dtype) for number in ids[found].tolist()]
         lengths = lengths.copy()
         np.add.at(lengths, np.searchsorted(lengths.cumsum(), found, side="right"), [len(part) - 1 for part in spelled])
-        kept = np.split(
-            np.delete(ids, found), found - np.arange(len(found))
-        )  # what stands before, between and after them
-        return (
-            np.concatenate([part for pair in zip(kept, [*spelled, spelled[0][:0]], strict=True) for part in pair]),
-            lengths,
-        )
+        others = np.split(np.delete(ids, found), found - np.arange(len(found)))  # before, between and after them
+        parts = [part for pair in zip(others, [*spelled, spelled[0][:0]], strict=True) for part in pair]
+        return np.concatenate(parts), lengths
 
     def _spelled(self, token: str) -> list[int]:
         if len(token) < 2:

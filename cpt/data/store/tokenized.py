@@ -6,7 +6,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,8 +26,7 @@ from rich.progress import (
 
 from cpt.cache import hold, key_of, write_once
 from cpt.console import open_console
-from cpt.data.filters.decontamination import key_options
-from cpt.data.filters.filters import ComponentLists, FilterLists, module_text, source_text, transform_content
+from cpt.data.filters.filters import ComponentLists, code_of, module_text
 from cpt.data.readers.documents import FILE_NAME, Listed, refuse_too_many, write_bad_rows
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import hash_file, kind_of, states_of
@@ -76,12 +74,10 @@ class TokenizedSource:
         self.folder = work.folder
         self._release = hold(self.folder, self)
         self._description: SourceDescription | None = None
-        self._verified = set[
-            tuple[int, int]
-        ]()  # shards that this process has compared with their digests, and when these were written
+        # Shards that this process has compared with their digests, and when these were written.
+        self._verified = set[tuple[int, int]]()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Worker processes hold the folder themselves."""
         return TokenizedSource, (self.work, self.plan, self.states, self.max_bad_share)
 
     @cached_property
@@ -206,7 +202,7 @@ class TokenizedSource:
         is_cut_so = len(found.shards) == len(cut) and all(
             self.shard_folder(number).name in found.shards for number in (0, len(cut) - 1)
         )
-        is_ours = found.name == self.name and found.on_bad_row == self.work.on_bad_row and is_cut_so
+        is_ours = found.name == self.name and is_cut_so and self.work.accepts(found)
         return replace(found, shards={}) if is_ours else None
 
     @cached_property
@@ -223,9 +219,6 @@ class TokenizedSource:
         return description
 
     def describe(self) -> SourceDescription:
-        pool = ThreadPoolExecutor(1)
-        hashes = pool.submit(self.hash_files)
-        pool.shutdown(wait=False)
         dropped, bad_rows, bad = Counter[str](), Counter[str](), list[Listed]()
         longest, engines = ("", 0), dict[str, None]()
         documents, tokens, texts, shards = 0, 0, "", dict[str, str]()
@@ -244,14 +237,14 @@ class TokenizedSource:
         if states_of(source, self.work.key) != self.states:
             raise changed(self.work)
         write_bad_rows(bad, self.folder)
-        files = hashes.result() or {f"{source.path}@{source.revision or 'main'}": texts}
+        files = self.hash_files() or {f"{source.path}@{source.revision or 'main'}": texts}
         made_from = {
             "source": source.path,
             "tokenizer": self.work.encoder.name,
             "engine": ", ".join(filter(None, engines)),
         }
         counts = documents, tokens, shards, dict(dropped), dict(bad_rows)
-        description = SourceDescription(self.name, *counts, longest, files, made_from, self.work.on_bad_row)
+        description = SourceDescription(self.name, *counts, longest, files, made_from)
         write_once(self.folder / DESCRIPTION, as_text(description))
         self.clear()
         return description
@@ -269,7 +262,6 @@ class TokenizedSource:
 
 
 def changed(work: ShardWork) -> DataError:
-    """What to say of files that are not what they were."""
     return DataError(
         f"{work.source.path}: files changed while they were being read. Start again when they are complete"
         f" ({work.key}.path)."
@@ -277,14 +269,14 @@ def changed(work: ShardWork) -> DataError:
 
 
 def key_content(
-    source: DocumentSource, filters: FilterLists, transforms: ComponentLists, encoder: DocumentEncoder
+    source: DocumentSource, filters: ComponentLists, transforms: ComponentLists, encoder: DocumentEncoder
 ) -> dict[str, Any]:
     """All that decides the tokens, but for the files; how they are found (workers, gigatoken) is not among it, for
     they are the same."""
     return {**reading_content(source, filters, transforms), "tokenizer": encoder.fingerprint}
 
 
-def reading_content(source: DocumentSource, filters: FilterLists, transforms: ComponentLists) -> dict[str, Any]:
+def reading_content(source: DocumentSource, filters: ComponentLists, transforms: ComponentLists) -> dict[str, Any]:
     order, kind = order_of(source), kind_of(source.path)
     return {
         "format": FORMAT,
@@ -292,12 +284,8 @@ def reading_content(source: DocumentSource, filters: FilterLists, transforms: Co
         "code": module_text("source", source.path, {}) if kind == "function" else None,
         "source": source.model_dump(exclude=NEUTRAL),
         "order": module_text("score", order, {}) if order is not None and ":" in order else None,
-        "filters": [
-            [one.name, key_options(one.name, one.options), source_text(one.name)]
-            for components in filters.values()
-            for one in components
-        ],
-        "transforms": transform_content(transforms),
+        "filters": code_of("filter", filters),
+        "transforms": code_of("transform", transforms),
     }
 
 
@@ -319,7 +307,6 @@ def read_bad_rows(folder: Path) -> Iterator[Listed]:
 
 
 def nothing_left(source: DocumentSource, key: str, dropped: Counter[str]) -> str:
-    """Why a source gives no document at all."""
     if not dropped:
         return f"{source.path}: no documents. Set `{key}.path`."
     reasons = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.most_common())
@@ -343,7 +330,6 @@ class ShardMaker:
     works: dict[str, ShardWork]
 
     def __call__(self, task: tuple[str, Shard, str]) -> None:
-        """Make a shard of a source, in a folder of its own."""
         source, shard, name = task
         self.works[source](shard, name)
 
@@ -414,10 +400,8 @@ def progress_bars(sizes: dict[TokenizedSource, int]) -> Iterator[tuple[Progress,
     console = open_console(stderr=True)
     hidden = not (is_main_process() and console.is_interactive)
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        names = {source: reported_name(source.work.source) for source in sizes}
         yield (
             progress,
-            {
-                source: progress.add_task(reported_name(source.work.source), total=size or None)
-                for source, size in sizes.items()
-            },
+            {source: progress.add_task(names[source], total=size or None) for source, size in sizes.items()},
         )

@@ -1,9 +1,7 @@
 import random
 
-import numpy as np
 import pytest
 
-from cpt.data import held_out as held_out_share
 from cpt.data.build import build_data
 from cpt.data.held_out import size_warnings
 from cpt.errors import DataError
@@ -33,19 +31,3 @@ def test_few_documents_are_a_warning_or_a_mistake_as_the_build_has_it(source, to
     else:
         (line,) = warnings(a, share=0.2)
         assert f" {prepared.held_out['a'].num_documents} of {count} documents" in line
-
-
-def test_what_is_foreseen_is_what_is_built(source, tokenizer, tmp_path):
-    draw = np.random.default_rng(0)
-    a = source(
-        "a",
-        [
-            f"{number} " + "z" * size
-            for number, size in enumerate(np.exp(draw.normal(4, 1.5, 500)).astype(int).tolist())
-        ],
-    )
-    data, evaluation = Data(sources=[a], sequence_length=64), Evaluation(held_out_share=0.2)
-    built = build_data(data, tokenizer, seed=1, evaluation=evaluation, cache_dir=tmp_path / "cache").held_out["a"]
-    (sizes,) = [held_out_share.sizes_of(data, a, "data.sources[0]")]
-    chosen = sizes.held_out(0.2)
-    assert (len(chosen), int(chosen.sum())) == (built.num_documents, built.num_bytes)

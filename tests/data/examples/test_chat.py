@@ -21,30 +21,20 @@ def test_what_else_a_message_has_is_kept():
 
 
 @pytest.mark.parametrize(
-    ("chat", "reason", "said"),
+    ("chat", "reason"),
     [
-        (None, "no value", "`messages` is null, expected a list of messages"),
-        ([], "not a chat", "`messages` is [], expected a list of messages: {role: a word, content: a text}"),
-        ("Hi.", "not a chat", "`messages` is 'Hi.'"),
-        (["Hi."], "not a chat", "`messages` holds 'Hi.'"),
-        ([{"role": "user"}], "not a chat", "`messages` holds {'role': 'user'}"),
-        ([{"speaker": "a", "value": "Hi."}], "not a chat", "`messages` holds {'speaker': 'a', 'value': 'Hi.'}"),
-        ([{"role": "user", "content": ["Hi."]}], "not a chat", "`messages` holds"),
-        ([{"role": " ", "content": "Hi."}], "not a chat", "`messages` holds"),
-        ([{"role": "a\nb", "content": "Hi."}], "not a chat", "`messages` holds"),
-        ([{"role": "a {", "content": ""}], "not a chat", "`messages` holds"),
-        ([{"role": "a", "content": "", "name": f"a{PART}"}], "control character", "U+001D in a message of `messages`"),
-        (
-            [{"role": "a", "content": "", "score": float("nan")}],
-            "wrong value",
-            "a message of `messages` cannot be written as JSON",
-        ),
-        ([{"role": "a", "content": f"a{PART}b"}], "control character", "U+001D in a message of `messages`"),
-        ([{"role": "user", "content": f"a{MARK}b"}], "control character", "U+001E in a message of `messages`"),
-        ([{"role": "user", "content": f"a{NOT_TOKEN}b"}], "control character", "U+001F in a message of `messages`"),
+        (None, "no value"),
+        ("Hi.", "not a chat"),
+        (["Hi."], "not a chat"),
+        ([{"role": "user"}], "not a chat"),
+        ([{"role": "a\nb", "content": "Hi."}], "not a chat"),
+        ([{"role": "a", "content": "", "name": f"a{PART}"}], "control character"),
+        ([{"role": "a", "content": "", "score": float("nan")}], "wrong value"),
+        ([{"role": "user", "content": f"a{MARK}b"}], "control character"),
+        ([{"role": "user", "content": f"a{NOT_TOKEN}b"}], "control character"),
     ],
 )
-def test_what_is_no_chat_is_told(chat, reason, said):
+def test_what_is_no_chat_is_told(chat, reason):
     with pytest.raises(BadValue) as bad:
         transcript(chat, "messages")
-    assert bad.value.reason == reason and said in bad.value.detail
+    assert bad.value.reason == reason

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from cpt.data.examples.encoders import ChatEncoder
+from cpt.data.examples.encoder import ExampleEncoder
 from cpt.data.readers.chat import CONTROL, transcript
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.recipe.schema import Source
@@ -131,7 +131,7 @@ def expected(tokenizer, contents, adds_bos):
 @given(chats=CHATS)
 def test_the_ids_are_those_of_transformers(tokenizers, name, chats):
     tokenizer = tokenizers[name]
-    encoder = ChatEncoder(DocumentEncoder(tokenizer), SOURCE, "data.sources[0]")
+    encoder = ExampleEncoder(DocumentEncoder(tokenizer), SOURCE, "data.sources[0]")
     chats = [
         contents for contents in chats if not any(mark in text for text in contents for mark in encoder.control_tokens)
     ] or [["a"]]
@@ -142,7 +142,7 @@ def test_the_ids_are_those_of_transformers(tokenizers, name, chats):
 @pytest.mark.parametrize("name", NAMES)
 def test_no_message_writes_a_control_token(tokenizers, name):
     tokenizer = tokenizers[name]
-    encoder = ChatEncoder(DocumentEncoder(tokenizer), SOURCE, "data.sources[0]")
+    encoder = ExampleEncoder(DocumentEncoder(tokenizer), SOURCE, "data.sources[0]")
     harmless = transcript([{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c d"}], "")
     for encoder_ in [encoder]:
         (ids,) = documents(encoder_, [harmless])
@@ -167,5 +167,5 @@ def test_a_template_with_todays_date_writes_the_same_every_day(tokenizer):
     dated = bytes_tokenizer(
         tokenizer, "\n{{ '[' + strftime_now('%d %b %Y') + strftime_now('%Y-%m-%d') + ']' }}{{ messages[0].content }}"
     )
-    (ids,) = documents(ChatEncoder(DocumentEncoder(dated), SOURCE, ""), texts_of([["a"]]))
+    (ids,) = documents(ExampleEncoder(DocumentEncoder(dated), SOURCE, ""), texts_of([["a"]]))
     assert dated.decode(ids) == "\n[26 Jul 20242024-07-26]a<|endoftext|>"

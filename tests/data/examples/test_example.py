@@ -38,56 +38,23 @@ def test_an_example_gives_its_parts_back(words, data):
 
 
 @pytest.mark.parametrize(
-    ("row", "form", "reason", "said"),
+    ("row", "form", "reason"),
     [
-        (
-            {"text": "a"},
-            "preference",
-            "missing columns",
-            (
-                "It has: text. Plain text (`text_column: text`) is learned from in stage cpt, and beside conversations"
-                " in sft; not here."
-            ),
-        ),
-        (
-            {"messages": "a"},
-            "preference",
-            "missing columns",
-            "It has: messages. Say which they are: `chat: {prompt: COLUMN, chosen: COLUMN",
-        ),
-        ({"messages": None}, "conversation", "no value", "`messages` is null"),
-        ({"prompt": 1}, "prompt", "wrong value", "`prompt` is 1, expected a text or a list of messages"),
-        ({"prompt": None}, "prompt", "no value", "`prompt` is None"),
-        (
-            {"prompt": "a", "completion": [{"role": "a", "content": "b"}]},
-            "conversation",
-            "texts and messages",
-            "`prompt` is a text, `completion` is messages",
-        ),
-        (
-            {"prompt": "a", "completion": "b", "label": "maybe"},
-            "judged",
-            "wrong value",
-            "`label` is 'maybe', expected true or false",
-        ),
-        ({"prompt": "a", "completion": "b", "label": 2}, "judged", "wrong value", "expected true or false"),
-        ({"prompt": "a", "completion": "b", "label": None}, "judged", "no value", "expected true or false"),
-        ({"prompt": f"a{PART}"}, "prompt", "control character", "U+001D in `prompt`"),
-        ({"text": f"{PART}a"}, "conversation", "control character", "it begins with U+001D"),
-        ({"prompt": "a", "image": b"x"}, "prompt", "wrong value", "`image` is of type bytes"),
-        (
-            {"messages": [{"role": "a", "content": "b"}], "tools": "{"},
-            "conversation",
-            "wrong value",
-            "`tools` is '{', expected a list of tools",
-        ),
-        ({"messages": [{"role": "a", "content": "b"}], "tools": [1]}, "conversation", "wrong value", "each an object"),
+        ({"text": "a"}, "preference", "missing columns"),
+        ({"messages": None}, "conversation", "no value"),
+        ({"prompt": 1}, "prompt", "wrong value"),
+        ({"prompt": "a", "completion": [{"role": "a", "content": "b"}]}, "conversation", "texts and messages"),
+        ({"prompt": "a", "completion": "b", "label": "maybe"}, "judged", "wrong value"),
+        ({"prompt": "a", "completion": "b", "label": None}, "judged", "no value"),
+        ({"prompt": f"a{PART}"}, "prompt", "control character"),
+        ({"text": f"{PART}a"}, "conversation", "control character"),
+        ({"messages": [{"role": "a", "content": "b"}], "tools": "{"}, "conversation", "wrong value"),
     ],
 )
-def test_what_is_no_example_is_told(row, form, reason, said):
+def test_what_is_no_example_is_told(row, form, reason):
     with pytest.raises(BadValue) as bad:
         written(row, form)
-    assert bad.value.reason == reason and said in bad.value.detail
+    assert bad.value.reason == reason
 
 
 def read(path, form, **options):

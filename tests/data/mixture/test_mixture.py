@@ -1,14 +1,11 @@
 from collections import Counter
 from itertools import accumulate
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
 
 from cpt.data.build import build_data
-from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import MixtureRows, Turns, share_out
 from cpt.data.rows.rows import stack_rows
 from cpt.data.store.order import seed_of, shuffled
@@ -98,33 +95,6 @@ def test_every_row_of_a_source_comes_once_an_epoch_across_phases_and_not_in_file
         assert len(epochs) < 4 or len({tuple(epoch) for epoch in epochs[:-1]}) > 1
 
 
-def row_numbers(rows, first_row, rows_in_all, world_size):
-    """What all ranks read, in order of ranks."""
-    seen = []
-    for rank in range(world_size):
-        loader = CPTDataLoader(
-            Located(rows),
-            micro_batch=2,
-            rows_in_all=rows_in_all,
-            rank=rank,
-            world_size=world_size,
-            first_row=first_row,
-            collate_fn=list,
-        )
-        seen += [place for batch in loader for place in batch]
-    return seen
-
-
-class Located(Dataset):
-    """A mixture's rows as (source, row)."""
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __getitem__(self, number):
-        return located(self.rows, number)
-
-
 @given(st.lists(st.integers(1, 9), min_size=3, max_size=60), st.lists(st.integers(1, 50), min_size=120, max_size=120))
 def test_many_short_blocks_add_up_to_their_shares(lengths, weights):
     """As in a linear change of a short phase: rounding must not favour a source in each block anew."""
@@ -135,18 +105,6 @@ def test_many_short_blocks_add_up_to_their_shares(lengths, weights):
     )
     asked = sum(length * first / (first + second) for length, (first, second) in blocks)
     assert abs(turns.counts(firsts[-1])[0] - asked) < 1.5
-
-
-@pytest.mark.parametrize("stops", [(16, 32), (32, 48)])
-def test_from_2_processes_to_1_to_4_in_the_middle_of_a_phase(stops):
-    rows = phased([(20, [1, 2, 0]), (33, [0, 1, 1])])
-    ends = [0, *stops, 64]
-    read = [
-        row_numbers(rows, first, end, world) for first, end, world in zip(ends[:-1], ends[1:], (2, 1, 4), strict=True)
-    ]
-    assert [sorted(part) for part in read] == [
-        sorted(located(rows, number) for number in range(a, b)) for a, b in zip(ends[:-1], ends[1:], strict=True)
-    ]
 
 
 def test_a_batch_is_what_its_rows_are(tokenizer, source, tmp_path):

@@ -15,10 +15,6 @@ def lab(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_texts_and_rows_of_the_users_function_are_documents(texts):
-    assert texts("my_lab_sources:dump", options={"count": 3}) == ["row", "1", "row"]
-
-
 def test_options_are_checked_and_something_must_come(read):
     with pytest.raises(RecipeError, match=r"`k.options.cuont` is not an option of dump. Did you mean `count`"):
         read("my_lab_sources:dump", options={"cuont": 3})

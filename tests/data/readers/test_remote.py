@@ -76,7 +76,7 @@ def read(path, piece_bytes=10**9):
 
 @pytest.mark.parametrize("has_ranges", [True, False])
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "jsonl.gz"])
-def test_a_file_behind_http_is_read_in_pieces_whether_the_server_has_ranges_or_not(server, tmp_path, has_ranges, kind):
+def test_a_file_behind_http_is_read_whether_the_server_has_ranges_or_not(server, tmp_path, has_ranges, kind):
     server.has_ranges = has_ranges
     if kind == "parquet":
         pq.write_table(
@@ -98,21 +98,10 @@ def test_a_folder_behind_http_is_listed_with_sizes(server):
     assert states_of(Source(path=server.url + "/"), "k")[0] != before[0]
 
 
-def test_a_piece_is_fetched_without_what_stands_before_and_after(server):
-    server.files["a.jsonl"] = lines(100_000)
-    source = Source(path=f"{server.url}/a.jsonl")
-    pieces = pieces_of(source, "k", 100_000)
-    server.sent = 0
-    _, *middle, last = read_piece(source, pieces[len(pieces) // 2], "k")
-    assert 100_000 <= server.sent < 100_000 + 2 * remote.PAST_STOP
-    assert last.where == f"{source.path}: line {len(middle) + 2} after byte {pieces[len(pieces) // 2].start:,}"
-
-
 def test_a_busy_server_is_asked_again_and_one_that_stays_so_is_an_error(server):
     server.files["a.jsonl"] = lines(5)
     server.failing = 2
     assert len(read(f"{server.url}/a.jsonl")) == 5
     server.failing = 100
-    for piece_bytes in (10**9, 10):
-        with pytest.raises(DataError, match=r"a.jsonl: cannot be read \(asked 5 times.*503.*`k.path`"):
-            read(f"{server.url}/a.jsonl", piece_bytes)
+    with pytest.raises(DataError, match=r"a.jsonl: cannot be read \(asked 5 times.*503.*`k.path`"):
+        read(f"{server.url}/a.jsonl")

@@ -89,11 +89,6 @@ def test_a_start_fetches_what_it_begins_with_and_no_more(build, brought, filled,
     assert 8 < fetched < there
 
 
-def test_what_is_there_already_is_not_uploaded_again(build, filled, tmp_path):
-    before = objects(tmp_path)
-    assert upload(build("other", whole=True), bucket()) == 0 and objects(tmp_path) == before
-
-
 def test_an_upload_that_ended_half_way_is_continued(build, brought, tmp_path):
     first = build("first", whole=True)
     FaultyStore.failing += [("put_file", PermissionError("403"))] * 60

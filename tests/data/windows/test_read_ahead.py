@@ -2,13 +2,10 @@ import json
 import time
 
 import pytest
-from faulty_store import FaultyStore
 
 from cpt.cache import size_of
 from cpt.data.build import build_data
-from cpt.data.store import plan, shards
-from cpt.data.store.bucket import bucket
-from cpt.data_commands.prepare import upload
+from cpt.data.store import plan
 from cpt.recipe.schema import Data, Source
 
 SHARD, WINDOW = 2_000, 8_000
@@ -109,29 +106,3 @@ def test_an_error_ends_it_and_the_reader_meets_it(build, large, tmp_path, caplog
     assert "Reading ahead ended" in caplog.text and "a.jsonl:1991: a NUL byte" in caplog.text
     with pytest.raises(Exception, match="a.jsonl:1991: a NUL byte"):
         all_rows(prepared, range(2000))
-
-
-@pytest.mark.slow
-def test_a_bucket_is_read_through_a_bounded_cache_ahead_of_need(build, tmp_path, monkeypatch):
-    numbers = range(2200)  # more than twice through the smaller source
-    straight = all_rows(build("straight", whole=True), numbers)
-    (tmp_path / "bucket").mkdir()
-    monkeypatch.setenv("CPT_STORE", f"faulty://{tmp_path}/bucket")
-    upload(build("first", whole=True), bucket())
-    monkeypatch.setenv("CPT_WORKERS", "0")  # the store of the test is known in this process only
-    monkeypatch.setattr(shards, "fill_shard", lambda *_: pytest.fail("made and not fetched"))
-    FaultyStore.asked.clear()
-    monkeypatch.setattr(FaultyStore, "seconds", 0.002)
-    prepared = build("other", disk_bytes=180_000)
-    ahead = prepared.read_ahead(0)
-    ahead.start()
-    largest, rows = 0, []
-    for number in numbers:
-        rows.append(prepared.rows[number]["input_ids"].tolist())
-        if number % 50 == 0:
-            largest = max(largest, tokens_on_disk(tmp_path, "other"))
-            time.sleep(0.1)
-    ahead.stop()
-    assert rows == straight
-    assert largest < 1.25 * 180_000, largest
-    assert len([call for call, _ in FaultyStore.asked if call == "get_file"]) > 50

@@ -1,5 +1,4 @@
 import json
-from collections import Counter
 
 import pytest
 from tiny_run import DAMAGES, damage
@@ -40,12 +39,6 @@ def all_rows(prepared, number):
     return [prepared.rows[row]["input_ids"].tolist() for row in range(number)]
 
 
-def numbers_in(rows, tokenizer):
-    """How often each document's number stands in some rows."""
-    text = "".join(tokenizer.decode(row) for row in rows)
-    return Counter(part[:4] for part in text.replace("<pad>", "").split("<|endoftext|>") if part)
-
-
 def test_training_begins_with_one_shard(large, build, tmp_path):
     prepared = build(large)
     assert len(prepared.windowed[0].tokenized.plan.windows) > 5
@@ -73,36 +66,6 @@ def test_damage_to_a_source_that_is_half_read_changes_no_row(large, build, tmp_p
     damage(sorted((tmp_path / "cache").glob(pattern))[0], how)
     again = build(large)
     assert again.windowed[0].total is None and all_rows(again, 200) == rows
-
-
-def test_the_windows_come_in_another_order_each_time_through(large, build):
-    prepared = build(large, whole=True)
-    rows = prepared.windowed[0]
-    orders = [[rows.window_at(epoch, place) for place in range(rows.total.windows)] for epoch in range(4)]
-    assert (
-        all(sorted(order) == list(range(rows.total.windows)) for order in orders)
-        and len({str(order) for order in orders}) == 4
-    )
-    assert all(rows.place_of(epoch, rows.window_at(epoch, 3)) == 3 for epoch in range(4))
-
-
-def test_held_out_documents_are_in_no_window_and_the_same_for_every_seed(large, build, tokenizer):
-    evaluation = Evaluation(held_out_share=0.2)
-    prepared = build(large, evaluation=evaluation, whole=True)
-    held_out = numbers_in([row["input_ids"].tolist() for row in prepared.held_out["large"].rows], tokenizer)
-    trained = numbers_in(all_rows(prepared, prepared.windowed[0].total.rows), tokenizer)
-    assert held_out and not held_out.keys() & trained.keys() and set(trained.values()) == {1}
-    assert len(trained) + prepared.sources[0].held_out == NUMBER
-    other = build(large, evaluation=evaluation, seed=2)
-    assert [row["input_ids"].tolist() for row in other.held_out["large"].rows] == [
-        row["input_ids"].tolist() for row in prepared.held_out["large"].rows
-    ]
-
-
-def test_a_source_that_is_used_up_while_it_is_read_ends_the_run(large, build):
-    prepared = build(large.model_copy(update={"max_epochs": 1.0}))
-    with pytest.raises(DataError, match="used up after 1 time"):
-        prepared.rows[5000]
 
 
 def test_the_fingerprint_does_not_depend_on_how_much_is_stored(large, build):

@@ -2,11 +2,11 @@ import time
 
 import pytest
 
-from cpt.data.filters.built_in import mask_pii
+from examples.transforms.personal_data import mask
 
 
 def masked(text, **options):
-    return mask_pii({"text": text, "source": "s", "where": "s"}, **options)["text"]
+    return mask({"text": text, "source": "s", "where": "s"}, **options)["text"]
 
 
 @pytest.mark.parametrize(

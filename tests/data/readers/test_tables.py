@@ -1,11 +1,25 @@
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from cpt.data.readers.documents import BadRow, Piece
-from cpt.data.readers.tables import first_byte, groups_of
+from cpt.data.readers.documents import BadRow
+
+TABLE = pa.table({"text": ["one", "twö"], "n": [1, 2]})
+
+
+def test_files_and_streams_are_read(tmp_path, texts):
+    for name, writer in {"file": pa.ipc.new_file, "stream": pa.ipc.new_stream}.items():
+        with writer(tmp_path / f"{name}.arrow", TABLE.schema) as open_writer:
+            open_writer.write_table(TABLE)
+        assert texts(tmp_path / f"{name}.arrow") == ["one", "twö"]
+
+
+def test_of_saved_splits_the_asked_one_is_read(tmp_path, texts):
+    both = {"train": datasets.Dataset(TABLE), "test": datasets.Dataset(pa.table({"text": ["three"]}))}
+    datasets.DatasetDict(both).save_to_disk(tmp_path / "saved")
+    assert texts(tmp_path / "saved") == ["one", "twö"]
+    assert texts(tmp_path / "saved", split="test") == ["three"]
 
 
 def write(path, column, name="text", **options):
@@ -42,26 +56,3 @@ def test_a_damaged_row_group_loses_its_rows_and_counts_them(tmp_path, read):
     path.write_bytes(content)
     *documents, bad = read(path)
     assert len(documents) == 2000 and isinstance(bad, BadRow) and bad.num_rows == 1000
-
-
-@given(st.integers(0, 300), st.integers(1, 50), st.integers(1, 100), st.booleans())
-@settings(max_examples=60)
-def test_each_row_group_belongs_to_the_piece_in_which_it_begins(tmp_path_factory, rows, group, num_cuts, dictionary):
-    path = tmp_path_factory.mktemp("pieces") / "a.parquet"
-    write(
-        path,
-        pa.array([f"text {row}" for row in range(rows)], pa.string()),
-        row_group_size=group,
-        use_dictionary=dictionary,
-    )
-    metadata, size = pq.read_metadata(path), path.stat().st_size
-    piece_bytes = size // num_cuts
-    pieces = [Piece(str(path), start, start + piece_bytes, 0) for start in range(0, size, piece_bytes)]
-    assert [number for piece in pieces for number in groups_of(piece, metadata)] == list(
-        range(metadata.num_row_groups)
-    )
-    assert all(
-        piece.start <= first_byte(metadata.row_group(number)) < piece.stop
-        for piece in pieces
-        for number in groups_of(piece, metadata)
-    )
