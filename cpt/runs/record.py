@@ -35,8 +35,6 @@ PROGRESS = ("step", "steps", "checkpoint", "stopped")  # of the status: what sta
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder, output_dir/name."""
-
     folder: Path
     lock: IO[str] | None = None
     """Held by the main process from `start_run` to the end of `reporting`."""
@@ -298,8 +296,8 @@ def refuse_unwritable(folder: Path) -> None:
         write_atomic(probe, bytes(PROBE_BYTES), durable=True)
     except OSError as problem:
         raise RecipeError(
-            f"`output_dir`: nothing can be saved in {folder}: {problem.strerror}. Make it writable, or set output_dir to"
-            " a folder you can write."
+            f"`output_dir`: nothing can be saved in {folder}: {problem.strerror}. Set output_dir to a"
+            " folder you can write."
         ) from problem
     finally:
         with suppress(OSError):
