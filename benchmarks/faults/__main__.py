@@ -2,7 +2,7 @@
 
 Writes benchmarks/results/faults.json and the table of docs/reliability.md. What parts find adds up as long as the code
 of `cpt` is the
-same, so the suite can be run in pieces: `python -m benchmarks.faults --parts kills --stages 2 --kills 70 --workers 2`.
+same, so the suite can be run in pieces: `python -m benchmarks.faults --parts kills --stages 2 --kills 70`.
 """
 
 import argparse
@@ -20,17 +20,14 @@ from typing import Any
 from benchmarks.faults.bad_steps import make_bad_steps
 from benchmarks.faults.damage import damage_everything
 from benchmarks.faults.disks import spoil_disks
-from benchmarks.faults.forked import begin_forking
 from benchmarks.faults.goodput import disturb_jobs
 from benchmarks.faults.kills import kill_runs
 from benchmarks.faults.page import write_page
 from benchmarks.faults.processes import disturb_processes
 from benchmarks.faults.results import RESULTS, keep
-from benchmarks.faults.runs import System, environment_of, prepare
+from benchmarks.faults.runs import KINDS, System, prepare
 from benchmarks.faults.signals import send_signals
-from benchmarks.faults.slow_disk import library
 from benchmarks.faults.trials import SYSTEMS, Suite
-from tests.loopback_hub import Hub
 
 
 def kills(suite: Suite) -> list[dict[str, Any]]:
@@ -40,10 +37,8 @@ def kills(suite: Suite) -> list[dict[str, Any]]:
         share = math.ceil(suite.kills * KILLS_OF_STAGES[stage])
         numbers: dict[System, int] = {"cpt": share, "trainer": math.ceil(share / 6)}
         for system, number in [(system, numbers[system]) for system in suite.systems]:
-            killed = kill_runs(
-                suite.work, system=system, stage=stage, kills=number, workers=suite.workers, forked=suite.forked
-            )
-            found.append({"run": suite.kind(stage), **killed})
+            killed = kill_runs(suite.work, system=system, stage=stage, kills=number)
+            found.append({"run": KINDS[stage], **killed})
             print(found[-1], flush=True)
     return found
 
@@ -73,14 +68,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200, help="SIGKILLs in all, most of them inside saves")
     parser.add_argument("--signals", type=int, default=20, help="times that each signal is sent each way")
     parser.add_argument("--repetitions", type=int, default=3, help="of every other fault")
-    parser.add_argument(
-        "--damages", type=int, default=5, help="kinds of damage to each file that the plain Trainer is started with"
-    )
-    parser.add_argument("--workers", type=int, default=1, help="runs that are killed at the same time")
     parser.add_argument("--faults", nargs="+", help="of the parts signals, steps, disks and processes; by default all")
-    parser.add_argument(
-        "--data", choices=("local", "streamed"), default="local", help="streamed: from a Hub on this machine"
-    )
     parser.add_argument(
         "--anew", action="store_true", help="forget what was known of these faults in these kinds of runs"
     )
@@ -91,21 +79,16 @@ def main() -> None:
     )  # which a shell lets its background jobs ignore, and they their children
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as nohup does
     logging.getLogger("cpt").setLevel(logging.ERROR)  # each damaged checkpoint is told otherwise
-    with tempfile.TemporaryDirectory() as temporary, Hub() as hub:
-        work, streamed = (Path(temporary) / "faults").resolve(), asked.data == "streamed"
-        prepare(work, hub if streamed else None)
-        begin_forking({**environment_of(work), "LD_PRELOAD": str(library(Path(temporary)))})
+    with tempfile.TemporaryDirectory() as temporary:
+        work = (Path(temporary) / "faults").resolve()
         for part, stage in itertools.product(asked.parts, asked.stages):
-            shutil.rmtree(work)
-            prepare(work, hub if streamed else None)
-            numbers = (asked.kills, asked.signals, asked.repetitions, asked.workers, asked.damages)
-            faults = tuple(asked.faults or ())
-            systems = tuple(asked.systems)
-            suite = Suite(work, (stage,), *numbers, streamed=streamed, forked=True, faults=faults, systems=systems)
+            shutil.rmtree(work, ignore_errors=True)
+            prepare(work)
+            numbers = (asked.kills, asked.signals, asked.repetitions)
+            suite = Suite(work, (stage,), *numbers, faults=tuple(asked.faults or ()), systems=tuple(asked.systems))
             began = time.monotonic()
             found = PARTS[part](suite)
             keep(asked.results, part, found, time.monotonic() - began, anew=asked.anew)
-        hub.shutdown()
     if asked.results == RESULTS:
         write_page()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.comparing import same_weights
-from benchmarks.faults.runs import TrialRun
+from benchmarks.faults.runs import KINDS, TrialRun
 from benchmarks.faults.trials import Outcome, Suite, last_error, told, tried_once
 from cpt.checkpoints.resume import choose_checkpoint
 from tests.tiny_run import DAMAGES, damage
@@ -24,16 +24,13 @@ def damage_everything(suite: Suite) -> list[dict[str, Any]]:
             names = files_of(straight.folder / f"checkpoint-{DAMAGED}")
             if system == "cpt":
                 found += [
-                    told(f"{how}: chosen", suite.kind(stage), system, chosen(straight, names, how)) for how in DAMAGES
+                    told(f"{how}: chosen", KINDS[stage], system, chosen(straight, names, how)) for how in DAMAGES
                 ]
             outcomes = defaultdict(list)
             for number, name in enumerate(names):
-                for how in [
-                    DAMAGES[(number + shift) % len(DAMAGES)]
-                    for shift in range(suite.damages if system == "trainer" else 1)
-                ]:
+                for how in DAMAGES if system == "trainer" else [DAMAGES[number % len(DAMAGES)]]:
                     outcomes[how].append(tried_once(started, suite, straight, name, how))
-            found += [told(how, suite.kind(stage), system, outcomes[how]) for how in DAMAGES if outcomes[how]]
+            found += [told(how, KINDS[stage], system, outcomes[how]) for how in DAMAGES if outcomes[how]]
     return found
 
 

@@ -18,7 +18,7 @@ import random
 import time
 from typing import Any
 
-from benchmarks.faults.runs import MOST_SECONDS, TrialRun
+from benchmarks.faults.runs import KINDS, MOST_SECONDS, TrialRun
 from benchmarks.faults.signals import ranks
 from benchmarks.faults.started import kill_all, wait
 from benchmarks.faults.trials import Suite, against
@@ -32,7 +32,7 @@ SECONDS_BETWEEN_SAVES = 600.0
 
 def disturb_jobs(suite: Suite) -> list[dict[str, Any]]:
     """So many jobs of each kind of run."""
-    return [{"run": suite.kind(stage), "system": "cpt", "jobs": jobs_of(suite, stage)} for stage in suite.stages]
+    return [{"run": KINDS[stage], "system": "cpt", "jobs": jobs_of(suite, stage)} for stage in suite.stages]
 
 
 def jobs_of(suite: Suite, stage: int) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def jobs_of(suite: Suite, stage: int) -> list[dict[str, Any]]:
         jobs.append(
             {"seconds": seconds, "undisturbed": undisturbed, "again": again, "failures": failures, "failed": failed}
         )
-        print(f"supervised job, {suite.kind(stage)}: {jobs[-1]}", flush=True)
+        print(f"supervised job, {KINDS[stage]}: {jobs[-1]}", flush=True)
     return jobs
 
 

@@ -3,28 +3,24 @@ a run left alone."""
 
 import random
 import shutil
+import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.faults.comparing import same_losses, same_weights, steps_lost, wrong_samples
-from benchmarks.faults.moments import BETWEEN, Timetable, half_written, moment_of, save_times, wait_for_moment
 from benchmarks.faults.runs import MOST_SECONDS, System, TrialRun, await_step
-from benchmarks.faults.slow_disk import operations, slowed
-from benchmarks.faults.started import Started, family_of, kill_all, wait
+from benchmarks.faults.started import kill_all, wait
 from benchmarks.faults.trials import last_error
 
 STEPS, EVERY = 24, 3
-PAUSE: dict[str, Any] = {
-    "kind": "pause",
-    "seconds": 0.1,
-}  # of a micro-batch: steps of a tiny model are too short to be killed in
+PAUSE: dict[str, Any] = {"kind": "pause", "seconds": 0.1}  # else steps of a tiny model are too short to be killed in
 IN_SAVES, WHILE_STARTING = 0.6, 0.1  # shares of the kills; the others come from the first step on
 MOST_STARTS_IN_VAIN, MOST_UNFINISHED = 3, 3
+START, BETWEEN, INSIDE = "start", "between saves", "inside a save"
+SLOW_DISK = Path(__file__).with_name("slow_disk.c")
+SECONDS_BETWEEN_LOOKS = 0.01
 
 
 @dataclass
@@ -34,7 +30,7 @@ class Killed:
     kills: int = 0
     inside_saves: int = 0
     moments: dict[str, int] = field(default_factory=dict)
-    """In the middle of which operation of a save they came."""
+    """How many came at the start, inside a save, and between saves."""
     failed_resumes: int = 0
     runs: int = 0
     """That came to their end."""
@@ -47,67 +43,76 @@ class Killed:
     errors: list[str] = field(default_factory=list)
 
 
-def kill_runs(
-    work: Path, *, system: System, stage: int, kills: int, workers: int, forked: bool = False
-) -> dict[str, Any]:
-    """Kill runs of one kind so often, and hold each of them against the undisturbed one.
+@dataclass(frozen=True)
+class Timetable:
+    """Seconds of an undisturbed run: until its first step, of each save, from one save to the next."""
 
-    Args:
-        kills: in all, at least half of them inside saves.
-        workers: runs at the same time.
+    starting: float
+    saves: list[float]
+    between_saves: float
+
+    @classmethod
+    def of(cls, run: TrialRun) -> "Timetable":
+        """Run it to its end, and watch it."""
+        began, process = time.monotonic(), run.start([PAUSE])
+        begins, ends = [], []
+        while process.poll() is None:
+            now, is_half_written = time.monotonic() - began, half_written(run)
+            if is_half_written and len(begins) == len(ends):
+                begins.append(now)
+            elif not is_half_written and len(begins) > len(ends):
+                ends.append(now)
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        if wait(process, 1) != 0 or len(ends) < 3:
+            raise RuntimeError(f"{run.name} fails without any fault:\n{run.said()}")
+        saves = [round(end - begin, 2) for begin, end in zip(begins, ends, strict=False)]
+        return cls(run.records()[0]["time"] - began, saves, begins[2] - ends[1])
+
+
+def kill_runs(work: Path, *, system: System, stage: int, kills: int) -> dict[str, Any]:
+    """Kill runs of one kind so often, most of the time inside a save, and compare each with the undisturbed run.
+
+    A run is started again after each kill. There are as many runs as it takes.
     """
-    name = f"kills{stage}"
-    straight = slow_run(work, f"{name}-straight", system, stage, forked)
-    began = time.monotonic()
-    straight.straight()
-    timetable = Timetable.of(straight, began)
-    shares = [kills // workers + (number < kills % workers) for number in range(workers)]
-    with ThreadPoolExecutor(workers) as pool:
-        jobs = [
-            pool.submit(kill_until, work, f"{name}-{number}", straight, share, timetable, random.Random())
-            for number, share in enumerate(shares)
-            if share
-        ]
-        all_of_them = [job.result() for job in jobs]
-    found = total(all_of_them)
-    found.save_seconds = save_times(straight)
-    return {"system": system, **asdict(found)}
-
-
-def slow_run(work: Path, name: str, system: System, stage: int, forked: bool = False) -> TrialRun:
-    """A run on a slow disk."""
-    home = work / f"{name}-{system}"
-    disk = slowed(work, home / "runs", home / "disk.log")
-    return TrialRun(work, name, system, stage, steps=STEPS, every=EVERY, environment=disk, forked=forked)
-
-
-def kill_until(
-    work: Path, name: str, straight: TrialRun, kills: int, timetable: Timetable, draw: random.Random
-) -> Killed:
-    """Run after run, until so many kills are spent and the last one has come to its end, or too many did not come to
-    theirs."""
-    found, number = Killed(), 0
+    straight = slow_run(work, f"kills{stage}-straight", system, stage)
+    timetable, draw = Timetable.of(straight), random.Random()
+    found, number = Killed(save_seconds=timetable.saves), 0
     while found.kills < kills and found.unfinished < MOST_UNFINISHED:
-        run = slow_run(work, f"{name}-{number}", straight.system, straight.stage, straight.forked)
+        run = slow_run(work, f"kills{stage}-{number}", system, stage)
         kill_one_run(run, kills, timetable, draw, found)
         number += 1
         judge(run, straight, found)
         print(f"{run.name}: {found}", flush=True)
         if found.other_weights == found.other_losses == found.wrong_samples == found.unfinished == 0:
-            shutil.rmtree(run.home)  # what went wrong stays, to be looked at
-    return found
+            shutil.rmtree(run.home)  # a run that went wrong stays
+    return {"system": system, **asdict(found)}
+
+
+def slow_run(work: Path, name: str, system: System, stage: int) -> TrialRun:
+    """A run on a disk on which a save takes seconds."""
+    library = work / "slow_disk.so"
+    if not library.exists():
+        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, SLOW_DISK, "-ldl"], check=True)
+    disk = {
+        "LD_PRELOAD": str(library),
+        "SLOW_DISK_FOLDER": f"{work / f'{name}-{system}' / 'runs'}/",
+        "SLOW_DISK_READS": "/.saving/",
+        "SLOW_DISK_RATE": "160000",
+        "SLOW_DISK_SYNC": "0.05",
+        "SLOW_DISK_RENAME": "0.3",
+    }
+    return TrialRun(work, name, system, stage, steps=STEPS, every=EVERY, environment=disk)
 
 
 def kill_one_run(run: TrialRun, kills: int, timetable: Timetable, draw: random.Random, found: Killed) -> None:
     """Start it again after each kill, to its end; where a start fails by itself, do what a person would do then."""
     vain = 0
     while not run.is_done() and vain < MOST_STARTS_IN_VAIN:
-        began = time.monotonic()
         process = run.start([PAUSE])
         in_save = found.inside_saves <= IN_SAVES * found.kills
-        aimed_at = killed_in(run, process, timetable, draw, in_save=in_save) if found.kills < kills else None
-        if aimed_at is not None:
-            count_kill(run, began, aimed_at, found)
+        if found.kills < kills and comes_to_its_moment(run, process, timetable, draw, in_save=in_save):
+            kill_all(process)
+            count_kill(run, found)
             vain = 0
         elif wait(process, MOST_SECONDS) != 0:
             vain += 1
@@ -116,37 +121,42 @@ def kill_one_run(run: TrialRun, kills: int, timetable: Timetable, draw: random.R
             remove_newest(run)
 
 
-def killed_in(
-    run: TrialRun, process: Started, timetable: Timetable, draw: random.Random, *, in_save: bool
-) -> str | None:
-    """Wait for the moment of the kill, and kill; what was aimed at, None where the run ended before."""
-    family: list[psutil.Process] | None = None
-    aimed_at: str | None = "start"
+def comes_to_its_moment(
+    run: TrialRun, process: subprocess.Popen[bytes], timetable: Timetable, draw: random.Random, *, in_save: bool
+) -> bool:
+    """Wait for the moment of the kill; False where the run ended before."""
     if not in_save and draw.random() < WHILE_STARTING / (1 - IN_SAVES):
         time.sleep(draw.uniform(0, timetable.starting))
-    elif not await_step(run, process, 1):
-        return None
-    else:
-        family, aimed_at = family_of(process), BETWEEN
-        if in_save:
-            aimed_at = wait_for_moment(run, process, timetable, draw)
-        else:
-            before = draw.choice((0.0, timetable.between_saves + timetable.saving))  # a save or none
-            time.sleep(before + draw.uniform(0, timetable.between_saves))
-    if process.poll() is not None:
-        return None
-    kill_all(process, family)
-    return aimed_at
+        return process.poll() is None
+    if not await_step(run, process, 1):
+        return False
+    if not in_save:
+        before = draw.choice((0.0, timetable.between_saves + timetable.saves[0]))  # a save or none
+        time.sleep(before + draw.uniform(0, timetable.between_saves))
+        return process.poll() is None
+    for number in range(draw.choice((1, 2))):  # the first save of a process is read back, the others are not
+        while number and half_written(run) and process.poll() is None:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        while not half_written(run) and process.poll() is None:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+    time.sleep(draw.uniform(0, timetable.saves[number]))
+    return process.poll() is None
 
 
-def count_kill(run: TrialRun, began: float, aimed_at: str, found: Killed) -> None:
-    """Tell in the middle of what the kill came."""
+def half_written(run: TrialRun) -> bool:
+    """Whether a save has begun and not ended."""
+    if run.system == "cpt":
+        return any((run.folder / ".saving").glob("checkpoint-*"))
+    steps = run.checkpoints()
+    return bool(steps) and not (run.folder / f"checkpoint-{steps[-1]}" / "trainer_state.json").exists()
+
+
+def count_kill(run: TrialRun, found: Killed) -> None:
     found.kills += 1
     has_begun = any(line["attempt"][0] == run.attempts for line in run.records())
-    done = operations(run.home / "disk.log", after=began)
-    moment = moment_of(done, half_written(run), aimed_at) if has_begun else "start"
+    moment = START if not has_begun else INSIDE if half_written(run) else BETWEEN
     found.moments[moment] = found.moments.get(moment, 0) + 1
-    found.inside_saves += moment not in ("start", BETWEEN)
+    found.inside_saves += moment == INSIDE
 
 
 def judge(run: TrialRun, straight: TrialRun, found: Killed) -> None:
@@ -165,26 +175,3 @@ def remove_newest(run: TrialRun) -> None:
     """What a person does when a checkpoint blocks every start: delete it."""
     if steps := run.checkpoints():
         shutil.rmtree(run.folder / f"checkpoint-{steps[-1]}")
-
-
-def total(parts: list[Killed]) -> Killed:
-    """All of them together."""
-    found = Killed()
-    for part in parts:
-        for name in (
-            "kills",
-            "inside_saves",
-            "failed_resumes",
-            "runs",
-            "unfinished",
-            "wrong_samples",
-            "other_weights",
-            "other_losses",
-        ):
-            setattr(found, name, getattr(found, name) + getattr(part, name))
-        found.most_steps_lost = max(found.most_steps_lost, part.most_steps_lost)
-        found.save_seconds += part.save_seconds
-        found.errors += part.errors
-        for moment, count in part.moments.items():
-            found.moments[moment] = found.moments.get(moment, 0) + count
-    return found

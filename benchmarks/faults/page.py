@@ -10,9 +10,6 @@ from benchmarks.marked import with_part
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- python -m benchmarks.faults.page: begin -->\n", "<!-- python -m benchmarks.faults.page: end -->\n"
-STARTS = """Nine starts in ten are forks of a process that has everything imported (`benchmarks/faults/forked.py`), torchrun's processes
-too, the tenth is the command itself; supervised runs are always started by their command.
-"""  # noqa: E501
 MOST_OUTCOMES = 3
 Row = dict[str, Any]
 
@@ -32,7 +29,7 @@ def tables(results: dict[str, Any]) -> str:
     """Targets, kills, and every other fault beside what the plain Trainer does."""
     versions = ", ".join(f"{name} {version}" for name, version in results["libraries"].items())
     parts = results["parts"]
-    shown = [f"{results['device']}; {versions}. {codes_of(parts)}\n", STARTS, target_table(results["measurements"])]
+    shown = [f"{results['device']}; {versions}. {codes_of(parts)}\n", target_table(results["measurements"])]
     if "kills" in parts:
         shown.append(kill_table(parts["kills"]["found"]))
     rows = [

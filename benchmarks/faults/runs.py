@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import subprocess
 import sys
 import time
@@ -17,12 +16,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from benchmarks.faults.forked import EXECUTED, fork
 from benchmarks.faults.injection import ATTEMPT, FAULTS, SAMPLES
 from benchmarks.faults.started import Started, wait
 from cpt.tokenizer.train_bpe import train_bpe
 from tests.end_to_end.launching import zero_profile
-from tests.loopback_hub import Hub
 from tests.tiny import TINY_LLAMA, write_documents
 
 ROOT = Path(__file__).parents[2]
@@ -30,40 +27,23 @@ System = Literal["cpt", "trainer"]
 FSDP = 4  # after ZeRO's stages
 KINDS = {0: "plain", 2: "ZeRO-2 x 2", 3: "ZeRO-3 x 2", FSDP: "FSDP2 x 2"}
 TOKENS_PER_STEP = 512
-DATA = "data.json"
+CORPUS = "domain.jsonl"
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "DS_ACCELERATOR": "cpu",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONPATH": str(ROOT),
+}
 INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", FAULTS, SAMPLES, ATTEMPT)
 MOST_SECONDS = 600.0
 
 
-def prepare(work: Path, hub: Hub | None = None) -> None:
-    """A corpus and a tokenizer in the suite's folder.
-
-    Args:
-        hub: gets the corpus, and runs stream it from there.
-    """
+def prepare(work: Path) -> None:
+    """A corpus and a tokenizer in the suite's folder."""
     work.mkdir(parents=True, exist_ok=True)
-    corpus = write_documents(work / "domain.jsonl", 240, 0)
-    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
-    train_bpe(texts, 320, work / "tokenizer")
-    source: dict[str, Any] = {"path": str(corpus)}
-    environment = {"HF_HUB_OFFLINE": "1"}
-    if hub is not None:
-        hub.commit("lab/domain", {"train.jsonl": corpus.read_bytes()})
-        source = {"path": "lab/domain", "streaming": True}
-        environment = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url, "HF_HOME": str(work / "home")}
-    (work / DATA).write_text(json.dumps({"source": source, "environment": environment}))
-
-
-def environment_of(work: Path) -> dict[str, str]:
-    """What every process of a run finds in its environment."""
-    data: dict[str, Any] = json.loads((work / DATA).read_text())
-    common = {
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": str(ROOT),
-    }
-    return {**common, **data["environment"]}
+    corpus = write_documents(work / CORPUS, 240, 0)
+    train_bpe([json.loads(line)["text"] for line in corpus.read_text().splitlines()], 320, work / "tokenizer")
 
 
 @dataclass(frozen=True)
@@ -98,8 +78,6 @@ class TrialRun:
     training: Mapping[str, Any] = field(default_factory=dict)
     sections: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    forked: bool = False
-    """Most starts are forks, after `begin_forking`."""
     attempts: int = 0
 
     def __post_init__(self) -> None:
@@ -111,12 +89,6 @@ class TrialRun:
     def home(self) -> Path:
         """All of its files."""
         return self.work / f"{self.name}-{self.system}"
-
-    @cached_property
-    def data(self) -> dict[str, Any]:
-        """The source in the recipe, and what its reader finds in the environment."""
-        content: dict[str, Any] = json.loads((self.work / DATA).read_text())
-        return content
 
     @property
     def recipe(self) -> Path:
@@ -156,7 +128,7 @@ class TrialRun:
             "output_dir": str(self.home / "runs"),
             "model": {"from_scratch": True, "config": {**TINY_LLAMA, "attention_dropout": 0.1}},
             "tokenizer": {"path": str(self.work / "tokenizer")},
-            "data": {"sequence_length": 64, "sources": [self.data["source"]]},
+            "data": {"sequence_length": 64, "sources": [{"path": str(self.work / CORPUS)}]},
             "budget": {"tokens": self.steps * TOKENS_PER_STEP, "global_batch_tokens": TOKENS_PER_STEP},
             "optimizer": {"learning_rate": 3e-3},
             "training": training,
@@ -189,19 +161,21 @@ class TrialRun:
         """The run, in a process group of its own."""
         kept = {name: value for name, value in os.environ.items() if name not in INHERITED}
         environment = {**kept, **self.told(faults), **self.environment}
-        words = self.words(arguments, supervised)
-        if self.forked and not supervised and random.random() > EXECUTED:
-            return fork(words, environment, self.output, ROOT)
         with self.output.open("a") as output:
             return subprocess.Popen(
-                words, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                self.words(arguments, supervised),
+                cwd=ROOT,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def told(self, faults: Iterable[Mapping[str, Any]] = ()) -> dict[str, str]:
         """What the next start finds in its environment."""
         self.attempts += 1
         return {
-            **environment_of(self.work),
+            **ENVIRONMENT,
             "CPT_CACHE": str(self.work / "cache"),
             FAULTS: json.dumps(list(faults)),
             SAMPLES: str(self.samples),

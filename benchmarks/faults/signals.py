@@ -12,8 +12,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.faults.forked import Forked
-from benchmarks.faults.runs import MOST_SECONDS, System, TrialRun, await_step
+from benchmarks.faults.runs import KINDS, MOST_SECONDS, System, TrialRun, await_step
 from benchmarks.faults.started import Started, wait
 from benchmarks.faults.trials import Outcome, Suite, against, last_error, resumed, told, tried_once
 
@@ -29,7 +28,7 @@ def send_signals(suite: Suite) -> list[dict[str, Any]]:
         for number, (processes, name, send) in itertools.product(NUMBERS, ways_of(stage)):
             fault, kind = (
                 f"{number.name} to {name}",
-                suite.kind(stage).replace("plain", "plain" if processes == 1 else "DDP x 2"),
+                KINDS[stage].replace("plain", "plain" if processes == 1 else "DDP x 2"),
             )
             if suite.faults and fault not in suite.faults:
                 continue
@@ -122,25 +121,12 @@ def ranks(process: Started) -> list[psutil.Process]:
     found: dict[int, tuple[int, psutil.Process]] = {}
     with suppress(psutil.NoSuchProcess):
         leader = psutil.Process(process.pid)
-        if isinstance(
-            process, Forked
-        ):  # whose environment is not to be seen from outside; torchrun starts them in sessions of their own
-            return sorted((one for one in leader.children() if is_of_its_own(one)), key=lambda one: one.pid) or [
-                leader
-            ]
         for one in (leader, *leader.children(recursive=True)):
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 if "LOCAL_RANK" in (environment := one.environ()) and one.ppid() not in found:
                     found[one.pid] = (int(environment["LOCAL_RANK"]), one)
         return [one for _, one in sorted(found.values(), key=lambda pair: pair[0])] or [leader]
     return []
-
-
-def is_of_its_own(process: psutil.Process) -> bool:
-    """Whether it leads a session."""
-    with suppress(ProcessLookupError):
-        return os.getsid(process.pid) == process.pid
-    return False
 
 
 def to_one_process(process: Started, number: signal.Signals) -> None:

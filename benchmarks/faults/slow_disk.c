@@ -1,8 +1,7 @@
-/* A disk that is slow and says what it does: preloaded into a process, it delays writes, syncs and renames below one folder.
+/* A slow disk: preloaded into a process, it delays writes, syncs and renames below one folder.
 
 SLOW_DISK_FOLDER: part of a path; files elsewhere are left alone.   SLOW_DISK_READS: part of a path whose reads are slow too.
-SLOW_DISK_RATE: bytes in a second.   SLOW_DISK_SYNC, SLOW_DISK_RENAME: seconds each takes.
-SLOW_DISK_LOG: a line as each begins and as it ends: seconds of CLOCK_MONOTONIC, pid, begin or end, operation, path. */
+SLOW_DISK_RATE: bytes in a second.   SLOW_DISK_SYNC, SLOW_DISK_RENAME: seconds each takes. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -39,26 +38,9 @@ static void wait_for(double seconds) {
     nanosleep(&time, NULL);
 }
 
-static void say(const char *when, const char *what, const char *path) {
-    static int log = -1;
-    static ssize_t (*real)(int, const void *, size_t);
-    const char *name = getenv("SLOW_DISK_LOG");
-    if (!name) return;
-    if (!real) real = dlsym(RTLD_NEXT, "write");
-    if (log < 0) log = open(name, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    char line[4352];
-    int length = snprintf(line, sizeof line, "%ld.%09ld %d %s %s %s\n", (long)now.tv_sec, now.tv_nsec, getpid(), when, what, path);
-    if (log >= 0 && length > 0) real(log, line, length < (int)sizeof line ? length : (int)sizeof line - 1);
-}
-
-static void transfer(const char *what, const char *path, ssize_t bytes) {
+static void transfer(ssize_t bytes) {
     double rate = setting("SLOW_DISK_RATE");
-    if (bytes <= 0 || rate <= 0) return;
-    say("begin", what, path);
-    wait_for(bytes / rate);
-    say("end", what, path);
+    if (bytes > 0 && rate > 0) wait_for(bytes / rate);
 }
 
 #define REAL(name, type, ...) \
@@ -69,7 +51,7 @@ ssize_t write(int descriptor, const void *data, size_t size) {
     REAL("write", ssize_t, int, const void *, size_t);
     char path[4096];
     ssize_t done = real(descriptor, data, size);
-    if (done > 0 && path_of(descriptor, path, sizeof path) && lies_in(path, "SLOW_DISK_FOLDER")) transfer("write", path, done);
+    if (done > 0 && path_of(descriptor, path, sizeof path) && lies_in(path, "SLOW_DISK_FOLDER")) transfer(done);
     return done;
 }
 
@@ -77,7 +59,7 @@ ssize_t writev(int descriptor, const struct iovec *parts, int count) {
     REAL("writev", ssize_t, int, const struct iovec *, int);
     char path[4096];
     ssize_t done = real(descriptor, parts, count);
-    if (done > 0 && path_of(descriptor, path, sizeof path) && lies_in(path, "SLOW_DISK_FOLDER")) transfer("write", path, done);
+    if (done > 0 && path_of(descriptor, path, sizeof path) && lies_in(path, "SLOW_DISK_FOLDER")) transfer(done);
     return done;
 }
 
@@ -85,17 +67,13 @@ ssize_t read(int descriptor, void *data, size_t size) {
     REAL("read", ssize_t, int, void *, size_t);
     char path[4096];
     ssize_t done = real(descriptor, data, size);
-    if (done > 0 && path_of(descriptor, path, sizeof path) && lies_in(path, "SLOW_DISK_READS")) transfer("hash", path, done);
+    if (done > 0 && path_of(descriptor, path, sizeof path) && lies_in(path, "SLOW_DISK_READS")) transfer(done);
     return done;
 }
 
 static int synced(int descriptor, int result) {
     char path[4096];
-    if (path_of(descriptor, path, sizeof path) && lies_in(path, "SLOW_DISK_FOLDER")) {
-        say("begin", "sync", path);
-        wait_for(setting("SLOW_DISK_SYNC"));
-        say("end", "sync", path);
-    }
+    if (path_of(descriptor, path, sizeof path) && lies_in(path, "SLOW_DISK_FOLDER")) wait_for(setting("SLOW_DISK_SYNC"));
     return result;
 }
 
@@ -113,10 +91,8 @@ int fdatasync(int descriptor) {
 int rename(const char *from, const char *to) {
     REAL("rename", int, const char *, const char *);
     if (!lies_in(to, "SLOW_DISK_FOLDER")) return real(from, to);
-    say("begin", "rename", to);
     wait_for(setting("SLOW_DISK_RENAME") / 2);
     int result = real(from, to);
     wait_for(setting("SLOW_DISK_RENAME") / 2);
-    say("end", "rename", to);
     return result;
 }

@@ -7,9 +7,7 @@ from contextlib import suppress
 
 import psutil
 
-from benchmarks.faults.forked import Forked
-
-Started = subprocess.Popen | Forked
+Started = subprocess.Popen[bytes]
 
 
 def wait(process: Started, seconds: float) -> int:
@@ -22,20 +20,12 @@ def wait(process: Started, seconds: float) -> int:
         kill_all(process)
 
 
-def family_of(process: Started) -> list[psutil.Process]:
-    """What it started, and what that started."""
+def kill_all(process: Started) -> None:
+    """SIGKILL to a run's processes, also to those in sessions of torchrun's making."""
+    family: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
-        return psutil.Process(process.pid).children(recursive=True)
-    return []
-
-
-def kill_all(process: Started, family: list[psutil.Process] | None = None) -> None:
-    """SIGKILL to a run's processes, those in sessions of torchrun's making too.
-
-    Args:
-        family: as it is known already; looking for it takes a tenth of a second.
-    """
-    for child in family_of(process) if family is None else family:
+        family = psutil.Process(process.pid).children(recursive=True)
+    for child in family:
         with suppress(psutil.NoSuchProcess):
             child.kill()
     with suppress(ProcessLookupError):

@@ -38,13 +38,6 @@ class Suite:
     kills: int = 200
     signals: int = 20
     repetitions: int = 1
-    workers: int = 1
-    damages: int = 5
-    """Kinds of damage to each file, of five."""
-    streamed: bool = False
-    """The folder was prepared with data that are streamed."""
-    forked: bool = False
-    """Most starts are forks."""
     faults: tuple[str, ...] = ()
     """Those to try of a part; none: all."""
     systems: tuple[System, ...] = SYSTEMS
@@ -54,11 +47,7 @@ class Suite:
     def run(self, name: str, system: System, stage: int, **options: Any) -> TrialRun:
         """A new run."""
         self.made += 1
-        return TrialRun(self.work, f"{self.made:03d}-{name}-{stage}", system, stage, forked=self.forked, **options)
-
-    def kind(self, stage: int) -> str:
-        """Of run, in words."""
-        return f"{KINDS[stage]}{', streamed' if self.streamed else ''}"
+        return TrialRun(self.work, f"{self.made:03d}-{name}-{stage}", system, stage, **options)
 
     def straight(self, name: str, system: System, stage: int, **options: Any) -> TrialRun:
         """The undisturbed run of this name, made once."""
@@ -80,7 +69,7 @@ def tried(suite: Suite, faults: Mapping[str, Trial], stages: Iterable[int] | Non
         for stage in suite.stages if stages is None else stages:
             for system in suite.systems:
                 outcomes = [tried_once(trial, suite, system, stage) for _ in range(suite.repetitions)]
-                found.append(told(fault, suite.kind(stage), system, outcomes))
+                found.append(told(fault, KINDS[stage], system, outcomes))
     return found
 
 

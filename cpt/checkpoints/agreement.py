@@ -81,7 +81,6 @@ class Agreement:
 
 
 def reason_of(problem: BaseException) -> Reason:
-    """What kind of failure this is."""
     if isinstance(problem, SaveFailed):
         return problem.reason
     if isinstance(problem, NotFiniteError):
@@ -93,7 +92,6 @@ def reason_of(problem: BaseException) -> Reason:
 
 
 def in_words(problem: BaseException) -> str:
-    """A sentence's part about it, with the file where there is one."""
     if isinstance(problem, OSError) and problem.strerror:
         return f"{problem.strerror}{f' ({problem.filename})' if problem.filename else ''}"
     if isinstance(problem, CheckpointError | NotFiniteError | OSError):

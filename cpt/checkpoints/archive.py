@@ -31,7 +31,6 @@ class Archive:
         self.thread: threading.Thread | None = None
 
     def add(self, checkpoint: Path) -> None:
-        """Copy it in the background, after those before it."""
         with self.changed:
             self.waiting.append(checkpoint)
             left_out = self.waiting.popleft() if len(self.waiting) > WAITING else None
@@ -94,7 +93,6 @@ class Archive:
 
 
 def put(files: Any, source: Path, target: str, size: int) -> None:
-    """Copy one file and see that all of it arrived."""
     files.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
     files.put_file(str(source), target)
     arrived = files.info(target)["size"]

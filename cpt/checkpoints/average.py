@@ -113,7 +113,6 @@ def written_dtype(tensors: Tensors, name: str, dtype: torch.dtype | None) -> tor
 
 
 def copy_beside(folder: Path, output: Path) -> None:
-    """Config, tokenizer and templates."""
     for pattern in BESIDE_THE_WEIGHTS:
         for file in folder.glob(pattern):
             if file.is_file():

@@ -31,15 +31,12 @@ class KeptStates(CheckpointEngine):  # type: ignore[misc]
         """No folder is needed."""
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Keep it."""
         self.states[Path(os.path.relpath(path, self.folder)).as_posix()] = state_dict
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Data only."""
         return load_data(Path(path), map_location=map_location)
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
-        """Nothing ends on the disk either."""
         return True
 
 

@@ -146,6 +146,5 @@ def store_tied_head_once(folder: Path) -> None:
 
 
 def has_twin(tensors: Tensors, name: str) -> bool:
-    """Whether another tensor is the same, bit for bit."""
     alike = [other for other, shape in tensors.shapes.items() if other != name and shape == tensors.shapes[name]]
     return any(torch.equal(tensors.read(other), tensors.read(name)) for other in alike)

@@ -24,12 +24,10 @@ PART = re.compile(rf"{FOLDER}/part_(\d+)_of_(\d+)\.pt")
 
 
 def file_of_part(rank: int, processes: int) -> str:
-    """Its path in a checkpoint."""
     return f"{FOLDER}/part_{rank}_of_{processes}.pt"
 
 
 def parts_in(names: Iterable[str]) -> list[str]:
-    """Those of a checkpoint's files that are such parts."""
     return [name for name in names if PART.fullmatch(name)]
 
 
@@ -40,7 +38,6 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def part_here(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What this process writes."""
     weights, states = {}, {}
     for name, parameter in trained_parameters(model).items():
         weights[name] = {"shape": list(parameter.shape), "rows": local_part(parameter.detach())}
@@ -90,7 +87,6 @@ def load_parts(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimi
 
 
 def read_parts(checkpoint: Path, *, trust: bool) -> list[dict[str, Any]]:
-    """What `part_here` gave on each process, by rank."""
     found = {
         int(match[1]): match
         for path in (checkpoint / FOLDER).glob("*.pt")

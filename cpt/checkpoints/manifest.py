@@ -18,8 +18,6 @@ READ_WHEN_LOADING = (".safetensors", ".bin", ".pt", ".pth", ".index.json", "adap
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file as it was written."""
-
     size: int
     xxh3_128: str
 
@@ -41,9 +39,7 @@ class Manifest:
     exactness: str
     """How a resumed run compares with an uninterrupted one: `bit-exact`, or `elastic: ...` with the reason."""
     recipe: str
-    """Hash of the recipe that ran."""
     data: str
-    """Fingerprint of the data."""
     versions: dict[str, str]
     files: dict[str, FileEntry]
     """By their path from the checkpoint's folder; without the manifest itself."""
@@ -103,7 +99,6 @@ def wrong_content(folder: Path, name: str, entry: FileEntry) -> CheckpointDamage
 
 
 def hash_file(path: Path) -> FileEntry:
-    """Size and xxh3-128 of a file."""
     return FileEntry(*size_and_hash(path))
 
 

@@ -98,7 +98,6 @@ def merge_adapter(
 
 
 def average(folders: list[Path], output: Path, dtype: torch.dtype | None, max_shard_size: str) -> list[str]:
-    """With what there is to tell."""
     write_average(folders, output, dtype=dtype, max_shard_size=max_shard_size)
     return [f"The mean of {len(folders)} models: {', '.join(map(str, folders))}."]
 
@@ -128,7 +127,6 @@ def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
 
 
 def loaded_back(folder: Path, dtype: torch.dtype) -> list[str]:
-    """By plain transformers; there is no model in memory to compare with."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     config = AutoConfig.from_pretrained(folder)
     vocabulary = check_vocabulary(config.vocab_size, tokenizer)

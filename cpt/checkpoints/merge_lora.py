@@ -29,8 +29,6 @@ BASE_WEIGHTS = "base_weights.json"  # beside an adapter: the sha256 of the weigh
 
 @dataclass(frozen=True)
 class MergeProof:
-    """What merging did to the logits."""
-
     effect: Difference
     """Between the base and the adapter: what was learned."""
     merged: Difference

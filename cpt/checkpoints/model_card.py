@@ -73,8 +73,6 @@ One model of both: `cpt merge --method lora BASE ADAPTER --output FOLDER`."""
 
 @dataclass(frozen=True)
 class Judgement:
-    """Bits per byte on one held-out set."""
-
     name: str
     before: float | None
     after: float
@@ -178,7 +176,6 @@ def data_table(sources: Mapping[str, Any]) -> str:
 
 
 def recipe_part(run: Path, recipe: Recipe, step: int | None) -> str:
-    """The recipe and what ran it."""
     environment = read_object(run / ENVIRONMENT, [])
     versions = ", ".join(f"{name} {number}" for name, number in get_dict(environment, "versions").items() if number)
     commit = get(environment, "git", "commit")

@@ -25,7 +25,6 @@ HEADS = ("lm_head.weight", "embed_out.weight")
 
 
 def kind_of(folder: Path) -> Kind:
-    """What the folder's files make of it."""
     if (folder / ADAPTER_CONFIG).is_file():
         return "adapter"
     if any((folder / name).is_file() for name in (*WHOLE, *INDEXES)):

@@ -41,15 +41,12 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 @dataclass(frozen=True)
 class Difference:
-    """Between the logits of two models on the same text."""
-
     largest: float
     largest_logit: float
     allowed: float
 
     @property
     def is_allowed(self) -> bool:
-        """NaN is not."""
         return self.largest <= self.allowed
 
     def __str__(self) -> str:
@@ -82,7 +79,6 @@ def proof_text(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, fil
 
 
 def logits_of(model: nn.Module, text: ProofText) -> torch.Tensor:
-    """[T, V] in fp32."""
     was_training = model.training
     with torch.no_grad():
         logits = model.eval()(input_ids=torch.tensor([text.ids]), use_cache=False).logits[0].float()

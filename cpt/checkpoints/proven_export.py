@@ -134,7 +134,6 @@ def config_of(folder: Path) -> PreTrainedConfig:
 def merged(
     trained: Trained, tokenizer: PreTrainedTokenizerBase, text: ProofText, wish: Wish
 ) -> tuple[PreTrainedModel, MergeProof]:
-    """Base and adapter in one."""
     if trained.kind == "adapter":
         check_mergeable(json.loads((trained.folder / ADAPTER_CONFIG).read_text())["peft_type"])
     plain = right_base(trained, tokenizer)
@@ -154,7 +153,6 @@ def right_base(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrain
 
 
 def describe_merge(proof: MergeProof, dtype: torch.dtype) -> Iterator[str]:
-    """What merging did to the logits."""
     yield (
         f"The adapter changes logits by up to {proof.effect.largest:.3g} ({proof.changed} of {proof.tensors} tensors)."
     )
@@ -273,5 +271,4 @@ def written_whole_or_not(output: Path) -> Iterator[Path]:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """`bfloat16`."""
     return str(dtype).removeprefix("torch.")

@@ -132,18 +132,15 @@ def quarantine(folder: Path, checkpoint: Path, reason: str) -> None:
 
 
 def bad_checkpoints(folder: Path) -> list[Path]:
-    """Those that were put aside."""
     return sorted(folder.glob(f"{BAD}checkpoint-*"))
 
 
 def reason_of(bad: Path) -> str:
-    """Why a checkpoint is bad."""
     path = bad / REASON
     return path.read_text().strip() if path.is_file() else "; ".join(map(str, defects(bad)))
 
 
 def from_the_beginning(folder: Path) -> ResumePoint:
-    """What there is moves aside."""
     set_aside(
         folder,
         [*published_checkpoints(folder), *bad_checkpoints(folder)],
@@ -233,7 +230,6 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer step that the folder's name tells."""
     match = PATTERN.fullmatch(checkpoint.name)
     assert match is not None, checkpoint
     return int(match[1])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cpt.checkpoints.manifest import read_manifest
+from cpt.checkpoints.manifest import read_manifest, wrong_names_and_sizes
 from cpt.checkpoints.transaction import remove
 from cpt.errors import CheckpointError, RecipeError
 from cpt.extend import check_options, find
@@ -17,8 +17,6 @@ STATE = "trainer_state.json"
 
 @dataclass(frozen=True)
 class Published:
-    """A checkpoint that is whole."""
-
     step: int
     tokens: int
     folder: Path
@@ -110,16 +108,12 @@ def published_in(folder: Path, prefix: str = "checkpoint-") -> list[Published]:
             manifest = read_manifest(path)
         except CheckpointError:
             continue
-        if all(
-            (path / name).is_file() and (path / name).stat().st_size == entry.size
-            for name, entry in manifest.files.items()
-        ):
+        if not wrong_names_and_sizes(path, manifest):
             found.append(Published(manifest.step, manifest.tokens, path, metrics_of(path, manifest.step)))
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
 def metrics_of(folder: Path, step: int) -> dict[str, float]:
-    """What was measured at the checkpoint's own step."""
     if not (folder / STATE).is_file():
         return {}
     history: list[dict[str, Any]] = json.loads((folder / STATE).read_text())["log_history"]

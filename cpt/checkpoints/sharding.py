@@ -26,7 +26,6 @@ def sharding_in(checkpoint: Path) -> str:
 
 
 def is_zero(sharding: str) -> bool:
-    """Whether DeepSpeed trains so."""
     return sharding.startswith(ZERO)
 
 

@@ -21,8 +21,6 @@ TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass(frozen=True)
 class Part:
-    """One of the three models."""
-
     tensors: Tensors
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase

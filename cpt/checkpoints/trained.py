@@ -56,7 +56,6 @@ class Trained:
     run: Path | None
     recipe: Recipe | None
     stated_base: Path | None = None
-    """The adapter's base, where the user names it."""
 
     @property
     def is_adapter(self) -> bool:
@@ -216,7 +215,6 @@ def load_from_parts(trained: Trained) -> PreTrainedModel:
 
 
 def with_adapter(base: PreTrainedModel, trained: Trained) -> PeftModel:
-    """The base with what was trained on it."""
     if trained.kind != "zero":
         return put_on(base, trained.folder)
     assert trained.recipe is not None and trained.recipe.model.lora is not None

@@ -126,7 +126,6 @@ def is_published(folder: Path) -> bool:
 
 
 def in_order(folder: Path) -> tuple[str, int]:
-    """Checkpoints by their step."""
     match = FOLDERS.fullmatch(folder.name)
     return (match[1], int(match[2])) if match is not None else (folder.name, 0)
 

@@ -13,8 +13,6 @@ from cpt.models.inventory import build_on_meta
 
 @dataclass(frozen=True)
 class Rows:
-    """Where each row of the merged embeddings comes from."""
-
     total: int
     shared: torch.Tensor
     """[n] rows that stand for a token of all three models (row numbers of the trained model)."""
@@ -96,7 +94,6 @@ def refuse_another_tokenizer(
 
 
 def shown(tokens: Iterable[str]) -> str:
-    """A few of them."""
     first = sorted(tokens)[:4]
     return ", ".join(repr(token) for token in first)
 

@@ -78,7 +78,6 @@ def describe_environment() -> dict[str, Any]:
 
 
 def installed_version(package: str) -> str | None:
-    """The package's version, or None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -105,7 +104,6 @@ def name_of_processor() -> str:
 
 
 def deciding_variables() -> dict[str, str]:
-    """Of this process's environment."""
     return {
         name: value
         for name, value in sorted(os.environ.items())

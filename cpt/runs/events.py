@@ -49,14 +49,12 @@ class EventHandler(logging.Handler):
         self.folder = folder
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called by `logging`, in any thread."""
         if kind := vars(record).get("event"):
             append_event(self.folder, kind, record.getMessage())
 
 
 @contextmanager
 def logged_events(folder: Path) -> Iterator[None]:
-    """Record such events while the run runs."""
     handler = EventHandler(folder)
     log.addHandler(handler)
     try:

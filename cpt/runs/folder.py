@@ -110,7 +110,6 @@ def json_lines(path: Path) -> Iterator[Content | None]:
 
 
 def parse_object(line: bytes) -> Content | None:
-    """The object of one line; None if it is damaged."""
     try:
         content = orjson.loads(line)
     except ValueError:
@@ -148,7 +147,6 @@ def is_until(line: str | bytes, step: int) -> bool:
 
 
 def note(unreadable: list[str] | None, sentence: str) -> None:
-    """Add the sentence to the list, if there is one."""
     if unreadable is not None:
         unreadable.append(sentence)
 
@@ -158,14 +156,11 @@ def note(unreadable: list[str] | None, sentence: str) -> None:
 
 @dataclass(frozen=True)
 class Metrics:
-    """All lines of a run's metrics."""
-
     columns: Mapping[str, Floats]
     """Figure -> one value per line, NaN where the line lacks it; always has `step` and `tokens`."""
 
     @property
     def names(self) -> list[str]:
-        """The figures that the run logged."""
         return [name for name, values in self.columns.items() if not np.isnan(values).all()]
 
     def curve(self, name: str, over: str = "tokens") -> tuple[Floats, Floats]:
@@ -271,7 +266,6 @@ def read_status(folder: Path, unreadable: list[str] | None = None) -> Content:
 
 
 def is_gone(folder: Path, pid: object) -> bool:
-    """Whether the run's process disappeared; one on another host counts as alive."""
     try:
         words = (folder / LOCK).read_text(errors="replace").split()  # process PID on HOST
         return words[3] == socket.gethostname() and not is_alive(int(words[1]))
@@ -295,8 +289,6 @@ def is_alive(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Everything a run's folder holds; what is missing is empty."""
-
     folder: Path
     recipe: Content
     """As written, without defaults of this version."""
@@ -315,7 +307,6 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """finished, running, died, ..."""
         return str(self.status.get("state", "unknown"))
 
     @property

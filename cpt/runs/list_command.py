@@ -1,10 +1,9 @@
-"""`cpt runs [FOLDER]`: what ran here, how it stands, and what it came to."""
+"""`cpt runs [FOLDER]`: list runs with their state and newest figures."""
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,18 +11,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from cpt.console import open_console
-from cpt.runs.folder import BITS_PER_BYTE, EVALUATED
-from cpt.runs.listing import ListedRun, list_runs
+from cpt.formatting import format_count, format_duration
+from cpt.runs.folder import is_bits_per_byte, set_name
+from cpt.runs.listing import Values, list_runs
 
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
-AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+TEXTS = ("run", "stage", "state", "tags")
 
 
 def command(
     folder: Annotated[Path, typer.Argument(help="Where the runs lie: `output_dir` of their recipes.")] = Path("runs"),
     where: Annotated[
         list[str] | None,
-        typer.Option(help="Only runs with state=finished, tag=x, loss<2.5, name~pattern ...; may be given again."),
+        typer.Option(help="Only runs with state=finished, tag=x, loss<2.5; may be given again."),
     ] = None,
     sort: Annotated[
         str | None,
@@ -39,74 +39,51 @@ def command(
     """
     runs = list_runs(folder, where or [], sort)
     if as_json:
-        typer.echo(json.dumps([{"folder": str(run.folder), **run.values} for run in runs], indent=2))
+        typer.echo(json.dumps([{"folder": str(run), **values} for run, values in runs.items()], indent=2))
     elif not runs:
         conditions = f" with {', '.join(where)}" if where else ""
         typer.echo(f"No runs below {folder}{conditions}.")
     else:
-        print_runs(runs, open_console())
+        print_runs(list(runs.values()), open_console())
 
 
-def print_runs(runs: Sequence[ListedRun], console: Console) -> None:
-    """A row for each; columns that no run fills are left out."""
+def print_runs(runs: Sequence[Values], console: Console) -> None:
+    """One row per run, without empty columns."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    rows = [run_cells(run) for run in runs]
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    rows = [run_cells(values) for values in runs]
+    shown = [name for name in rows[0] if any(row[name] for row in rows)]
     for name in shown:
-        is_text = name in ("run", "stage", "state", "tags")
+        is_text = name in TEXTS
         table.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
-    for row in zip(*shown.values(), strict=True):
-        table.add_row(*row)
+    for row in rows:
+        table.add_row(*(row[name] for name in shown))
     console.print(table)
 
 
-def run_cells(run: ListedRun) -> dict[str, str]:
-    values = run.values
-    state = values["state"]
-    style = STYLES.get(state)
+def run_cells(values: Values) -> dict[str, str]:
+    state, style = values["state"], STYLES.get(values["state"])
+    step, steps = format_count(values["step"]), format_count(values["steps"])
     return {
         "run": escape(values["name"]),
         "stage": escape(values["stage"] or ""),
         "state": f"[{style}]{state}[/{style}]" if style else escape(state),
-        "step": step_of(values),
-        "tokens": whole(values["tokens"]),
+        "step": step if step == steps or not steps else f"{step or 0}/{steps}",
+        "tokens": format_count(values["tokens"]),
         "loss": decimal(values["loss"]),
         "bits per byte": held_out(values),
-        "tokens/s": whole(values["tokens_per_second"]),
-        "age": told_age(values["age"]),
+        "tokens/s": format_count(values["tokens_per_second"]),
+        "age": format_duration(max(0.0, values["age"])),
         "tags": escape(", ".join(values["tags"])),
     }
 
 
-def step_of(values: dict[str, Any]) -> str:
-    """`120/430`, or `430` at the end."""
-    step, steps = whole(values["step"]), whole(values["steps"])
-    return step if step == steps or not steps else f"{step or 0}/{steps}"
-
-
-def held_out(values: dict[str, Any]) -> str:
-    """Each set with its name where there are several."""
-    sets = {
-        key.removeprefix(EVALUATED).removesuffix(BITS_PER_BYTE): value
-        for key, value in values.items()
-        if key.startswith(EVALUATED)
-    }
+def held_out(values: Values) -> str:
+    """The figure of each held-out set, with its name if there are several."""
+    sets = {set_name(key): decimal(value) for key, value in values.items() if is_bits_per_byte(key)}
     if len(sets) == 1:
-        return decimal(next(iter(sets.values())))
-    return escape("  ".join(f"{name} {decimal(value)}" for name, value in sets.items()))
-
-
-def whole(number: float | None) -> str:
-    return "" if number is None else f"{number:,.0f}"
+        return next(iter(sets.values()))
+    return escape("  ".join(f"{name} {value}" for name, value in sets.items()))
 
 
 def decimal(number: float | None) -> str:
     return "" if number is None else f"{number:.4f}"
-
-
-def told_age(seconds: float) -> str:
-    """`3 h`, in the largest unit of which there are two."""
-    seconds = max(0.0, seconds)
-    size, unit = next(((size, unit) for size, unit in AGES if seconds >= 2 * size), AGES[-1])
-    return f"{math.floor(seconds / size)} {unit}"

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +26,7 @@ from cpt.runs.events import logged_events, record_event, skipped_steps, write_wa
 from cpt.runs.folder import ENVIRONMENT, EXPORT, INPUTS, LOCK, METRICS, PLAN, RECIPE, STARTS, STATUS, read_object
 from cpt.runs.signs import forget_signs
 
-SECONDS_BETWEEN_ASKING = 0.2
+SECONDS_BETWEEN_TRIES = 0.2
 PROBE_BYTES = 1 << 16
 
 log = logging.getLogger("cpt")
@@ -35,8 +35,6 @@ PROGRESS = ("step", "steps", "checkpoint", "stopped")  # of the status: what sta
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder, output_dir/name."""
-
     folder: Path
     lock: IO[str] | None = None
     """Held by the main process from `start_run` to the end of `reporting`."""
@@ -176,8 +174,7 @@ def record_start(folder: Path) -> None:
     """Write environment.json at the first start; each later start adds a line to starts.jsonl with what differs from
     the first."""
     if not (folder / STATUS).exists():
-        with refused_where_unwritable(folder):
-            write_json(folder / ENVIRONMENT, describe_environment())
+        write_json(folder / ENVIRONMENT, describe_environment())
         return
     first = read_object(folder / ENVIRONMENT, [])
     now = describe_environment()
@@ -196,33 +193,25 @@ def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
         LaunchError: another process has it.
     """
     lock, end = (folder / LOCK).open("a+"), time.monotonic() + patience
-    try:
-        while not is_taken(lock, give_up=time.monotonic() >= end):
-            time.sleep(SECONDS_BETWEEN_ASKING)
-    except (BlockingIOError, PermissionError) as problem:
-        lock.seek(0)
-        raise LaunchError(
-            f"{folder} is being trained already, by {lock.read().strip() or 'another process'}. Wait for it or end it;"
-            " for another run beside it: --new, or a name of its own."
-        ) from problem
-    except OSError:  # a file system without locks
-        lock.close()
-        return None
+    while True:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, forked workers do not inherit it
+            break
+        except (BlockingIOError, PermissionError) as problem:
+            if time.monotonic() >= end:
+                lock.seek(0)
+                raise LaunchError(
+                    f"{folder} is being trained already, by {lock.read().strip() or 'another process'}. Wait for it or"
+                    " end it; for another run beside it: --new, or a name of its own."
+                ) from problem
+            time.sleep(SECONDS_BETWEEN_TRIES)
+        except OSError:  # a file system without locks
+            lock.close()
+            return None
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {socket.gethostname()}")
     lock.flush()
     return lock
-
-
-def is_taken(lock: IO[str], give_up: bool) -> bool:
-    """Whether the lock is ours now; raises what the system says where nobody asks again."""
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, forked workers do not inherit it
-    except (BlockingIOError, PermissionError):
-        if give_up:
-            raise
-        return False
-    return True
 
 
 def claim_folder(recipe: Recipe) -> Path:
@@ -290,48 +279,29 @@ def write_record(recipe: Recipe, folder: Path) -> Path:
     """What is known before the run starts: the resolved recipe."""
     if not is_main_process():
         return folder
-    with refused_where_unwritable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(
-            folder / RECIPE, dump_recipe(recipe), reuse_space=True
-        )  # another host's supervisor may read it meanwhile
+    refuse_unwritable(folder)
+    write_atomic(folder / RECIPE, dump_recipe(recipe), reuse_space=True)
     return folder
 
 
 def refuse_unwritable(folder: Path) -> None:
-    """Do in the folder what saving does there: write, send to the disk, rename, remove.
+    """Make the folder, and do in it what saving does there: write, send to the disk, rename, remove.
 
     Raises:
         RecipeError: one of these cannot be done.
     """
     probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
-    renamed = folder / f"{probe.name}-renamed"
     try:
-        with probe.open("wb") as file:
-            file.write(bytes(PROBE_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        probe.rename(renamed)
-        renamed.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(probe, bytes(PROBE_BYTES), durable=True)
     except OSError as problem:
         raise RecipeError(
-            f"`output_dir`: nothing can be saved in {folder}: {problem.strerror}. Mend that, or set output_dir to a"
+            f"`output_dir`: nothing can be saved in {folder}: {problem.strerror}. Set output_dir to a"
             " folder you can write."
         ) from problem
     finally:
-        if probe.exists():
+        with suppress(OSError):
             probe.unlink()
-
-
-@contextmanager
-def refused_where_unwritable(folder: Path) -> Iterator[None]:
-    """Turn an OSError into a RecipeError about `output_dir`."""
-    try:
-        yield
-    except OSError as problem:
-        raise RecipeError(
-            f"`output_dir`: cannot write into {folder}: {problem.strerror}. Set output_dir to a folder you can write."
-        ) from problem
 
 
 def write_json(path: Path, content: Any) -> None:

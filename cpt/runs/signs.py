@@ -77,6 +77,5 @@ def name_processes(some: Sequence[Sign], everyone: Sequence[Sign]) -> str:
 
 
 def forget_signs(folder: Path) -> None:
-    """Before processes are started anew."""
     for path in (folder / HEARTBEATS).glob("*rank-*"):  # with what a killed process was writing
         path.unlink(missing_ok=True)

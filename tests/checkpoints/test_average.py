@@ -20,14 +20,6 @@ def test_each_weight_is_the_mean(three, tmp_path):
         torch.testing.assert_close(mean.read(name), expected, rtol=0, atol=1e-9)
 
 
-def test_the_mean_of_a_model_with_itself_is_the_model(three, tmp_path):
-    (three[0] / "extension.json").write_text("{}")
-    write_average([three[0], three[0]], tmp_path / "mean", dtype=None, max_shard_size="5GB")
-    one, mean = Tensors(three[0]), Tensors(tmp_path / "mean")
-    assert all(torch.equal(one.read(name), mean.read(name)) for name in one.files)
-    assert all((tmp_path / "mean" / name).exists() for name in ("tokenizer.json", "extension.json"))
-
-
 def test_models_of_other_shapes_are_refused(three, tokenizer_folder, tmp_path):
     wide = save_llama(tmp_path / "wide", tokenizer_folder, 4, intermediate_size=96)
     deep = save_llama(tmp_path / "deep", tokenizer_folder, 4, num_hidden_layers=3)

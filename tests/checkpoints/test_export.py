@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from cpt.checkpoints.export import store_tied_head_once
 from cpt.checkpoints.model_folder import Tensors
-from cpt.checkpoints.transaction import rename_over
 from cpt.checkpoints.verify import verify_path
 from cpt.errors import CheckpointError
 from cpt.models.hashes import hash_weights
@@ -128,16 +127,6 @@ def test_a_kill_inside_the_export_leaves_none_and_the_next_start_a_whole_one(tin
     assert not (run / ".final.unfinished").exists() and AutoModelForCausalLM.from_pretrained(folder)
 
 
-def test_an_older_export_goes_only_when_the_new_one_is_whole(tmp_path):
-    for name, content in (("final", "old"), (".final.unfinished", "new"), (".del-final", "of a kill")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model").write_text(content)
-    rename_over(tmp_path / ".final.unfinished", tmp_path / "final")
-    assert [path.name for path in tmp_path.iterdir()] == ["final"] and (
-        tmp_path / "final" / "model"
-    ).read_text() == "new"
-
-
 @pytest.fixture
 def tied(tokenizer_folder, tmp_path):
     """A model whose head is its embedding, saved as ZeRO-2 saves it: both."""
@@ -174,10 +163,3 @@ def test_of_shards_the_one_with_the_head_is_written_anew_and_the_index_with_it(t
         Tensors(tied).files.keys() == model.state_dict().keys() - {"lm_head.weight"}
         and len(list(tied.glob("model-*.safetensors"))) > 1
     )
-
-
-def test_a_head_of_its_own_stays(tied):
-    config = json.loads((tied / "config.json").read_text()) | {"tie_word_embeddings": False}
-    (tied / "config.json").write_text(json.dumps(config))
-    store_tied_head_once(tied)
-    assert "lm_head.weight" in Tensors(tied).files

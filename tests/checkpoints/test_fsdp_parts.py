@@ -12,7 +12,6 @@ from cpt.checkpoints.fsdp_parts import (
     full_weights,
     load_parts,
     part_here,
-    parts_in,
     read_parts,
     whole,
 )
@@ -103,7 +102,3 @@ def test_a_missing_part_is_told(tmp_path):
 def test_the_last_process_may_have_no_rows():
     parts = [{"shape": [1, 2], "rows": torch.ones(1, 2)}, {"shape": [1, 2], "rows": torch.ones(0, 2)}]
     assert whole(parts).tolist() == [[1, 1]]
-
-
-def test_only_its_own_files_are_parts():
-    assert parts_in(["fsdp/part_0_of_2.pt", "optimizer.pt", "fsdp/part_x_of_2.pt"]) == ["fsdp/part_0_of_2.pt"]

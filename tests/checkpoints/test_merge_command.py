@@ -5,7 +5,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from cpt.cli import application
-from cpt.errors import CheckpointError, RecipeError
+from cpt.errors import RecipeError
 
 IDS = torch.arange(30).unsqueeze(0)
 
@@ -44,13 +44,6 @@ def test_an_adapter_is_merged_into_the_base_that_is_named(base_folder, adapter_f
     assert "Adapter against merged model in float32" in told and "float32 in 1 safetensors file" in told
 
 
-def test_an_adapter_of_another_base_is_refused(tokenizer_folder, adapter_folder, tmp_path):
-    other = save_llama(tmp_path / "other", tokenizer_folder, 5, intermediate_size=96)
-    with pytest.raises(CheckpointError, match="is an adapter of another base"):
-        merge("--method", "lora", other, adapter_folder, "-o", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -63,8 +56,3 @@ def test_an_adapter_of_another_base_is_refused(tokenizer_folder, adapter_folder,
 def test_options_of_another_method_are_refused(tmp_path, words, message):
     with pytest.raises(RecipeError, match=message):
         merge(*words, "-o", tmp_path / "out")
-
-
-def test_model_and_adapter_in_the_wrong_order_are_refused(base_folder, adapter_folder, tmp_path):
-    with pytest.raises(CheckpointError, match="The order is"):
-        merge("--method", "lora", adapter_folder, base_folder, "-o", tmp_path / "out")

@@ -1,6 +1,3 @@
-import json
-import shutil
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
@@ -13,7 +10,7 @@ from cpt.checkpoints.proof import (
     logits_of,
     proof_text,
 )
-from cpt.errors import CheckpointError, DataError
+from cpt.errors import DataError
 
 
 def test_the_text_is_real_and_cut_to_a_number_of_tokens(base_folder, tmp_path):
@@ -40,27 +37,11 @@ def test_a_difference_is_judged_by_the_dtype_or_by_the_users_own_tolerance():
     assert not difference(one, one * torch.nan, torch.bfloat16).is_allowed
 
 
-def test_padding_columns_are_not_compared():
-    assert difference(torch.ones(2, 4), torch.ones(2, 3), torch.float32).largest == 0
-
-
 @pytest.mark.slow
 def test_another_process_without_this_package_gives_the_same_logits(base_folder):
     text = proof_text(AutoTokenizer.from_pretrained(base_folder), LlamaConfig())
     expected = logits_of(AutoModelForCausalLM.from_pretrained(base_folder), text)
     assert torch.equal(logits_in_another_process(base_folder, text, torch.float32), expected)
-
-
-@pytest.mark.slow
-def test_an_architecture_that_only_this_package_knows_cannot_be_loaded_there(base_folder, tmp_path):
-    folder = shutil.copytree(base_folder, tmp_path / "ours")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps(config | {"model_type": "minimind2", "architectures": ["MiniMind2ForCausalLM"]})
-    )
-    text = proof_text(AutoTokenizer.from_pretrained(base_folder), LlamaConfig())
-    with pytest.raises(CheckpointError, match="cannot load .*ours: ValueError: .*minimind2"):
-        logits_in_another_process(folder, text, torch.float32)
 
 
 def test_code_is_trusted_where_all_of_it_was_written_into_the_folder(tmp_path):

@@ -42,15 +42,6 @@ def run(job, tmp_path):
     )
 
 
-def test_a_stranger_gets_the_same_logits(job, tmp_path):
-    model, content = job
-    ended = run(content, tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    with torch.no_grad():
-        expected = model.eval()(torch.tensor([content["ids"]])).logits[0]
-    assert torch.equal(load_file(content["output"])["logits"], expected)
-
-
 @pytest.mark.long
 def test_another_tokenizer_is_noticed(job, tmp_path):
     _, content = job

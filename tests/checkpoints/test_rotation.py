@@ -3,7 +3,7 @@ import json
 import pytest
 from publishing import save
 
-from cpt.checkpoints.rotation import RULES, metrics_of, published_in, rotate
+from cpt.checkpoints.rotation import RULES, metrics_of, rotate
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Keep
 
@@ -49,11 +49,6 @@ def test_a_figure_is_that_of_the_checkpoints_own_step(tmp_path):
     assert metrics_of(tmp_path / "checkpoint-5", 5) == {"eval_loss": 2.0}
 
 
-def test_null_keeps_all(tmp_path):
-    publish(tmp_path, 1, 2, 3, 4)
-    assert rotate(tmp_path, None) == [] and len(left(tmp_path)) == 4
-
-
 def test_what_is_not_whole_is_not_counted_and_not_touched(tmp_path):
     publish(tmp_path, 1, 2, 3, 4)
     (tmp_path / "checkpoint-4" / "optimizer.pt").unlink()
@@ -93,8 +88,3 @@ def test_a_rule_that_is_none_is_refused(tmp_path, options, complaint):
     publish(tmp_path, 1)
     with pytest.raises(RecipeError, match=complaint):
         rotate(tmp_path, keep(**options))
-
-
-def test_checkpoints_come_by_step(tmp_path):
-    publish(tmp_path, 10, 9, 100)
-    assert [checkpoint.step for checkpoint in published_in(tmp_path)] == [9, 10, 100]

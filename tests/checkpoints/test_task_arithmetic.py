@@ -42,13 +42,6 @@ def test_every_weight_is_after_plus_scaled_chat_minus_base(three, tmp_path):
         assert torch.equal(merged.read(name), after.read(name) + 0.5 * (chat.read(name) - base.read(name)))
 
 
-def test_with_the_base_as_chat_model_nothing_changes(three, tmp_path):
-    after, base, _ = three
-    merge([after, base, base], tmp_path / "merged")
-    before, merged = Tensors(after), Tensors(tmp_path / "merged")
-    assert all(torch.equal(before.read(name), merged.read(name)) for name in before.files)
-
-
 def test_tokens_of_either_model_alone_have_their_own_rows_in_the_merged_model(three, tmp_path):
     after, _, chat = three
     add_special(after, "<kinase>")

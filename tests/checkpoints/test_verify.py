@@ -62,12 +62,6 @@ def test_no_model_is_made_of_changed_weights_and_the_optimizer_is_not_read_for_i
     refuse_changed_weights(save_checkpoint(tmp_path, 8, sealed=False))
 
 
-def test_one_checkpoint_is_verified_by_its_own_path(tmp_path):
-    checkpoint = save_checkpoint(tmp_path, 4)
-    (one,) = verify_path(checkpoint)
-    assert one.num_bytes == sum(path.stat().st_size for path in checkpoint.iterdir() if path.name != "manifest.json")
-
-
 def test_where_nothing_can_be_verified_it_says_so(tmp_path):
     for path, said in ((tmp_path, "no checkpoint"), (tmp_path / "nowhere", "no such folder")):
         with pytest.raises(CheckpointError, match=said):

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 from tiny_models import make_tokenizer
-from transformers import AddedToken, AutoConfig, AutoTokenizer, GPT2Config
+from transformers import AddedToken, AutoTokenizer, GPT2Config
 
 from cpt.checkpoints.vocabularies import add_tokens, match_rows, merge_rows, vocabulary_tensors
 from cpt.errors import CheckpointError
@@ -38,20 +38,6 @@ def test_tokens_are_matched_by_their_string_and_tokens_of_one_model_keep_their_r
     ]  # kinase as trained, the marks as the chat model has them
 
 
-def test_rows_that_only_pad_make_room_for_added_tokens():
-    rows = match_rows(tokenizer_with(), tokenizer_with(), tokenizer_with("<|im_end|>"), (64, 64, 64))
-    assert rows.total == 64 and rows.first_added == 20
-
-
-def test_the_merged_tokenizer_knows_the_chat_models_tokens_template_and_end():
-    after, chat = tokenizer_with("kinase"), tokenizer_with("<|im_end|>")
-    chat.eos_token, chat.chat_template = "<|im_end|>", "{{ messages }}"
-    rows = match_rows(after, tokenizer_with(), chat, (21, 20, 21))
-    merged = add_tokens(after, chat, rows)
-    assert merged.get_vocab()["<|im_end|>"] == rows.first_added == 21 == merged.eos_token_id
-    assert merged.chat_template == "{{ messages }}" and merged.get_vocab()["kinase"] == 20
-
-
 def test_another_tokenizer_is_refused_with_some_of_its_tokens():
     with pytest.raises(CheckpointError, match="--chat lacks 10 of the 17 tokens.*'w10'"):
         match_rows(tokenizer_with(), tokenizer_with(), make_tokenizer(10), (20, 20, 20))
@@ -66,11 +52,6 @@ def test_embeddings_and_head_are_found_under_the_names_that_are_stored(tie, expe
     config = GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=20, tie_word_embeddings=tie)
     stored = ["wte.weight", "wpe.weight", "h.0.ln_1.weight", *(["lm_head.weight"] if not tie else [])]
     assert vocabulary_tensors(config, stored) == expected
-
-
-def test_a_llamas_vocabulary_tensors(base_folder):
-    names = ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight", "model.layers.0.mlp.up_proj.weight"]
-    assert vocabulary_tensors(AutoConfig.from_pretrained(base_folder), names) == set(names[:2])
 
 
 def test_a_vocabulary_extended_by_continued_bpe_takes_a_chat_models_tokens_behind_its_own(tokenizer_folder, corpus):

@@ -3,7 +3,7 @@ import torch
 from full_disk import files_end_at
 
 from cpt.checkpoints.manifest import hash_file
-from cpt.checkpoints.writing import all_at_once, hash_durably, write_state, write_text
+from cpt.checkpoints.writing import hash_durably, write_state
 
 
 @pytest.mark.parametrize("numbers", [0, 3, 3_000_000])
@@ -15,11 +15,6 @@ def test_a_state_is_hashed_as_it_is_written(tmp_path, numbers):
     assert torch.equal(read["m"], state["m"]) and read["step"] == 3
 
 
-def test_a_text_is_what_was_given(tmp_path):
-    entry = write_text(tmp_path / "latest", "global_step3 ü")
-    assert (tmp_path / "latest").read_text() == "global_step3 ü" and entry == hash_file(tmp_path / "latest")
-
-
 def test_what_the_disk_refuses_is_told_with_the_file(tmp_path):
     with files_end_at(5000), pytest.raises(OSError, match="File too large") as refused:
         write_state(tmp_path / "optimizer.pt", {"m": torch.zeros(10_000)})
@@ -29,11 +24,3 @@ def test_what_the_disk_refuses_is_told_with_the_file(tmp_path):
 def test_a_mistake_in_the_state_is_told_as_it_is(tmp_path):
     with pytest.raises(AttributeError, match="local object"):
         write_state(tmp_path / "optimizer.pt", {"f": lambda: 1})
-
-
-def test_when_one_file_fails_the_failure_comes_out():
-    def fails():
-        raise OSError("full")
-
-    with pytest.raises(OSError, match="full"):
-        all_at_once([dict, fails, dict])

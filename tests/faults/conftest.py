@@ -9,4 +9,4 @@ from benchmarks.faults.trials import Suite
 @pytest.fixture
 def suite(tmp_path):
     prepare(tmp_path / "work")
-    return Suite(tmp_path / "work", repetitions=1, signals=1, damages=1)
+    return Suite(tmp_path / "work", repetitions=1, signals=1)

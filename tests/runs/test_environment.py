@@ -1,23 +1,6 @@
 import subprocess
 
-from cpt.runs.environment import deciding_variables, describe_environment, git_state
-
-
-def test_the_hardware_and_the_code_are_named():
-    environment = describe_environment()
-    hardware = environment["hardware"]
-    assert (
-        hardware["processor"]
-        and hardware["cores"] > 0
-        and hardware["host_memory_gib"] > 0
-        and isinstance(hardware["gpus"], list)
-    )
-    assert len(environment["code"]) == 32 and environment["launcher"] in (
-        "python",
-        "torchrun",
-        "accelerate",
-        "deepspeed",
-    )
+from cpt.runs.environment import deciding_variables, git_state
 
 
 def test_of_the_variables_only_those_that_decide_figures_are_kept(monkeypatch):
@@ -35,8 +18,3 @@ def test_the_uncommitted_change_is_recorded(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("two\n")
     state = git_state()
     assert state is not None and len(state["commit"]) == 40 and "+two" in state["diff"]
-
-
-def test_outside_a_repository_there_is_no_git_state(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert git_state() is None
