@@ -46,11 +46,7 @@ class JudgedText:
 def judged_text(
     trained: Trained, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, file: Path | None
 ) -> JudgedText:
-    """The user's file (`--text`), else the documents that the run held out, else our own passage.
-
-    Raises:
-        DataError: the file cannot be read, or is too short.
-    """
+    """The user's file (`--text`), else the documents that the run held out, else our own passage."""
     if file is not None:
         try:
             return in_windows(f"the text of {file}", [file.read_text(encoding="utf-8")], tokenizer, config)
@@ -79,11 +75,7 @@ def held_out_documents(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> It
 def in_windows(
     where: str, documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
 ) -> JudgedText:
-    """Beginnings of documents in windows of tokens, until there are enough.
-
-    Raises:
-        DataError: the text is too short.
-    """
+    """Beginnings of documents in windows of tokens, until there are enough."""
     length = min(WINDOW, value_of(config, "max_position_embeddings") or WINDOW)
     left = min(MOST_TOKENS, MOST_LOGITS // value_of(config, "vocab_size"))
     windows: list[list[int]] = []

@@ -49,29 +49,17 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
 
 
 def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]:
-    """Upload a proven export; interrupted, the same again sends only what the Hub has not.
-
-    Raises:
-        ResourceError: the Hub refuses, or cannot be reached.
-    """
+    """Upload a proven export; interrupted, the same again sends only what the Hub has not."""
     from huggingface_hub import HfApi
 
-    told = list(what_will_be_seen(folder, name, private=private))
-    if private or sure:
-        yield from told
-    else:
-        for line in told:
-            typer.echo(line)
+    yield from what_will_be_seen(folder, name, private=private)
+    if not (private or sure):
         typer.confirm("Publish it?", abort=True)
     api = HfApi()
-    failures: tuple[type[Exception], ...] = (
-        RuntimeError,
-        *broken(),
-    )  # a RuntimeError wraps what happened to one large file
+    failures = (RuntimeError, *broken())  # a RuntimeError wraps what happened to one large file
     try:
         url = api.create_repo(name, private=private, exist_ok=True)
-        is_private = api.model_info(name).private
-        if private and not is_private:
+        if private and not api.model_info(name).private:
             raise RecipeError(
                 f"{name} exists and is public. Make it private in its settings, or push under another name."
             )
@@ -84,63 +72,36 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
 
 
 def what_will_be_seen(folder: Path, name: str, *, private: bool) -> Iterator[str]:
-    """Who will see what, under whose licences."""
+    """Who will see what, under whose licences, as the model card states them."""
     files = [file for file in folder.rglob("*") if file.is_file()]
     size = sum(file.stat().st_size for file in files) / 1e6
     seen = "its owner alone" if private else "EVERYBODY"
-    yield (
-        f"To {name}, to be seen by {seen}: {len(files)} files, {size:,.1f} MB; README.md tells recipe, data and"
-        " figures."
-    )
+    yield f"To {name}, to be seen by {seen}: {len(files)} files, {size:,.1f} MB; see README.md."
     card = (folder / CARD).read_text(encoding="utf-8")
     base = next((line for line in card.splitlines() if "Licence of the base:" in line), None)
     if base is not None:
         yield f"Licence of the base: {base.partition('Licence of the base:')[2].strip()}"
-    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in card.splitlines() if line.startswith("| ")]
-    sources = [row for row in data_rows(rows) if row]
-    for source, licence in sources:
-        yield f"Data: {source}, licence {licence}."
-    unstated = base is None or LICENCE_NOT_KNOWN in base or any(licence == LICENCE_NOT_KNOWN for _, licence in sources)
-    if unstated and not private:
+    data = card.partition("## Data\n")[2].strip().partition("\n\n")[0]
+    yield f"Data:\n{data}"
+    if not private and (base is None or LICENCE_NOT_KNOWN in base + data):
         yield (
             "warning: not every licence is stated here. Make sure that you may publish it (data.sources[].licence, the"
             " base's own card)."
         )
 
 
-def data_rows(rows: list[list[str]]) -> Iterator[list[str]]:
-    """Of the card's table of sources: below its heading, up to the next table's."""
-    inside = False
-    for row in rows:
-        if row == ["source", "licence"]:
-            inside = True
-        elif row[0].startswith("held-out"):
-            return
-        elif inside and not row[0].startswith("---"):
-            yield row
-
-
-def again(folder: Path, name: str) -> str:
-    """The command that goes on."""
-    return f"cpt export {folder} --push-to-hub {name}"
-
-
 def what_went_wrong(problem: BaseException, name: str, folder: Path | None = None) -> ResourceError:
     """The Hub's answer with its remedy."""
-    kept = (
-        ""
-        if folder is None
-        else f" The export is in {folder}; what the Hub has already is not sent again: {again(folder, name)}"
-    )
     response = vars(problem).get("response")  # of huggingface_hub's errors, and of those of httpx that it lets through
     status = None if response is None else response.status_code
-    if status == 401:
-        return ResourceError(
-            f"the Hub does not know the token. Make one that may write at {TOKENS}, then: hf auth login.{kept}"
-        )
-    if status == 403:
-        return ResourceError(
-            f"the token may not write to {name}. Make one that may at {TOKENS}, then: hf auth login.{kept}"
-        )
-    reason = str(problem).strip().splitlines() or [type(problem).__name__]
-    return ResourceError(f"the Hub cannot be reached, or does not take it: {reason[0][:200]}.{kept}")
+    reason = {
+        401: f"the Hub does not know the token. Make one that may write at {TOKENS}, then: hf auth login.",
+        403: f"the token may not write to {name}. Make one that may at {TOKENS}, then: hf auth login.",
+    }.get(status)
+    if reason is None:
+        lines = str(problem).strip().splitlines() or [type(problem).__name__]
+        reason = f"the Hub cannot be reached, or does not take it: {lines[0][:200]}."
+    if folder is not None:
+        again = f"cpt export {folder} --push-to-hub {name}"
+        reason += f" The export is in {folder}; what the Hub has already is not sent again: {again}"
+    return ResourceError(reason)

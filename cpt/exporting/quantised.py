@@ -84,11 +84,7 @@ def add_to_card(card: Path, lines: Sequence[str]) -> None:
 
 
 def check_quantising(method: Method, dtype: torch.dtype) -> None:
-    """Check what can be checked before anything is read.
-
-    Raises:
-        ResourceError: a package or a GPU is missing.
-    """
+    """Check what can be checked before anything is read."""
     package = NEEDS[method]
     try:
         import_module(package)
@@ -117,11 +113,7 @@ def write_quantised(
     proof: ProofText,
     max_rise: float,
 ) -> Iterator[str]:
-    """Quantise a whole export into another folder, prove what was stored, and measure what it costs.
-
-    Raises:
-        CheckpointError: there is nothing to quantise, the stored model differs, or it costs too much.
-    """
+    """Quantise a whole export into another folder, prove what was stored, and measure what it costs."""
     device = "cuda" if method == "int4" else None
     plain = AutoModelForCausalLM.from_pretrained(whole, dtype=wish.dtype, device_map=device)
     before = [logits_of_ids(plain, window) for window in text.windows]
@@ -162,14 +154,10 @@ def quantisation(method: Method, model: PreTrainedModel, dtype: torch.dtype) -> 
 
 
 def refuse_narrow(model: PreTrainedModel) -> None:
-    """On the CPU bitsandbytes 0.50 gives back other numbers where a row ends inside one of its blocks.
-
-    Raises:
-        CheckpointError: a layer is no multiple of a block wide.
-    """
-    if odd := [width for width in widths_of(model) if width % NF4_BLOCK]:
+    """On the CPU bitsandbytes 0.50 gives back other numbers where a row ends inside one of its blocks."""
+    if odd := [str(width) for width in sorted(widths_of(model)) if width % NF4_BLOCK]:
         raise CheckpointError(
-            f"nf4 takes weights in blocks of {NF4_BLOCK}, and layers are {', '.join(map(str, sorted(odd)))} wide:"
+            f"nf4 takes weights in blocks of {NF4_BLOCK}, and layers are {', '.join(odd)} wide:"
             " bitsandbytes would give back other numbers on a CPU. Use --quantize int8."
         )
 
@@ -181,11 +169,7 @@ def widths_of(model: PreTrainedModel) -> set[int]:
 
 
 def group_size(model: PreTrainedModel) -> int:
-    """The largest that divides every linear layer's input: torchao leaves the others out without a word.
-
-    Raises:
-        CheckpointError: none does.
-    """
+    """The largest that divides every linear layer's input: torchao leaves the others out without a word."""
     widths = widths_of(model)
     for size in GROUPS:
         if all(width % size == 0 for width in widths):
@@ -196,11 +180,7 @@ def group_size(model: PreTrainedModel) -> int:
 
 
 def describe_layers(model: PreTrainedModel, method: Method) -> str:
-    """What was quantised and what was not.
-
-    Raises:
-        CheckpointError: nothing was.
-    """
+    """What was quantised and what was not."""
     quantised = {name for name, layer in model.named_modules() if is_quantised(layer)}
     if not quantised:
         raise CheckpointError(
@@ -229,11 +209,7 @@ def bytes_of(folder: Path) -> int:
 
 
 def refuse_costly(found: Cost, method: str, max_rise: float) -> str:
-    """The report's line.
-
-    Raises:
-        CheckpointError: it costs more than is allowed.
-    """
+    """The report's line."""
     if not found.rise <= max_rise:  # NaN is not
         raise CheckpointError(
             f"{method} costs more than --max-rise {max_rise:g}: {found}. Use --quantize int8, measure on text of your"

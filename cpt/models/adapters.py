@@ -84,11 +84,7 @@ def config_class(method: str) -> type[PeftConfig]:
 
 
 def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
-    """Refuse adapters that the model has no place for; a model without weights will do.
-
-    Raises:
-        RecipeError: nothing is called as `target_modules` or `modules_to_save` say, with what there is.
-    """
+    """Refuse adapters that the model has no place for; a model without weights will do."""
     layers = last_names(name for name, _ in adaptable(model))
     if not layers:
         raise RecipeError(
@@ -140,11 +136,7 @@ def without_weights(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
-    """Freeze the model and add adapters, in fp32 whatever the model's dtype, as is what else is trained.
-
-    Raises:
-        RecipeError: an option is unknown, or no layer of the model matches `target_modules`.
-    """
+    """Freeze the model and add adapters, in fp32 whatever the model's dtype, as is what else is trained."""
     check_lora_options(options, zero3=is_deepspeed_zero3_enabled())
     # Else gradient checkpointing finds no input that needs a gradient, as the embedding is frozen, and the adapters
     # learn nothing.
@@ -176,11 +168,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
 
 
 def put_adapters(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
-    """The model inside of peft's.
-
-    Raises:
-        RecipeError: peft refuses the options for this model.
-    """
+    """The model inside of peft's."""
     config = config_for(lora_options(model, options), options)
     try:
         # peft calls transformers by names that transformers will drop
@@ -191,11 +179,7 @@ def put_adapters(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftMode
 
 
 def config_for(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> PeftConfig:
-    """The method's own config object.
-
-    Raises:
-        RecipeError: it refuses its options.
-    """
+    """The method's own config object."""
     try:
         return config_class(method_of(options))(**{"task_type": "CAUSAL_LM", **chosen})
     except (ValueError, TypeError) as problem:
@@ -254,11 +238,7 @@ def merge_lora(model: PeftModel) -> PreTrainedModel:
 
 
 def check_mergeable(peft_type: str) -> None:
-    """Refuse adapters of methods that cannot become weights.
-
-    Raises:
-        CheckpointError: with the reason.
-    """
+    """Refuse adapters of methods that cannot become weights."""
     if reason := UNFIT.get(peft_type.lower()) if peft_type.lower() != "adalora" else None:
         raise CheckpointError(
             f"an adapter of {peft_type} cannot be merged into its base: {reason}. Serve base and adapter together,"
@@ -286,11 +266,7 @@ def last_names(names: Iterable[str]) -> list[str]:
 
 
 def embedding_names(model: PreTrainedModel) -> list[str]:
-    """What the model calls its embedding and its head, where that has weights of its own.
-
-    Raises:
-        RecipeError: they are one matrix under names that peft cannot keep together.
-    """
+    """What the model calls its embedding and its head, where that has weights of its own."""
     ends = [model.get_input_embeddings(), *([] if is_tied(model) else [model.get_output_embeddings()])]
     paths = {id(module): name for name, module in model.named_modules()}
     names = [paths[id(module)].rpartition(".")[2] for module in ends]

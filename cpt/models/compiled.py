@@ -25,13 +25,9 @@ from cpt.hardware import require_programs
 from cpt.recipe.automatic import AUTO, CHECKPOINTING
 
 INDUCTOR = "inductor"
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
-KEY, KEY_OF_BACKEND, KEY_OF_MODE = (
-    "`training.torch_compile`",
-    "`training.torch_compile_backend`",
-    "`training.torch_compile_mode`",
-)
+MODES = ("default", "max-autotune-no-cudagraphs")
+"""The others use CUDA graphs: layers share one graph, and it would be recorded again for the weights of each."""
+KEY, BACKEND_KEY, MODE_KEY = (f"`training.torch_compile{ending}`" for ending in ("", "_backend", "_mode"))
 KEYS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
 MOST_GRAPHS = 32
 """Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; beyond, torch would go on
@@ -87,21 +83,11 @@ def check_compiling(
     from torch._dynamo import list_backends  # seconds to import
 
     if wanted.backend not in (backends := list_backends(exclude_tags=())):
+        raise RecipeError(f"{BACKEND_KEY}: no backend `{wanted.backend}`.{did_you_mean(wanted.backend, backends)}")
+    if wanted.mode is not None and (wanted.mode not in MODES or wanted.backend != INDUCTOR):
         raise RecipeError(
-            f"{KEY_OF_BACKEND}: no backend called `{wanted.backend}`.{did_you_mean(wanted.backend, backends)}"
-        )
-    if wanted.mode is not None and wanted.mode not in MODES:
-        raise RecipeError(
-            f"{KEY_OF_MODE}: no mode called `{wanted.mode}`.{did_you_mean(wanted.mode, MODES)} Use {', '.join(MODES)}."
-        )
-    if wanted.mode is not None and wanted.backend != INDUCTOR:
-        raise RecipeError(
-            f"{KEY_OF_MODE}: modes are {INDUCTOR}'s, and {KEY_OF_BACKEND} is `{wanted.backend}`. Remove one of them."
-        )
-    if wanted.mode in WITH_CUDA_GRAPHS:
-        raise RecipeError(
-            f"{KEY_OF_MODE}: `{wanted.mode}` uses CUDA graphs, which have not been tried here: layers share one graph,"
-            " and it would be recorded again for the weights of each. Use `max-autotune-no-cudagraphs`."
+            f"{MODE_KEY}: expected {' or '.join(MODES)}, with {BACKEND_KEY} `{INDUCTOR}`, got `{wanted.mode}` with"
+            f" `{wanted.backend}`."
         )
     why_not = {
         f"{UNDER_ZERO3}. Remove the key, or use a profile of stage 1 or 2": zero3,
@@ -116,10 +102,7 @@ def check_compiling(
     if wanted.backend == INDUCTOR:
         require_programs("g++", reason=f"{KEY}: {INDUCTOR} compiles its kernels")
         if on_gpu and importlib.util.find_spec("triton") is None:
-            raise ResourceError(
-                f"{KEY}: {INDUCTOR} writes a GPU's kernels in Triton, which is not installed. Install it: pip install"
-                " triton"
-            )
+            raise ResourceError(f"{KEY}: {INDUCTOR} needs Triton on a GPU. Install it: pip install triton")
 
 
 def recomputes_under_fsdp(training: Mapping[str, Any]) -> bool:
@@ -132,9 +115,6 @@ def compile_layers(model: nn.Module, compiling: Compiling) -> int:
 
     Returns:
         Modules that are compiled: a layer each, or several of a layer with experts.
-
-    Raises:
-        RecipeError: the model has no layers that can be found.
     """
     parts = list(compiled_parts(model))
     if not parts:
@@ -142,9 +122,8 @@ def compile_layers(model: nn.Module, compiling: Compiling) -> int:
             f"{KEY}: {type(model).__name__} has no decoder layers that transformers knows. Set it to false."
         )
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_GRAPHS)
-    torch._dynamo.config.optimize_ddp = (
-        False  # it would cut graphs at DDP's buckets; layers are small enough, and checkpoints stay whole
-    )
+    # It would cut graphs at DDP's buckets; layers are small enough, and checkpoints stay whole.
+    torch._dynamo.config.optimize_ddp = False
     compiled = torch.compile(call_in_graph, dynamic=False, backend=compiling.backend, mode=compiling.mode)
     for part in parts:
         part._compiled_call_impl = CompiledCall(part, compiled)  # type: ignore[assignment]  # where `Module.compile` puts it

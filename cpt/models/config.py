@@ -5,15 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import list_repo_files
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    StrictDataclassError,
-)
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, StrictDataclassError
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
 from cpt.errors import RecipeError, ResourceError
@@ -32,10 +24,6 @@ ROPE_KEYS = {"rope_theta", "rope_scaling", "partial_rotary_factor"}
 LEGACY_KEYS = ROPE_KEYS | {"hybrid_override_pattern", "torch_dtype"}
 UNDECLARED_KEYS = {"head_dim", "num_hidden_layers"}  # models read them, though not every config class declares them
 STATE_DICTS = (".pth", ".pt")
-NEMO = (
-    "holds a .nemo file only, which from_pretrained cannot load. Use a model in Hugging Face's format, such as"
-    " nvidia/Minitron-8B-Base, or convert it with NeMo."
-)
 
 
 def load_config(model: Model) -> PreTrainedConfig:
@@ -62,24 +50,27 @@ def _resolve(model: Model) -> PreTrainedConfig:
     written = None if model.config is None else config_from(model.config)
     if model.from_scratch and written is not None:
         return written
-    assert model.path is not None, "the recipe's rules ask for it"
-    if Path(model.path).suffix in STATE_DICTS:
-        return _config_beside_state_dict(model.path, written)
+    path = str(model.path)
+    if Path(path).suffix in STATE_DICTS:
+        if not Path(path).expanduser().is_file():
+            raise RecipeError(f"model.path: {path} does not exist (looked from {Path.cwd()}).")
+        if written is None:
+            raise RecipeError(
+                f"model.path: {path} is a bare state dict, so model.config must give its shape (`model_type:"
+                " minimind2`, ...)."
+            )
+        return written
     found = read_config(model)
     if written is None or model.config is None:
         return found
     if found.model_type in ACCEPTS.get(written.model_type, ()):
         found = _adopt(found, written)
-    _compare(model.config, written, found, model.path)
+    _compare(model.config, written, found, path)
     return found
 
 
 def config_from(written: Mapping[str, Any]) -> PreTrainedConfig:
-    """A config object from a recipe's `model.config`.
-
-    Raises:
-        RecipeError: the model type or a key is unknown, or a value has the wrong type.
-    """
+    """A config object from a recipe's `model.config`."""
     register_families()
     values = dict(written)
     model_type = values.pop("model_type")
@@ -98,12 +89,7 @@ def config_from(written: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def read_config(model: Model) -> PreTrainedConfig:
-    """The config.json of the folder or Hub id.
-
-    Raises:
-        RecipeError: there is none, or it is of no known model type.
-        ResourceError: the Hub cannot be reached, or wants a login.
-    """
+    """The config.json of the folder or Hub id."""
     path = str(model.path)
     if is_local(path):
         _check_folder(path)
@@ -119,7 +105,7 @@ def read_config(model: Model) -> PreTrainedConfig:
             raise RecipeError(
                 f"model.path: {' '.join(str(problem).split())[:300]} Copy the model's folder again."
             ) from problem
-        raise _hub_error(path, model.revision, problem) from problem
+        raise _hub_error(path, problem) from problem
     except (ValueError, KeyError, StrictDataclassError) as problem:
         reason = str(problem).split("\n")[0]
         raise RecipeError(
@@ -137,8 +123,6 @@ def _check_folder(path: str) -> None:
     if complaint := unfinished_run(path):
         raise RecipeError(f"model.path: {complaint}")
     if folder.is_dir() and not (folder / "config.json").is_file():
-        if list(folder.glob("*.nemo")):
-            raise RecipeError(f"model.path: {path} {NEMO}")
         if (folder / "adapter_config.json").is_file():
             raise RecipeError(
                 f"model.path: {path} is an adapter without its base. Make one model of both, then go on from it: "
@@ -149,9 +133,9 @@ def _check_folder(path: str) -> None:
         )
 
 
-def _hub_error(path: str, revision: str | None, problem: OSError) -> RecipeError | ResourceError:
+def _hub_error(path: str, problem: OSError) -> RecipeError | ResourceError:
     cause: BaseException | None = problem
-    while cause is not None and not isinstance(cause, HfHubHTTPError | EntryNotFoundError):
+    while cause is not None and not isinstance(cause, HfHubHTTPError):
         cause = cause.__cause__
     if isinstance(cause, GatedRepoError):
         return ResourceError(f"model.path: {path} is gated. Accept its licence on the Hub, then run: hf auth login")
@@ -159,31 +143,10 @@ def _hub_error(path: str, revision: str | None, problem: OSError) -> RecipeError
         return RecipeError(
             f"model.path: there is no {path} on the Hub (or it is private: hf auth login), and no such folder here."
         )
-    the_hub_answered = isinstance(cause, EntryNotFoundError) and not isinstance(cause, LocalEntryNotFoundError)
-    if the_hub_answered and _has_nemo_file(path, revision):
-        return RecipeError(f"model.path: {path} {NEMO}")
     return ResourceError(
         f"model.path: the Hub gives no config.json for {path}: {' '.join(str(problem).split())[:300]} "
         f"Try: hf download {path}, or give the path of a local folder."
     )
-
-
-def _has_nemo_file(path: str, revision: str | None) -> bool:
-    try:
-        return any(name.endswith(".nemo") for name in list_repo_files(path, revision=revision))
-    except HfHubHTTPError:
-        return False
-
-
-def _config_beside_state_dict(path: str, written: PreTrainedConfig | None) -> PreTrainedConfig:
-    if not Path(path).expanduser().is_file():
-        raise RecipeError(f"model.path: {path} does not exist (looked from {Path.cwd()}).")
-    if written is None:
-        raise RecipeError(
-            f"model.path: {path} is a bare state dict, so model.config must say its shape (`model_type: minimind2`,"
-            " ...)."
-        )
-    return written
 
 
 def value_of(config: PreTrainedConfig, name: str) -> Any:
@@ -211,9 +174,7 @@ def _check_keys(model_type: str, values: Mapping[str, Any]) -> None:
 def _adopt(found: PreTrainedConfig, written: PreTrainedConfig) -> PreTrainedConfig:
     """Our family's config for a checkpoint of the architecture that it equals: the written one, its shape still to be
     compared."""
-    if (
-        found.model_type == "minimind"
-    ):  # MiniMind's own config.json: other names, so the written shape counts; the weights will tell
+    if found.model_type == "minimind":  # MiniMind's own config.json has other names; the weights must fit the shape
         return written
     own = type(written)
     values = {
@@ -228,17 +189,17 @@ def _adopt(found: PreTrainedConfig, written: PreTrainedConfig) -> PreTrainedConf
 
 
 def _compare(keys: Mapping[str, Any], written: PreTrainedConfig, found: PreTrainedConfig, path: str) -> None:
-    """Only what stands in the recipe is compared."""
+    """Only the keys in the recipe are compared."""
     names = {"rope_parameters" if key in ROPE_KEYS else key for key in keys} - {"torch_dtype", "architectures"}
-    differing = [name for name in sorted(names) if value_of(written, name) != value_of(found, name)]
+    differing = [
+        f"  {name}: {value_of(written, name)} in model.config, {value_of(found, name)} in {path}"
+        for name in sorted(names)
+        if value_of(written, name) != value_of(found, name)
+    ]
     if differing:
-        lines = [
-            f"  {name}: {value_of(written, name)} in model.config, {value_of(found, name)} in {path}"
-            for name in differing
-        ]
         raise RecipeError(
             f"model.config is not the shape of {path}:\n"
-            + "\n".join(lines)
-            + "\nCorrect or remove model.config (a `base:` brings its own: name another file there), or say "
-            + "`model.from_scratch: true` to draw new weights of that shape."
+            + "\n".join(differing)
+            + "\nCorrect or remove model.config (a `base:` brings its own: name another file there), or write "
+            + "`model.from_scratch: true` for new weights of that shape."
         )

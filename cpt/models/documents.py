@@ -17,9 +17,8 @@ BOUNDS, LONGEST = "cu_seq_lens_q", "max_length_q"  # transformers' names
 FEWEST_BOUNDS = 32
 FEWEST_TOKENS = 128  # of the longest document; kernels compute blocks of so many
 PARTS = (slice(0, 5), slice(5, 8))  # the documents of a trial
-TOLERANCE = (
-    0.02  # share of the largest logit; bf16 rounds by 0.004, and kernels for several lengths add up in another order
-)
+# Share of the largest logit. bf16 rounds by 0.004, and kernels for several lengths add up in another order.
+TOLERANCE = 0.02
 
 
 def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
@@ -84,9 +83,7 @@ def hand_over_documents(
         )
         bounds = document_bounds(positions.expand(inputs.shape[0], -1))
     mask = bounds.expand(1, 1, longest or positions.shape[1], -1)
-    torch._dynamo.maybe_mark_dynamic(
-        mask, [2, 3]
-    )  # compiled layers have one graph for any number and any length of documents
+    torch._dynamo.maybe_mark_dynamic(mask, [2, 3])  # one graph for any number and any length of documents
     given["attention_mask"] = mask
     return arguments, given
 
@@ -97,17 +94,12 @@ def takes_bounds(mask: torch.Tensor | None) -> bool:
 
 
 def keep_documents_apart(model: PreTrainedModel) -> None:
-    """Install the hook.
-
-    Raises:
-        RecipeError: a layer reads the row from end to end.
-    """
+    """Install the hook that hands the bounds over."""
     check_documents_can_be_handed_over(model)
     model.base_model.register_forward_pre_hook(hand_over_documents, with_kwargs=True)
 
 
 def check_documents_can_be_handed_over(model: PreTrainedModel) -> None:
-    """Raise where layers would not know what to do with bounds."""
     if runs_along_the_row(model):
         raise RecipeError(
             f"model.attention: varlen keeps documents apart in attention, and {model.config.model_type} has layers"
@@ -117,11 +109,7 @@ def check_documents_can_be_handed_over(model: PreTrainedModel) -> None:
 
 
 def try_documents_apart(model: PreTrainedModel) -> None:
-    """Compare two documents in one row with each of them alone, where a model's class says that it keeps them apart.
-
-    Raises:
-        RecipeError: it does not.
-    """
+    """Compare two documents in one row with each of them alone, where the class says that it keeps them apart."""
     embedding = model.get_input_embeddings().get_parameter("weight")
     ids = torch.arange(1, 9, device=embedding.device).unsqueeze(0) % len(embedding)
     positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]], device=embedding.device)

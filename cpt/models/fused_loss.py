@@ -411,11 +411,7 @@ def keep_liger_to_layers(training: TrainingArguments) -> None:
 
 
 def set_up_loss(model: nn.Module, wanted: bool | Literal["auto"], training: TrainingArguments) -> None:
-    """Give the model the fused loss where the recipe asks for it, or on a GPU where it works, and log the choice.
-
-    Raises:
-        RecipeError: the recipe asks for it and the model cannot have it.
-    """
+    """Give the model the fused loss where the recipe asks for it, or on a GPU where it works, and log the choice."""
     if not isinstance(model, PreTrainedModel | PeftModel):
         return
     on_gpu = training.device.type == "cuda"

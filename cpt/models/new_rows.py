@@ -44,9 +44,6 @@ def add_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known:
         pieces: id of a new token -> ids of the old tokens that it consists of.
         known: ids that the tokenizer had before, the largest plus one.
         multiple: what a grown table is rounded up to; the rows that are left over get the mean of all old ones.
-
-    Raises:
-        RecipeError: the model's tables of the vocabulary cannot be found, or it has others besides embedding and head.
     """
     embedding, head = tables(model)
     before, needed = embedding.weight.shape[0], max(pieces) + 1
@@ -67,11 +64,7 @@ def add_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known:
 
 
 def tables(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
-    """The embedding and the head; both have a row for each id.
-
-    Raises:
-        RecipeError: the model does not say where they are.
-    """
+    """The embedding and the head; both have a row for each id."""
     found: tuple[nn.Module | None, ...] = ()
     with suppress(NotImplementedError):
         found = model.get_input_embeddings(), model.get_output_embeddings()
@@ -103,11 +96,7 @@ def refuse_further_tables(model: PreTrainedModel, rows: int) -> None:
 
 
 def new_ids(folder: Path) -> list[int]:
-    """The ids of the tokens that `cpt tokenizer extend` added to the model in a folder.
-
-    Raises:
-        RecipeError: nothing says which they are.
-    """
+    """The ids of the tokens that `cpt tokenizer extend` added to the model in a folder."""
     try:
         return [int(token["id"]) for token in json.loads((folder / EXTENSION).read_text())["tokens"]]
     except (OSError, ValueError, KeyError, TypeError) as problem:

@@ -41,11 +41,7 @@ class Quantization:
 
 
 def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
-    """What `model.lora` asks for; None where the base stays whole.
-
-    Raises:
-        RecipeError: `double_quantize` alone.
-    """
+    """What `model.lora` asks for; None where the base stays whole."""
     if lora is None or lora.get("quantize") is None:
         if lora is not None and "double_quantize" in lora:
             raise RecipeError("`model.lora.double_quantize` has no effect without `model.lora.quantize: nf4`.")

@@ -72,14 +72,10 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
             raise RecipeError(
                 f"{KEY}: no sub-key called `{name}`.{did_you_mean(name, (*OURS, *TORCHS))} It takes {', '.join(OURS)}."
             )
-    selective, every, offload = (
-        given.get("selective", False),
-        given.get("every_n_layers", 1),
-        given.get("offload", False),
-    )
-    for name, value in (("selective", selective), ("offload", offload)):
-        if not isinstance(value, bool):
-            raise RecipeError(f"{KEY}: `{name}` is true or false, not {value!r}.")
+    for name in ("selective", "offload"):
+        if not isinstance(given.get(name, False), bool):
+            raise RecipeError(f"{KEY}: `{name}` is true or false, not {given[name]!r}.")
+    every = given.get("every_n_layers", 1)
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise RecipeError(f"{KEY}: `every_n_layers` is a whole number from 1 on, not {every!r}.")
     if not checkpoints and (without_effect := [name for name in given if name != "offload"]):
@@ -88,19 +84,12 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
             " of them."
         )
     of_torch = {name: value for name, value in given.items() if name in TORCHS}
-    found = Recomputing(checkpoints, selective, every, offload, of_torch)
-    refuse_together(found, compiles=wanted_compiling(training) is not None, zero3=zero3, experts=experts)
-    return found
-
-
-def refuse_together(found: Recomputing, *, compiles: bool, zero3: bool, experts: bool) -> None:
-    if found.selective and found.of_torch.get("use_reentrant"):
+    found = Recomputing(checkpoints, given.get("selective", False), every, given.get("offload", False), of_torch)
+    compiles = wanted_compiling(training) is not None
+    if of_torch.get("use_reentrant") and (found.selective or compiles):
         raise RecipeError(
-            f"{KEY}: `selective` needs torch's checkpoints of the newer kind. Remove `use_reentrant: true`."
-        )
-    if compiles and found.of_torch.get("use_reentrant"):
-        raise RecipeError(
-            f"{KEY}: compiled layers need torch's checkpoints of the newer kind. Remove `use_reentrant: true`."
+            f"{KEY}: `selective` and compiled layers need torch's checkpoints of the newer kind. Remove"
+            " `use_reentrant: true`."
         )
     if found.selective and compiles and experts:
         raise RecipeError(
@@ -112,6 +101,7 @@ def refuse_together(found: Recomputing, *, compiles: bool, zero3: bool, experts:
             f"{KEY}: `offload` under ZeRO-3 would send gathered weights to the host, unless every layer is computed"
             " again. Write `gradient_checkpointing: true` and no `every_n_layers`."
         )
+    return found
 
 
 def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> AbstractContextManager[Any]:
@@ -119,9 +109,6 @@ def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> Abstra
 
     Returns:
         The context of each forward and backward pass.
-
-    Raises:
-        RecipeError: as `read_recomputing`.
     """
     wanted = read_recomputing(vars(arguments), zero3=is_deepspeed_zero3_enabled(), experts=has_experts(model))
     if wanted.checkpoints:

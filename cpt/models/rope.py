@@ -21,9 +21,6 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
     Args:
         config: changed in place.
         wanted: `theta`, `type` and `factor`, `length`.
-
-    Raises:
-        RecipeError: the model's positions are of another kind, or the values do not go together.
     """
     text = config.get_text_config()
     found = text.to_dict().get("rope_parameters")

@@ -22,11 +22,7 @@ HEAD = "score"
 
 
 def check_scoring(config: PreTrainedConfig) -> None:
-    """Refuse architectures that nobody wrote a scoring model for.
-
-    Raises:
-        RecipeError: transformers has no class for it.
-    """
+    """Refuse architectures that nobody wrote a scoring model for."""
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise RecipeError(
             f"`stage` reward: transformers has no sequence classifier for `{config.model_type}`. Choose a model of"
@@ -40,10 +36,6 @@ def scoring_model(
     """The recipe's model with a head of one output, read at a text's last token.
 
     The body has the weights that the recipe names; the head is drawn from the seed.
-
-    Raises:
-        RecipeError: the architecture has no class for it in transformers.
-        CptError: see `build_model`.
     """
     whole = build_model(model.model_copy(update={"lora": None}), tokenizer, seed=seed, dtype=dtype)
     assert isinstance(whole, PreTrainedModel), "without adapters"

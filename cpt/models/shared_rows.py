@@ -65,9 +65,6 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
 
     Args:
         attention: what the model runs with, by transformers' name.
-
-    Raises:
-        RecipeError: and why.
     """
     key = "`training.parallelism_config.sp_size`"
     values = config.get_text_config().to_dict()

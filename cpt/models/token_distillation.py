@@ -39,9 +39,6 @@ def distill_rows(
         pieces: id of a new token -> ids of the old tokens that it consists of; their rows are there already
             (`add_rows`).
         sequences: ids of texts in new tokens.
-
-    Raises:
-        RecipeError: as `check_can_distill`.
     """
     check_can_distill(model)
     embedding, _ = tables(model)
@@ -72,11 +69,7 @@ def distill_rows(
 
 
 def check_can_distill(model: PreTrainedModel) -> None:
-    """Refuse a model whose input rows cannot be taught this way.
-
-    Raises:
-        RecipeError: the head shares the rows, or the model does more with an embedding than look it up.
-    """
+    """Refuse a model whose input rows cannot be taught this way."""
     embedding, head = tables(model)
     if embedding.weight is head.weight:
         raise RecipeError(

@@ -51,14 +51,8 @@ Kernel = Callable[..., torch.Tensor]
 queries."""
 
 
-def takes(function: Callable[..., Any], argument: str) -> bool:
-    """Whether a function has an argument of that name."""
-    return argument in inspect.signature(function).parameters
-
-
-SAYS_GROUPED = takes(
-    varlen.varlen_attn, "enable_gqa"
-)  # torch 2.11 has no word for fewer heads of keys and gives them to the kernel
+# torch 2.11 has no argument for fewer heads of keys: its kernel takes them as they are.
+SAYS_GROUPED = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 
 def register_varlen() -> None:

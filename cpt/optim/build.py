@@ -113,11 +113,7 @@ def refuse_under_deepspeed(section: Optimizer) -> None:
 
 
 def check_optimizer(section: Optimizer) -> None:
-    """Refuse an optimizer that there is not, and options that it does not take.
-
-    Raises:
-        RecipeError: with what was probably meant.
-    """
+    """Refuse an optimizer that there is not, and options that it does not take."""
     check_options(find_optimizer(section.name), section.options, "optimizer", also=FOR_ALL)
     rate = section.options.get("embedding_learning_rate")
     if rate is not None and rate <= 0:
@@ -128,11 +124,7 @@ def check_optimizer(section: Optimizer) -> None:
 
 
 def check_rounding(recipe: Recipe) -> None:
-    """Refuse a rounding of weights that are not rounded.
-
-    Raises:
-        RecipeError: with what to write instead.
-    """
+    """Refuse a rounding of weights that are not rounded."""
     rounding, model = recipe.optimizer.options.get("rounding"), recipe.model
     if rounding is None:
         return

@@ -44,9 +44,6 @@ def parameter_groups(
         matrices_apart: `MATRICES` in each group is true for two-dimensional weights of layers, neither embedding nor
             head.
         embeddings_apart: `IS_EMBEDDING` is true in the groups of embeddings.
-
-    Raises:
-        RecipeError: a rate was given for parameters that are not trained.
     """
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     both_ends = embeddings | head_parameters(model)

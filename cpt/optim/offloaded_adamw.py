@@ -23,11 +23,7 @@ def offloaded_adamw(
     eps: float = 1e-8,
     weight_decay: float = 0.1,
 ) -> torch.optim.Optimizer:
-    """AdamW (arXiv 1711.05101) by DeepSpeed's kernel for the host's processor.
-
-    Raises:
-        ResourceError: the kernel cannot be compiled here.
-    """
+    """AdamW (arXiv 1711.05101) by DeepSpeed's kernel for the host's processor."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam  # needs a compiler, so only runs that offload pay for it
 
     if is_main_process():

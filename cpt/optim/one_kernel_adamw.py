@@ -131,11 +131,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
         self.numbers = {parameter: number for number, parameter in enumerate(self.layouts)}
 
     def layout(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]:
-        """Names and types of a parameter's states.
-
-        Raises:
-            RecipeError: float16 weights cannot be trained so.
-        """
+        """Names and types of a parameter's states."""
         if parameter.dtype == torch.float16 and self.rounding is not None:
             raise RecipeError(
                 "`optimizer`: states in 8 bit and `rounding` are for bfloat16 or fp32 weights. Write `model.dtype:"
@@ -195,11 +191,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, which would round states to the type of the parameters.
-
-        Raises:
-            CheckpointError: another kind of optimizer saved it.
-        """
+        """As torch's, which would round states to the type of the parameters."""
         if self.pages is not None:
             self.pages.wait()
         self.pages = self.arena = None

@@ -32,11 +32,7 @@ def aligned(size: int) -> int:
 
 
 class Arena:
-    """Host memory for all states. torch's pinned allocations would each take a power of two.
-
-    Raises:
-        ResourceError: the memory cannot be pinned.
-    """
+    """Host memory for all states. torch's pinned allocations would each take a power of two."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.used = 0

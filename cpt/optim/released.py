@@ -75,9 +75,6 @@ def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = No
 
     Args:
         processes: of the run that is meant; by default those that run now.
-
-    Raises:
-        RecipeError: with what to write instead.
     """
     if not releases_gradients(recipe):
         return

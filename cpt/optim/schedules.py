@@ -36,9 +36,6 @@ def check_schedule(name: str, options: Mapping[str, Any], total_tokens: float, k
 
     Args:
         key: where the options are in the recipe: a `continued` schedule has another one inside.
-
-    Raises:
-        RecipeError: what is wrong, by its key.
     """
     factor = find("schedule", name, SCHEDULES)
     check_options(factor, options, key)
@@ -112,9 +109,6 @@ def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -
 
     Args:
         key: of the recipe, to name in errors.
-
-    Raises:
-        RecipeError: there is no such token inside the run.
     """
     schedule = find("schedule", section.name, SCHEDULES)
 

@@ -74,7 +74,7 @@ def test_every_byte_of_an_export_arrives_and_what_will_be_seen_is_said(hub, clie
     local = {file.name: file.read_bytes() for file in export.iterdir()}
     assert {name: content for name, content in hub.files("chemist/model").items() if name != ".gitattributes"} == local
     assert "EVERYBODY" in told[0] and any("apache-2.0" in line for line in told)
-    assert "CC-BY-4.0" in told[2] and "letters" in told[3] and told[4].startswith("warning")
+    assert "CC-BY-4.0" in told[2] and "letters" in told[2] and told[3].startswith("warning")
     assert hub.private == {"chemist/model": False}
 
 

@@ -8,7 +8,6 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from tiny_models import make_tokenizer, tiny_config
 from torch import _dynamo as dynamo
 from torch._dynamo.backends.common import aot_autograd
-from torch.fx import GraphModule
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.models.build import build_model
@@ -143,28 +142,6 @@ def test_in_the_graph_of_the_backward_pass_stands_what_is_computed_again(checkpo
     products = sum(name in ("aten.mm.default", "aten.addmm.default") for name in backward)
     assert (products > 14) == (checkpoints is not None), (
         "two for each of seven matrices, and those that are made again"
-    )
-
-
-@pytest.mark.parametrize("checkpoints", [None, {"selective": True}], ids=["off", "selective"])
-def test_the_kernel_of_packed_rows_does_not_break_a_layers_graph(monkeypatch, checkpoints):
-    class EnoughError(Exception):
-        pass
-
-    def look_at(graph, inputs):  # the kernel itself would need a GPU
-        operations.extend(
-            str(node.target) for part in graph.modules() if isinstance(part, GraphModule) for node in part.graph.nodes
-        )
-        raise EnoughError
-
-    operations = []
-    monkeypatch.setattr("cpt.models.varlen_attention.has_kernel", lambda *_: True)
-    model = built("llama", checkpoints=checkpoints, compiling=Compiling(look_at), attention="varlen", dtype="bfloat16")
-    with pytest.raises(dynamo.exc.BackendCompilerFailed, match="EnoughError"):
-        losses(model, steps=1, longest=16)
-    assert any("_varlen_attn" in name for name in operations) and not dynamo.utils.counters["graph_break"]
-    assert len([name for name in operations if "linear" in name]) == 7, (
-        "all of the layer, from queries to the last projection"
     )
 
 

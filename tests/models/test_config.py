@@ -55,13 +55,6 @@ def test_an_adapter_is_refused_with_the_way_to_one_model(tmp_path: Path):
     )
 
 
-def test_a_folder_with_a_nemo_file_is_refused_with_the_id_to_use(tmp_path: Path):
-    (tmp_path / "nemotron.nemo").write_bytes(b"")
-    assert "holds a .nemo file only" in refusal(path=str(tmp_path)) and "Minitron-8B-Base" in refusal(
-        path=str(tmp_path)
-    )
-
-
 def test_an_id_that_the_offline_cache_lacks_says_how_to_fetch_it():
     message = refusal(path="some-lab/some-model")
     assert message.startswith("ResourceError") and "hf download some-lab/some-model" in message

@@ -251,17 +251,3 @@ def test_the_kernel_agrees_with_fp64_in_tritons_interpreter():
         [sys.executable, "-c", KERNEL], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_the_kernel_compiles_for_hopper_with_wide_loads():
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile
-
-    from cpt.models.fused_loss_kernel import cross_entropy_of_row
-
-    constants = {"vocabulary": 50257, "width": 50304, "cap": 0.0, "ignored": -100, "block": 8192, "gradient": True}
-    types = {"logits": "*bf16", "targets": "*i64", "losses": "*fp32", "scale": "*fp32", "row_stride": "i32"}
-    aligned = {(place,): [["tt.divisibility", 16]] for place in range(len(types))}
-    source = ASTSource(cross_entropy_of_row, {**types, **dict.fromkeys(constants, "constexpr")}, constants, aligned)
-    ptx = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 16}).asm["ptx"]
-    assert "ld.global.v4" in ptx and "ld.global.b16" not in ptx

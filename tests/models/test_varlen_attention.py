@@ -15,7 +15,6 @@ from cpt.models.documents import BOUNDS, document_bounds
 from cpt.models.varlen_attention import (
     VARLEN,
     attend_each,
-    package_kernel,
     register_varlen,
     torch_kernel,
 )
@@ -252,30 +251,6 @@ def test_on_a_gpu_nothing_waits_for_the_bounds():
             bounds = torch.empty(1, 1, 1, number, dtype=torch.int32, device="cuda")
             output, _ = attend(torch.nn.Identity(), query, key, key, bounds, scaling=0.3, sliding_window=5)
             assert output.shape == (2, 24, 4, 8) and output.dtype == torch.bfloat16
-
-
-def test_flash_attn_gets_the_bounds_from_transformers_without_asking_positions(monkeypatch):
-    seen = {}
-
-    def theirs(query, key, value, mask, **options):
-        seen.update(options, mask=mask, shapes=[tuple(of.shape) for of in (query, key, value)])
-        return query
-
-    monkeypatch.setattr(varlen_attention, "_flash_attention_forward", theirs)
-    bounds = document_bounds(POSITIONS)
-    assert package_kernel("flash_attention_2", *states(4, 2, 16, 8), bounds, 24, 0.3, 5).shape == (48, 4, 16)
-    assert seen.pop("cu_seq_lens_q") is seen.pop("cu_seq_lens_k") is bounds
-    assert seen == {
-        "mask": None,
-        "shapes": [(1, 48, 4, 16), (1, 48, 2, 16), (1, 48, 2, 16)],
-        "query_length": 48,
-        "is_causal": True,
-        "softmax_scale": 0.3,
-        "sliding_window": 5,
-        "max_length_q": 24,
-        "max_length_k": 24,
-        "attn_implementation": "flash_attention_2",
-    }
 
 
 # --- rows of one document each ---------------------------------------------------------------------------------------

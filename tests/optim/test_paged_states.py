@@ -148,29 +148,6 @@ def test_pages_change_no_number_however_late_or_early_the_streams_run(monkeypatc
         assert all(torch.equal(value, expected[number][name]) for name, value in state.items())
 
 
-def test_the_next_piece_comes_before_the_last_is_back_and_nothing_else_is_waited_for(lazy):
-    some = parameters((5000, 6000, 7000))
-    optimizer = optimizer_of(some, paged=True)
-    optimizer.pages = Pages(torch.device("cpu"), lazy)
-    train(some, optimizer, None, count=1, finish=lambda: None)
-    lazy.log.clear()
-    train(some, optimizer, None, count=1)
-    lines = [line for line in lazy.log if line[1] != "copies"]
-    of_piece = [
-        ("main", "waits for", "to_gpu"),  # until its states have arrived
-        ("main", "updates"),
-        ("to_host", "waits for", "main"),
-        ("to_gpu", "waits for", "to_host"),  # the next one: until its buffer is free,
-        ("to_gpu", "waits for", "to_host"),  # and until it came back after the last step
-    ]
-    # In the first step of a run, the first parameter was not expected; now each is on its way when it is asked for.
-    assert lines[-10:] == 2 * of_piece
-    copies = [name for name, what, *_ in lazy.log if what == "copies"]
-    assert copies[-6:] == ["to_host"] * 4 + ["to_gpu"] * 2, (
-        "the first parameter's, for the next step: an embedding has no scales"
-    )
-
-
 def test_a_loaded_state_is_the_one_that_is_used(lazy):
     first, second = parameters((5000, 6000)), parameters((5000, 6000))
     one, other = (optimizer_of(some, paged=True) for some in (first, second))

@@ -207,16 +207,6 @@ def test_the_token_before_the_end_is_above_the_share_and_none_after_it(section):
     assert factors[0] > share >= max(factors[1:])
 
 
-def test_of_a_rate_that_falls_several_times_the_last_fall_counts():
-    name = f"{__name__}:{waves.__name__}"
-    assert ends(Phase(until_learning_rate=0.4, weights=CODE), LAST, name=name) == [88_891, None]
-
-
-def waves(tokens: float, total_tokens: float) -> float:
-    """Three times from 1 down to 0.1, in 33,334 tokens each."""
-    return 1.0 - 0.9 * (tokens % 33_334) / 33_334
-
-
 def test_phases_may_end_at_tokens_and_at_learning_rates_in_turn():
     phases = [
         Phase(until=1000, weights=CODE),

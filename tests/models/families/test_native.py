@@ -12,7 +12,13 @@ IDS = torch.arange(3, 63).view(2, 30)
 
 
 @pytest.mark.parametrize(
-    "options", [{"n_shared_experts": 2}, {"n_shared_experts": 0}, {"num_experts_per_tok": 1}, {"head_dim": 16}]
+    "options",
+    [
+        {"n_shared_experts": 2, "hidden_act": "gelu"},
+        {"n_shared_experts": 0, "num_key_value_heads": 1},
+        {"num_experts_per_tok": 1, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        {"head_dim": 16, "tie_word_embeddings": False},
+    ],
 )
 def test_an_exported_minimind2_mixture_keeps_its_options(options: dict[str, int], tmp_path: Path):
     config = tiny_config("minimind2_moe") | options
