@@ -41,7 +41,6 @@ KERNELS = {  # module -> name on PyPI, what is missing without it
     "mamba_ssm": ("mamba-ssm", "Mamba kernels: Nemotron-H and Mamba run many times slower"),
     "causal_conv1d": ("causal-conv1d", "Mamba kernels, the convolution"),
 }
-FLASH_3 = "build hopper/ of github.com/Dao-AILab/flash-attention"
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,6 @@ def examine(machine: Machine) -> Iterator[Finding]:
     yield from examine_stack()
     if machine.gpus:
         yield from map(examine_kernel, KERNELS)
-        yield examine_package("flash_attn_interface", "FlashAttention 3, for Hopper GPUs", FLASH_3)
     for module, missing in EXTRAS.items():
         yield examine_package(module, missing, f"pip install {module.replace('_', '-')}")
 

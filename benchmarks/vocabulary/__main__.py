@@ -14,7 +14,7 @@ from benchmarks.library_corpus import build_corpus
 from benchmarks.vocabulary.lengths import measure_lengths, texts_of
 from benchmarks.vocabulary.results import write_results
 from benchmarks.vocabulary.table import write_tables
-from benchmarks.vocabulary.training import budgets, extend_base, measure_starts, run_arm, train_base
+from benchmarks.vocabulary.training import budgets, extend_base, run_arm, train_base
 from cpt.command_line import show_log
 from cpt.tokenizer.train_bpe import train_bpe
 
@@ -56,8 +56,7 @@ def measure(folder: Path, seeds: int, tokens: int) -> None:
         for seed in range(1, seeds + 1)
         for arm, budget in spent.items()
     ]
-    starts = measure_starts(corpus, tokenizers["of prose"], ADDED, folder)
-    write_results(lengths, ADDED, results, starts)
+    write_results(lengths, ADDED, results)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ Rows = list[dict[str, float | str]]
 OWN = "own tokens"
 
 
-def write_results(lengths: Rows, added: int, results: Sequence[Result], starts: Rows) -> None:
+def write_results(lengths: Rows, added: int, results: Sequence[Result]) -> None:
     """What was measured, run by run and summed up."""
     content = {
         "device": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -26,7 +26,6 @@ def write_results(lengths: Rows, added: int, results: Sequence[Result], starts: 
         "libraries": {name: metadata.version(name) for name in LIBRARIES},
         "added": added,
         "lengths": lengths,
-        "starts": starts,
         "arms": summarize(results),
         "runs": [asdict(result) for result in results],
     }

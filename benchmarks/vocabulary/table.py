@@ -22,9 +22,7 @@ def write_tables() -> None:
 
 def with_tables(text: str, results: dict[str, Any]) -> str:
     """A text with its part between the markers made anew."""
-    return with_part(
-        text, BEGIN, END, f"{lengths_table(results)}\n{arms_table(results)}\n{starts_table(results)}", PAGE.name
-    )
+    return with_part(text, BEGIN, END, f"{lengths_table(results)}\n{arms_table(results)}", PAGE.name)
 
 
 def lengths_table(results: dict[str, Any]) -> str:
@@ -64,21 +62,6 @@ def arms_table(results: dict[str, Any]) -> str:
         lines.append(
             f"| {' | '.join([*cells, format(figures['domain_before'], '.3f'), after[0], change, after[1]])} |"
         )
-    return "\n".join(lines) + "\n"
-
-
-def starts_table(results: dict[str, Any]) -> str:
-    """Bits per byte before any training, by how new rows were made."""
-    lines = [
-        "| a model with a head of its own, before any training | code, bits per byte | prose |",
-        "| --- | ---: | ---: |",
-    ]
-    names = {
-        OWN: "its own tokens",
-        "mean": "extended, rows: mean",
-        "token_distillation": "extended, rows: token distillation",
-    }
-    lines += [f"| {names[row['start']]} | {row['domain']:.3f} | {row['general']:.3f} |" for row in results["starts"]]
     return "\n".join(lines) + "\n"
 
 

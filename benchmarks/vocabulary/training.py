@@ -19,7 +19,6 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 KINDS: tuple[Kind, Kind] = ("domain", "general")  # in the order of the recipes' sources and held-out sets
 STEP_TOKENS = 1024
 DOMAIN_SHARE = 0.7  # of the tokens; the rest replays prose, as in the demo
-UNTIED_TOKENS = 300_000  # of the base model with a head of its own, less than the demo's: it only shows how rows begin
 NEW_ROWS_SHARE = 0.1  # of an extended model's budget, in which only its new rows learn
 
 
@@ -50,34 +49,20 @@ class Result:
     general_after: float
 
 
-def train_base(corpus: Corpus, tokenizer: Path, folder: Path, *changes: str) -> Path:
+def train_base(corpus: Corpus, tokenizer: Path, folder: Path) -> Path:
     """The demo's base model, with a tokenizer of prose."""
-    overrides = [*changes, f"tokenizer.path={tokenizer}", f"data.sources.0.path={corpus.files['general', 'train']}"]
+    overrides = [f"tokenizer.path={tokenizer}", f"data.sources.0.path={corpus.files['general', 'train']}"]
     return train(
         load_recipe(RECIPES / "demo" / "pretrain.yaml", [f"output_dir={folder}", *overrides, *held_out(corpus)])
     )
 
 
-def extend_base(corpus: Corpus, base: Path, add: int, output: Path, rows: str = "mean") -> Path:
+def extend_base(corpus: Corpus, base: Path, add: int, output: Path) -> Path:
     """The base model with tokens for code."""
     if not output.exists():
         text = f"code={corpus.files['domain', 'train']}"
         try:
-            cpt(
-                [
-                    "tokenizer",
-                    "extend",
-                    str(base),
-                    "--text",
-                    text,
-                    "--add",
-                    str(add),
-                    "--rows",
-                    rows,
-                    "--output",
-                    str(output),
-                ]
-            )
+            cpt(["tokenizer", "extend", str(base), "--text", text, "--add", str(add), "--output", str(output)])
         except SystemExit as ended:
             if ended.code:
                 raise
@@ -138,24 +123,6 @@ def continue_model(
     ]
     warmup = f"schedule.warmup_tokens={max(STEP_TOKENS, tokens // 20)}"
     return train(load_recipe(RECIPES / "demo.yaml", [*values, warmup, *paths, *held_out(corpus), *overrides]))
-
-
-def measure_starts(corpus: Corpus, tokenizer: Path, add: int, folder: Path) -> list[dict[str, float | str]]:
-    """Bits per byte before any training, by how the new rows were made: of a base model whose head is its own."""
-    changes = (
-        "name=untied",
-        "model.config.tie_word_embeddings=false",
-        "model.parameters=null",
-        f"budget.tokens={UNTIED_TOKENS}",
-    )
-    base = train_base(corpus, tokenizer, folder, *changes)
-    rows: list[dict[str, float | str]] = []
-    for start in ("own tokens", "mean", "token_distillation"):
-        model = base if start == "own tokens" else extend_base(corpus, base, add, folder / f"untied-{start}", start)
-        run = continue_model(f"start-{start.replace(' ', '_')}", 1, corpus, model, STEP_TOKENS, folder).parent
-        (domain, general), _ = read_bits(run)
-        rows.append({"start": start, "domain": domain, "general": general})
-    return rows
 
 
 def held_out(corpus: Corpus) -> list[str]:

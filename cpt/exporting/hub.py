@@ -56,7 +56,10 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
     if not (private or sure):
         typer.confirm("Publish it?", abort=True)
     api = HfApi()
-    failures = (RuntimeError, *broken())  # a RuntimeError wraps what happened to one large file
+    failures: tuple[type[Exception], ...] = (
+        RuntimeError,
+        *broken(),
+    )  # a RuntimeError wraps what happened to one large file
     try:
         url = api.create_repo(name, private=private, exist_ok=True)
         if private and not api.model_info(name).private:
@@ -97,7 +100,7 @@ def what_went_wrong(problem: BaseException, name: str, folder: Path | None = Non
     reason = {
         401: f"the Hub does not know the token. Make one that may write at {TOKENS}, then: hf auth login.",
         403: f"the token may not write to {name}. Make one that may at {TOKENS}, then: hf auth login.",
-    }.get(status)
+    }.get(status or 0)
     if reason is None:
         lines = str(problem).strip().splitlines() or [type(problem).__name__]
         reason = f"the Hub cannot be reached, or does not take it: {lines[0][:200]}."

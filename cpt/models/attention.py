@@ -8,11 +8,12 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.extend import did_you_mean, import_named
-from cpt.models.varlen_attention import BY_PACKAGE, VARLEN, register_varlen, why_not_varlen
+from cpt.models.varlen_attention import VARLEN, register_varlen, why_not_varlen
 
-FLASH_INSTALL = "pip install flash-attn --no-build-isolation"
 OLDEST_GPU = (8, 0)  # compute capability; of flash kernels
-HOPPER = (9, 0)  # the only one that flash-attn 3 is for
+FLASH = {"flash_attention_2": is_flash_attn_2_available, "flash_attention_3": is_flash_attn_3_available}
+"""With packed rows these are `varlen`: with several rows in a micro-batch, transformers would let documents leak into
+each other."""
 
 
 def choose_attention(
@@ -38,12 +39,16 @@ def choose_attention(
         ResourceError: it needs a package or a GPU that this machine does not have.
     """
     register_varlen()
+    if packed and wanted in FLASH:
+        wanted = VARLEN
     if wanted == "auto":
-        return _best(model_class, config, half_precision=half_precision, packed=packed)
+        if why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed) is None:
+            return VARLEN
+        return "sdpa" if model_class._supports_sdpa else "eager"
     if ":" in wanted and "/" not in wanted:
         return register_attention(wanted)
     _check(wanted, model_class, config, half_precision=half_precision, packed=packed)
-    return BY_PACKAGE[wanted] if packed and wanted in BY_PACKAGE else wanted
+    return wanted
 
 
 def register_attention(name: str) -> str:
@@ -51,14 +56,6 @@ def register_attention(name: str) -> str:
     AttentionInterface.register(name, import_named(name))
     AttentionMaskInterface.register(name, sdpa_mask)
     return name
-
-
-def _best(
-    model_class: type[PreTrainedModel], config: PreTrainedConfig | None, *, half_precision: bool, packed: bool
-) -> str:
-    if why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed) is None:
-        return VARLEN if _missing_for_flash("flash_attention_3") else BY_PACKAGE["flash_attention_3"]
-    return "sdpa" if model_class._supports_sdpa else "eager"
 
 
 def why_not_by_bounds(
@@ -78,24 +75,6 @@ def missing_for_varlen() -> str | None:
         return "it needs a CUDA GPU and this machine has none"
     if torch.cuda.get_device_capability() < OLDEST_GPU:
         return f"{torch.cuda.get_device_name()} is older than flash kernels (compute capability 8.0)"
-    return None
-
-
-def _missing_for_flash(name: str) -> str | None:
-    if not torch.cuda.is_available():
-        return "it needs a CUDA GPU and this machine has none. Use `model.attention: auto`"
-    third = name == "flash_attention_3"
-    if third and torch.cuda.get_device_capability() != HOPPER:
-        return f"it is for Hopper GPUs, and this is a {torch.cuda.get_device_name()}. Use `model.attention: auto`"
-    if not (is_flash_attn_3_available() if third else is_flash_attn_2_available()):
-        install = (
-            "Install flash_attn_interface (github.com/Dao-AILab/flash-attention, hopper/)"
-            if third
-            else f"Run: {FLASH_INSTALL}"
-        )
-        return (
-            f"{'flash-attn 3' if third else 'flash-attn'} is not installed. {install}, or use `model.attention: auto`"
-        )
     return None
 
 
@@ -123,12 +102,13 @@ def _check(
         raise RecipeError(
             f"model.attention: {model_class.__name__} cannot run with `{wanted}`. Use `model.attention: auto`."
         )
-    by_bounds = wanted == VARLEN or packed and wanted in BY_PACKAGE
-    if by_bounds and (why := why_not_varlen(model_class, config)):
+    if wanted == VARLEN and (why := why_not_varlen(model_class, config)):
         raise RecipeError(f"model.attention: {wanted}: {why}. Use `model.attention: auto`.")
-    if wanted in BY_PACKAGE and (missing := _missing_for_flash(wanted)):
-        raise ResourceError(f"model.attention: {wanted}: {missing}.")
-    if packed and "flash" in wanted and wanted not in BY_PACKAGE:
+    if wanted in FLASH and not FLASH[wanted]():
+        raise ResourceError(
+            f"model.attention: {wanted}: this machine lacks its package, or a GPU for it. Use `model.attention: auto`."
+        )
+    if packed and "flash" in wanted:
         raise RecipeError(
             f"model.attention: {wanted}: transformers lets documents of packed rows leak into each other with it,"
             " where a micro-batch has several rows. Use `model.attention: auto`."

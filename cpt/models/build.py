@@ -20,7 +20,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 from cpt.errors import CheckpointError, RecipeError
 from cpt.models.adapters import add_lora
-from cpt.models.attention import choose_attention, why_not_by_bounds
+from cpt.models.attention import FLASH, choose_attention, why_not_by_bounds
 from cpt.models.config import STATE_DICTS, load_config
 from cpt.models.documents import keep_documents_apart, try_documents_apart
 from cpt.models.families.gpt2 import CptGPT2Config, pad_vocabulary
@@ -33,7 +33,6 @@ from cpt.models.inventory import (
 )
 from cpt.models.new_rows import new_ids, train_only_rows
 from cpt.models.quantized import Quantization, check_quantization, keep_layout_on_cpu
-from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
 from cpt.models.varlen_attention import VARLEN
 from cpt.models.zero3 import build_partitioned
 from cpt.ranks import main_process_first
@@ -76,9 +75,7 @@ def build_model(
         main_process_first(lambda: check_hashes(model.hashes, str(model.path), model.revision))
     _check_vocabulary(model, config, tokenizer)
     learning = new_ids(Path(str(model.path)).expanduser()) if model.train_only == "new_rows" else None
-    config.use_cache = (
-        False  # training never reuses keys and values, and a cache would switch the isolation of documents off
-    )
+    config.use_cache = False  # never used in training, and it would switch the isolation of documents off
 
     weights = DTYPES.get(model.dtype, dtype)
     quantization = check_quantization(model.lora, zero3=is_deepspeed_zero3_enabled())
@@ -97,7 +94,7 @@ def build_model(
                 f"model.dtype is {model.dtype}, but DeepSpeed's config keeps {built.dtype}. Use `model.dtype: auto`."
             )
         torch.manual_seed(seed)
-        if attention in VARLEN_NAMES:
+        if attention == VARLEN:
             keep_documents_apart(built)
         if packed and claims_to_keep_documents_apart(built) and not is_deepspeed_zero3_enabled():
             try_documents_apart(built)
@@ -158,6 +155,8 @@ def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, 
         or "packed rows in half precision"
     )
     how = f" (auto: {why})" if model.attention == "auto" else ""
+    if chosen == VARLEN and model.attention in FLASH:
+        how = f" (torch's flash kernels, in place of {model.attention}: the rows are packed)"
     if chosen == VARLEN and not torch.cuda.is_available():
         how += ", by torch's SDPA document after document: its kernel needs a GPU"
     if model.attention != "auto" or attention_heads(config):

@@ -16,7 +16,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cpt.errors import RecipeError
 from cpt.models.documents import BOUNDS, LONGEST, add_document_bounds
-from cpt.models.varlen_attention import NAMES as BY_BOUNDS
 from cpt.models.varlen_attention import VARLEN
 
 IGNORED = -100
@@ -68,7 +67,7 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
     """
     key = "`training.parallelism_config.sp_size`"
     values = config.get_text_config().to_dict()
-    if attention not in BY_BOUNDS:
+    if attention != VARLEN:
         raise RecipeError(
             f"{key}: with `{attention}` documents of one row would read each other, as DeepSpeed drops the mask that"
             f" keeps them apart. Write `model.attention: {VARLEN}`."

@@ -1,13 +1,11 @@
-"""Attention within each document of packed rows, by kernels that take the documents' bounds instead of a mask.
+"""Attention within each document of packed rows, by torch's flash kernels, which take the documents' bounds instead of
+a mask.
 
-`varlen` is torch's own (the flash kernels that it ships); with flash-attn installed, its kernels take the same bounds.
 Where no kernel can run (on a CPU, in fp32), torch's SDPA goes through the documents one by one, which is as exact as a
 mask and skips what a mask would hide.
 """
 
 import inspect
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,16 +15,11 @@ from torch.nn.attention import varlen
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from cpt.errors import RecipeError
 from cpt.models.documents import takes_bounds
 
 VARLEN = "varlen"
-# Names without `flash`: transformers prepares other masks for those, and cannot keep the documents of several rows
-# apart with them.
-BY_PACKAGE = {"flash_attention_2": "varlen_fa2", "flash_attention_3": "varlen_fa3"}
-NAMES = (VARLEN, *BY_PACKAGE.values())
 HALF = (torch.float16, torch.bfloat16)
 WIDEST_HEAD, WIDTH_MULTIPLE = 256, 8  # of flash kernels
 ALTERED_SCORES = ("softcap", "s_aux", "position_bias")  # arguments of transformers' attention functions
@@ -42,30 +35,20 @@ PROVEN = """
     ministral3 mistral mixtral modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe persimmon phi phi3 phimoe qwen2 qwen2_moe
     qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 youtu
 """  # noqa: E501
-WINDOW_IN_MASK_ONLY = (  # or not even there: sdpa and flash attention differ when their window is switched on
-    "phimoe qwen2_moe"
-)
-
-Kernel = Callable[..., torch.Tensor]
-"""(queries, keys, values of [tokens of all rows, heads, width], bounds, longest document, scale, window) -> as the
-queries."""
-
+# Or not even there: sdpa and flash attention differ when their window is switched on.
+WINDOW_IN_MASK_ONLY = "phimoe qwen2_moe"
 
 # torch 2.11 has no argument for fewer heads of keys: its kernel takes them as they are.
 SAYS_GROUPED = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 
 def register_varlen() -> None:
-    """Make the names known to transformers. Their masks are for rows that come with a mask, and are sdpa's."""
-    kernels: dict[str, Kernel] = {VARLEN: torch_kernel}
-    kernels |= {name: partial(package_kernel, package) for package, name in BY_PACKAGE.items()}
-    for name, kernel in kernels.items():
-        AttentionInterface.register(name, partial(varlen_attention, kernel))
-        AttentionMaskInterface.register(name, sdpa_mask)
+    """Make the name known to transformers. Its mask is for rows that come with a mask, and is sdpa's."""
+    AttentionInterface.register(VARLEN, varlen_attention)
+    AttentionMaskInterface.register(VARLEN, sdpa_mask)
 
 
 def varlen_attention(
-    kernel: Kernel,
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -92,7 +75,11 @@ def varlen_attention(
         )
         return result
     assert attention_mask is not None
-    refuse_altered(dropout, options)
+    if dropout or any(options.get(name) is not None for name in ALTERED_SCORES):
+        raise RecipeError(
+            "model.attention: varlen computes neither dropout nor altered scores, and this model has one of them. Use"
+            " `model.attention: sdpa`, or `model.config.attention_dropout: 0.0` (`attn_pdrop` in GPT-2)."
+        )
     tokens, width, value_width = query.shape[2], query.shape[-1], value.shape[-1]
     scale = width**-0.5 if scaling is None else scaling
     window = sliding_window if sliding_window is not None and sliding_window < tokens else None
@@ -100,16 +87,16 @@ def varlen_attention(
     query, key, value = (states.to(dtype) for states in (query, key, value))
     bounds, longest = attention_mask.select(2, 0).flatten(), attention_mask.shape[2]
     is_whole = len(bounds) == 0  # each row is one document
-    if is_whole and window is None and kernel is torch_kernel:
+    if is_whole and window is None:
         output = attend_to_rows(query, key, value, scale)
     else:
         if is_whole:
             longest = tokens
             bounds = torch.arange(0, len(query) * tokens + 1, tokens, dtype=torch.int32, device=query.device)
         # Rows end to end: a document never goes beyond its row, so that the bounds keep rows apart as well.
-        laid_out = (states.transpose(1, 2).flatten(0, 1).contiguous() for states in (query, key, value))
-        attend = kernel if has_kernel(query, dtype) else attend_each
-        output = attend(*laid_out, bounds, longest, scale, window).unflatten(0, (-1, tokens))
+        q, k, v = (states.transpose(1, 2).flatten(0, 1).contiguous() for states in (query, key, value))
+        attend = torch_kernel if has_kernel(query, dtype) else attend_each
+        output = attend(q, k, v, bounds, longest, scale, window).unflatten(0, (-1, tokens))
     return output if output.shape[-1] == value_width else output[..., :value_width], None
 
 
@@ -147,18 +134,6 @@ def has_kernel(query: torch.Tensor, dtype: torch.dtype) -> bool:
     return query.is_cuda and dtype in HALF
 
 
-def refuse_altered(dropout: float, options: dict[str, Any]) -> None:
-    """Raise where scores or probabilities are changed in a way that the kernels do not know."""
-    altered = [name for name in ALTERED_SCORES if options.get(name) is not None]
-    if dropout or altered:
-        why = "attention dropout" if dropout else f"`{altered[0]}`"
-        remedy = " (or `model.config.attention_dropout: 0.0`, `attn_pdrop` in GPT-2)" if dropout else ""
-        raise RecipeError(
-            f"model.attention: varlen does not compute {why}, which this model has. Use `model.attention:"
-            f" auto`{remedy}."
-        )
-
-
 def computing_dtype(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.dtype:
     """Autocast's; else the half precision that any of them has: rotary embeddings and norms in fp32 widen the
     others."""
@@ -192,39 +167,6 @@ def same_width(*states: torch.Tensor) -> list[torch.Tensor]:
     widest = max(of.shape[-1] for of in states)
     width = widest + -widest % WIDTH_MULTIPLE
     return [of if of.shape[-1] == width else F.pad(of, (0, width - of.shape[-1])) for of in states]
-
-
-def package_kernel(
-    package: str,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bounds: torch.Tensor,
-    longest: int,
-    scale: float,
-    window: int | None,
-) -> torch.Tensor:
-    """flash-attn's, called by transformers, which asks the tokens themselves for nothing when it gets the bounds."""
-    q, k, v = (states[None] for states in same_width(query, key, value))
-    documents: dict[str, Any] = {
-        "cu_seq_lens_q": bounds,
-        "cu_seq_lens_k": bounds,
-        "max_length_q": longest,
-        "max_length_k": longest,
-    }
-    output: torch.Tensor = _flash_attention_forward(
-        q,
-        k,
-        v,
-        None,
-        query_length=query.shape[0],
-        is_causal=True,
-        softmax_scale=scale,
-        sliding_window=window,
-        attn_implementation=package,
-        **documents,
-    )
-    return output[0]
 
 
 @torch.compiler.disable  # other lengths in each batch: compiled, each batch would be a graph of its own

@@ -22,7 +22,6 @@ from cpt.models.documents import check_documents_can_be_handed_over
 from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_size
 from cpt.models.new_rows import new_ids
 from cpt.models.scoring import check_scoring
-from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
 from cpt.models.varlen_attention import VARLEN
 from cpt.preflight.examples import check_first_examples
 from cpt.preflight.found import PreflightReport
@@ -71,7 +70,7 @@ def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
     chosen = choose_attention(
         recipe.model.attention, type(model), config=model.config, half_precision=half, packed=packed
     )
-    if chosen in VARLEN_NAMES:
+    if chosen == VARLEN:
         check_documents_can_be_handed_over(model)
     if recipe.model.attention == VARLEN and not packed:
         raise RecipeError(

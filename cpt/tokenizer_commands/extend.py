@@ -3,15 +3,13 @@
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import torch
 import typer
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
@@ -21,7 +19,6 @@ from cpt.errors import RecipeError
 from cpt.models.build import load_weights
 from cpt.models.config import load_config
 from cpt.models.new_rows import EXTENSION, Rows, add_rows, tables
-from cpt.models.token_distillation import Distilled, check_can_distill, distill_rows
 from cpt.recipe.schema import Model
 from cpt.tokenizer.extend_vocabulary import Extension, extend_vocabulary
 from cpt.tokenizer.load import from_folder_or_hub
@@ -38,7 +35,6 @@ from cpt.tokenizer_commands.texts import (
 
 SAMPLE_DOCUMENTS = 1000  # of which the lengths before and after are compared
 SAMPLE_CHARACTERS = 20_000  # of each
-DISTILLED_TOKENS = 256  # of each, that new rows are taught on
 
 
 def extend_command(
@@ -48,15 +44,6 @@ def extend_command(
     text: Texts = None,
     text_column: TextColumn = "text",
     max_mb: MaxBytes = 200,
-    rows: Annotated[
-        Literal["mean", "token_distillation"],
-        typer.Option(
-            help=(
-                "How new rows begin: mean of their pieces; or, in the input, taught to do what the pieces did (untied"
-                " heads only)."
-            )
-        ),
-    ] = "mean",
     multiple: Annotated[
         int, typer.Option(min=1, help="Round the rows of a grown embedding up to a multiple of it.")
     ] = 64,
@@ -87,41 +74,19 @@ def extend_command(
         raise RecipeError(
             f"{model}: its tokenizer has ids up to {known - 1:,}, its embedding {there:,} rows. Put its own there."
         )
-    if rows == "token_distillation":
-        check_can_distill(built)
     typer.echo(f"Adding {add:,} tokens ...", err=True)
     extension = extend_vocabulary(tokenizer, read_texts(sources, max_mb * 10**6, read), add)
     pieces = {token.id: token.pieces for token in extension.tokens}
     grown = add_rows(built, pieces, known, multiple)
     sample = [one[:SAMPLE_CHARACTERS] for one in islice(read_texts(sources, max_mb * 10**6, {}), SAMPLE_DOCUMENTS)]
-    if rows == "token_distillation":
-        typer.echo("Training the new rows ...", err=True)
-    taught = distill(built, pieces, extension.tokenizer, sample) if rows == "token_distillation" else None
     record = {
         "base": model,
         "revision": revision,
         "learned_from": {name: asdict(one) for name, one in read.items()},
         "rows": asdict(grown),
     }
-    lengths = write_extended(
-        output, built, tokenizer, extension, sample, record | {"distilled": taught and asdict(taught)}
-    )
-    tell(model, output, extension, grown, len(tokenizer), described(read), lengths, taught)
-
-
-def distill(
-    model: PreTrainedModel,
-    pieces: Mapping[int, Sequence[int]],
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-) -> Distilled:
-    """Teach the new input rows on the beginnings of texts, on the accelerator where there is one."""
-    sequences = [tokenizer(text)["input_ids"][:DISTILLED_TOKENS] for text in texts]
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    nn.Module.to(model, device or "cpu")
-    taught = distill_rows(model, pieces, sequences)
-    nn.Module.to(model, "cpu")
-    return taught
+    lengths = write_extended(output, built, tokenizer, extension, sample, record)
+    tell(model, output, extension, grown, len(tokenizer), described(read), lengths)
 
 
 def write_extended(
@@ -202,7 +167,6 @@ def tell(
     num_before: int,
     learned_from: str,
     lengths: dict[str, float],
-    taught: Distilled | None,
 ) -> None:
     """Say what was added and what comes next."""
     console = open_console()
@@ -225,12 +189,6 @@ def tell(
         else f"keep their {rows.before:,} rows"
     )
     console.print(f"{head} {grown}; each new row is the mean of its pieces' rows.".capitalize())
-    if taught is not None:
-        far = f"{taught.before:.3f} -> {taught.after:.3f}"
-        console.print(
-            f"In the embedding they were taught by token distillation, {taught.steps:,} steps: distance to the old"
-            f" tokens' states {far}."
-        )
     console.print(f"The model is in {output}; what was added is in {output / EXTENSION}.", markup=False)
     console.print(
         f"On text that it was not learned from: cpt tokenizer report {base} --against {output} --text FILES",

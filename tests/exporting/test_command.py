@@ -3,7 +3,6 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from tiny_models import tiny_config
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from typed_export import export
@@ -78,15 +77,6 @@ def test_more_tokens_than_rows_are_refused(base_folder, tmp_path):
         export(folder, "-o", tmp_path / "out")
 
 
-def test_a_tensor_that_is_lacking_is_named(base_folder, tmp_path):
-    folder = shutil.copytree(base_folder, tmp_path / "model")
-    tensors = load_file(folder / "model.safetensors")
-    tensors.pop("model.norm.weight")
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="model.norm.weight"):
-        export(folder, "-o", tmp_path / "out")
-
-
 @pytest.mark.parametrize(
     ("words", "error", "named"),
     [
@@ -109,12 +99,6 @@ def test_options_that_make_no_sense_are_refused_at_once(base_folder, tmp_path, m
     (tmp_path / "taken" / "file").touch()
     with pytest.raises(error, match=named):
         export(base_folder, *words)
-
-
-def test_an_export_without_its_proof_is_never_pushed(base_folder, monkeypatch):
-    monkeypatch.setattr("cpt.exporting.command.check_push", lambda *_, **__: None)
-    with pytest.raises(CheckpointError, match=r"is not a proven export .export.json is not in it."):
-        export(base_folder, "--push-to-hub", "chemist/model", "--yes")
 
 
 def test_a_model_of_a_family_of_the_users_own_is_exported_and_served_with_its_module(tokenizer_folder, tmp_path):

@@ -7,20 +7,15 @@ from gpu_device import BACKEND, DEVICE, ON_GPU, no_waits
 from tiny import TINY_LLAMA
 from torch import _dynamo as dynamo
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from cpt.models.compiled import Compiling, compile_layers
 from cpt.models.documents import BOUNDS, document_bounds, keep_documents_apart
-from cpt.models.varlen_attention import BY_PACKAGE, VARLEN, attend_each, package_kernel, register_varlen, torch_kernel
+from cpt.models.varlen_attention import VARLEN, attend_each, register_varlen, torch_kernel
 
 pytestmark = pytest.mark.gpu
 LENGTHS = ((300, 1, 83, 128), (512,), (17, 495))
 TOKENS = 512
 HALF_PRECISION = 1e-2  # relative, of a whole tensor
-PACKAGES = {
-    "flash_attention_2": pytest.mark.skipif(not is_flash_attn_2_available(), reason="flash-attn is not installed"),
-    "flash_attention_3": pytest.mark.skipif(not is_flash_attn_3_available(), reason="flash-attn 3 is not installed"),
-}
 
 
 def positions():
@@ -37,19 +32,14 @@ def outputs_and_gradients(attend, heads, grouped, width, value_width, window, dt
     return [output, *torch.autograd.grad((output.float() * weights).sum(), states)]
 
 
-def attend_by(package):
-    return torch_kernel if package is None else lambda *given: package_kernel(package, *given)
-
-
-@pytest.mark.parametrize("package", [None, *(pytest.param(name, marks=mark) for name, mark in PACKAGES.items())])
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize(
     ("heads", "grouped", "width", "value_width"),
     [(8, 8, 64, 64), (8, 2, 128, 128), (4, 1, 100, 100), (4, 4, 192, 128)],
 )
-def test_the_kernel_gives_what_the_reference_gives(heads, grouped, width, value_width, window, package):
+def test_the_kernel_gives_what_the_reference_gives(heads, grouped, width, value_width, window):
     shape = (heads, grouped, width, value_width, window)
-    ours = outputs_and_gradients(attend_by(package), *shape, torch.bfloat16)
+    ours = outputs_and_gradients(torch_kernel, *shape, torch.bfloat16)
     for mine, exact in zip(ours, outputs_and_gradients(attend_each, *shape, torch.float32), strict=True):
         assert (mine.float() - exact).norm() < HALF_PRECISION * exact.norm()
 
@@ -74,13 +64,10 @@ def batch(places=None):
     return {name: values.to(DEVICE) for name, values in given.items()}
 
 
-@pytest.mark.parametrize(
-    "attention", [VARLEN, *(pytest.param(BY_PACKAGE[name], marks=mark) for name, mark in PACKAGES.items())]
-)
 @pytest.mark.parametrize("compiles", [False, True])
-def test_losses_are_those_of_masks_and_no_pass_waits_for_the_gpu(attention, compiles):
+def test_losses_are_those_of_masks_and_no_pass_waits_for_the_gpu(compiles):
     expected = model_with("sdpa")(**{name: values for name, values in batch().items() if name != BOUNDS}).loss.item()
-    model, given = model_with(attention), batch()
+    model, given = model_with(VARLEN), batch()
     if compiles:
         compile_layers(model, Compiling())
     model(**given).loss.backward()  # what is done once, such as loading kernels, may wait

@@ -5,7 +5,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, LlamaForCausal
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.models.attention import choose_attention
+from cpt.models.attention import FLASH, choose_attention
 from cpt.models.build import build_model
 from cpt.recipe.schema import Model
 
@@ -31,11 +31,7 @@ def on_gpu(monkeypatch):
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
         monkeypatch.setattr("torch.cuda.get_device_name", lambda: "GPU")
-        for version in (2, 3):
-            monkeypatch.setattr(
-                f"cpt.models.attention.is_flash_attn_{version}_available",
-                lambda v=version: f"flash-attn {v}" in packages,
-            )
+        monkeypatch.setitem(FLASH, "flash_attention_2", lambda: "flash-attn 2" in packages)
 
     return pretend
 
@@ -51,8 +47,6 @@ def chosen(wanted="auto", *, config=LLAMA, **options):
     [
         ((8, 9), (), {}, "varlen"),
         ((9, 0), ("flash-attn 2",), {}, "varlen"),  # torch's own are the same kernels
-        ((9, 0), ("flash-attn 3",), {}, "varlen_fa3"),
-        ((8, 0), ("flash-attn 3",), {}, "varlen"),  # for Hopper alone
         ((7, 5), (), {}, "sdpa"),
         ((8, 9), (), {"half_precision": False}, "sdpa"),
         ((8, 9), ("flash-attn 2",), {"packed": False}, "sdpa"),
@@ -66,9 +60,9 @@ def test_auto_takes_the_fastest_that_is_right(on_gpu, capability, packages, opti
     assert chosen(**options) == expected
 
 
-def test_flash_attn_keeps_the_documents_of_several_rows_apart_by_their_bounds(on_gpu):
+def test_flash_attention_of_packed_rows_is_torchs_own(on_gpu):
     on_gpu((8, 9), "flash-attn 2")
-    assert chosen("flash_attention_2") == "varlen_fa2"
+    assert chosen("flash_attention_2") == "varlen"
     assert chosen("flash_attention_2", packed=False) == "flash_attention_2"
     with pytest.raises(RecipeError, match="flash_attention_4"):
         chosen("flash_attention_4")
@@ -80,8 +74,7 @@ def test_flash_attn_keeps_the_documents_of_several_rows_apart_by_their_bounds(on
         ((7, 5), "varlen", {}, ResourceError),
         ((8, 9), "varlen", {"half_precision": False}, RecipeError),
         ((8, 9), "varlen", {"config": AutoConfig.for_model("opt")}, RecipeError),
-        ((8, 9), "flash_attention_2", {}, ResourceError),
-        ((9, 0), "flash_attention_3", {}, ResourceError),
+        ((8, 9), "flash_attention_2", {"packed": False}, ResourceError),
         ((8, 9), "spda", {}, RecipeError),
         ((8, 9), "sdpa", {"config": AutoConfig.for_model("mamba2")}, RecipeError),
     ],

@@ -4,10 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition, nop
 from tiny_models import make_tokenizer, tiny_config
 from torch import _dynamo as dynamo
-from torch._dynamo.backends.common import aot_autograd
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.models.build import build_model
@@ -117,32 +115,6 @@ def test_inductors_kernels_have_the_same_losses():
     expected = losses(built("llama", layers=2, checkpoints={"selective": True}), steps=4)
     found = losses(built("llama", layers=2, checkpoints={"selective": True}, compiling=Compiling()), steps=4)
     assert found == pytest.approx(expected, rel=1e-5) and graphs() == 1
-
-
-@pytest.mark.parametrize(("checkpoints", "again"), [(None, 0), ({}, 1), ({"selective": True}, 0)], ids=CHECKPOINTS)
-def test_in_the_graph_of_the_backward_pass_stands_what_is_computed_again(checkpoints, again):
-    def keep(graph, inputs):
-        # An operation that could be random is handed to another, which gives it the same numbers again.
-        backward.extend(
-            str(node.args[1] if "run_with_rng_state" in str(node.target) else node.target)
-            for node in graph.graph.nodes
-        )
-        return make_boxed_func(graph.forward)
-
-    backward = []
-    backend = aot_autograd(
-        fw_compiler=nop, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition
-    )  # inductor's own
-    expected = losses(built("llama", checkpoints=checkpoints))
-    assert losses(built("llama", checkpoints=checkpoints, compiling=Compiling(backend))) == pytest.approx(
-        expected, rel=1e-6
-    )
-    assert sum("flash_attention_for_cpu.default" in name for name in backward) == again
-    assert sum("flash_attention_for_cpu_backward" in name for name in backward) == 1
-    products = sum(name in ("aten.mm.default", "aten.addmm.default") for name in backward)
-    assert (products > 14) == (checkpoints is not None), (
-        "two for each of seven matrices, and those that are made again"
-    )
 
 
 def test_hugging_face_no_longer_compiles_what_is_taken():

@@ -128,16 +128,6 @@ def test_embeddings_and_small_parameters_keep_fp32_moments():
     assert types == [torch.float32, torch.float32, torch.uint8]
 
 
-@pytest.mark.parametrize(
-    ("kind", "bytes_each"), [(KINDS[0], 12), (KINDS[3], 4), (KINDS[5], 2), (KINDS[4], 8)], ids=str
-)
-def test_states_take_the_bytes_that_are_planned(kind, bytes_each):
-    parameter = matrix(torch.bfloat16)
-    states = walk_states(parameter, of([{"params": [parameter]}], **kind))
-    scales = 2 * 4 * 8192 / 256 if kind["eight_bit"] else 0
-    assert sum(tensor.nbytes for tensor in states.values()) == bytes_each * 8192 + scales + 4
-
-
 @pytest.mark.parametrize("rounding", ["kahan", "stochastic"])
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "paged_adamw_8bit"])
 def test_it_learns_and_resumes_from_its_saved_state_bit_for_bit(monkeypatch, name, rounding):

@@ -71,11 +71,3 @@ def test_a_tokenizer_that_is_not_the_models_is_refused(cpt_tokenizer, tokenizer_
     model = write_model(tmp_path / "small", tokenizer_folder, tied=True, rows=300)
     code, said = cpt_tokenizer("extend", model, "--text", text, "--add", 4, "--output", tmp_path / "extended")
     assert code == 2 and "ids up to 319, its embedding 300 rows" in said
-
-
-def test_input_rows_can_be_taught_by_token_distillation(cpt_tokenizer, model, text, tmp_path):
-    options = ["--text", text, "--add", 12, "--rows", "token_distillation", "--output", tmp_path / "extended"]
-    code, said = cpt_tokenizer("extend", model, *options)
-    record = json.loads((tmp_path / "extended" / "extension.json").read_text())["distilled"]
-    assert code == 0 and "token distillation, 15 steps" in said
-    assert record["after"] < record["before"]
