@@ -27,7 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from cpt.errors import CheckpointError, RecipeError
 from cpt.extend import did_you_mean
 from cpt.models.quantized import quantization_of, without_quantization
-from cpt.recipe.peft_methods import LORA, UNFIT, UNFIT_STARTS, method_of
+from cpt.recipe.huggingface_keys import LORA, PEFT_METHODS, method_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ OURS = ("preset", "method")
 """Keys of `model.lora` that are not peft's."""
 START_IN_THE_BASE = ("pissa", "olora", "mica")
 """Values of `init_lora_weights` that take the adapter out of the weights under it."""
-CHOSEN_BY_WEIGHTS = ("adamss", "frod", "shira")
-"""Methods that read the weights to choose what is trained."""
+STARTS_FROM_DATA = ("eva", "corda", "lora_ga")
+"""Values of `init_lora_weights` for which peft reads data outside of a run."""
 ALL_LINEAR = "all-linear"
 
 
@@ -60,10 +60,9 @@ def check_lora_options(options: Mapping[str, Any]) -> None:
             "`model.lora.alora_invocation_tokens` adapts a part of a text only, which cannot be merged. Remove it."
         )
     start = str(options.get("init_lora_weights")).partition("_niter")[0]
-    if start in UNFIT_STARTS:
-        raise RecipeError(
-            f"`model.lora.init_lora_weights: {start}` cannot be used here: {UNFIT_STARTS[start]}. Remove it."
-        )
+    if start in (*STARTS_FROM_DATA, "loftq"):
+        why = "changes the weights under the adapter" if start == "loftq" else "needs data before the run"
+        raise RecipeError(f"`model.lora.init_lora_weights: {start}` {why}. Remove it.")
     if quantization_of(options) is not None and start in START_IN_THE_BASE:
         raise RecipeError(
             f"`model.lora.init_lora_weights: {start}` takes the adapter out of the base's weights, and those in 4 bit"
@@ -110,7 +109,7 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
         )
     chosen = lora_options(model, options)
     config_for(chosen, options)
-    without_bias = [name for name, layer in adaptable(model) if not has_bias(layer)]
+    without_bias = [name for name, layer in adaptable(model) if dict(layer.named_parameters()).get("bias") is None]
     if options.get("lora_bias") and without_bias:
         raise RecipeError(
             f"`model.lora.lora_bias`: {without_bias[0]} of {model.config.model_type} has no bias that it could be"
@@ -143,16 +142,8 @@ def count_lora_parameters(model: PreTrainedModel, options: Mapping[str, Any]) ->
     assert isinstance(copied, PreTrainedModel)
     # The adapters of a large model would take seconds to draw; some other methods compute with theirs.
     with torch.device("meta") if method_of(options) == LORA else nullcontext():
-        adapted = put_adapters(copied, without_weights(options))
+        adapted = put_adapters(copied, options)
     return sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
-
-
-def without_weights(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options; for a method that chooses by the weights, those of LoRA with the same rank."""
-    if method_of(options) not in CHOSEN_BY_WEIGHTS:
-        return options
-    rank = config_class(method_of(options))(**{"r": options["r"]} if "r" in options else {})
-    return {"r": int(vars(rank).get("r", DEFAULTS["r"]))}
 
 
 def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
@@ -165,7 +156,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
     # Else gradient checkpointing finds no input that needs a gradient, as the embedding is frozen, and the adapters
     # learn nothing.
     model.enable_input_require_grads()
-    adapted = put_adapters(model, without_weights(options) if model.device.type == "meta" else options)
+    adapted = put_adapters(model, options)
     if not is_deepspeed_zero3_enabled():  # there DeepSpeed keeps fp32 copies of all that is trained
         for module in trained_whole(adapted):
             train_in_fp32(module, around=model.dtype)
@@ -270,10 +261,10 @@ def check_mergeable(peft_type: str) -> None:
     Raises:
         CheckpointError: with the reason.
     """
-    if reason := UNFIT.get(peft_type.lower()) if peft_type.lower() != "adalora" else None:
+    if peft_type.lower() not in (*PEFT_METHODS, "adalora"):
         raise CheckpointError(
-            f"an adapter of {peft_type} cannot be merged into its base: {reason}. Serve base and adapter together,"
-            " with peft."
+            f"an adapter of {peft_type} cannot be merged into its base here. Serve base and adapter together, with"
+            " peft."
         )
 
 
@@ -289,25 +280,10 @@ def adaptable(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
 
 
 def default_targets(model: PreTrainedModel, method: str) -> dict[str, Any]:
-    """All linear layers, except for methods that are made for other layers.
-
-    Raises:
-        RecipeError: the model has none of the layers that the method is made for.
-    """
-    modules = dict(model.named_modules())
+    """All linear layers, except for methods that are made for other layers."""
     if method == "ln_tuning":
-        return {"target_modules": last_names(name for name, part in modules.items() if "Norm" in type(part).__name__)}
-    if method == "trainable_tokens":
-        embedding = model.get_input_embeddings()
-        return {"target_modules": last_names(name for name, part in modules.items() if part is embedding)}
-    if method == "beft":
-        biased = last_names(name for name, layer in adaptable(model) if has_bias(layer))
-        if not biased:
-            raise RecipeError(
-                f"`model.lora.method: beft` trains biases, and the linear layers of {model.config.model_type} have"
-                " none. Take another."
-            )
-        return {"target_modules": biased}
+        norms = (name for name, part in model.named_modules() if "Norm" in type(part).__name__)
+        return {"target_modules": last_names(norms)}
     if method == "ia3":
         kind = model.config.model_type
         return {
@@ -315,10 +291,6 @@ def default_targets(model: PreTrainedModel, method: str) -> dict[str, Any]:
             "feedforward_modules": TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING.get(kind, []),
         }
     return {"target_modules": ALL_LINEAR}
-
-
-def has_bias(layer: nn.Module) -> bool:
-    return dict(layer.named_parameters()).get("bias") is not None
 
 
 def last_names(names: Iterable[str]) -> list[str]:
