@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from cpt.command_line import NAMES_OF_HELP, app_of, run_app
 from cpt.command_signature import command_of, constant
-from cpt.errors import RecipeError
 
 GROUPS = {  # heading on the help page -> name -> (module:function, what it does); in the order of a run
     "Start here": {
@@ -174,32 +172,8 @@ def application(command: str) -> typer.Typer:
             else:
                 function = recipe_read_first(command_of(target))
                 about, _, more = (function.__doc__ or "").partition("\n\n")
-                app.command(name, cls=Command, help=f"{summary}\n\n{more}", rich_help_panel=group)(function)
+                app.command(name, help=f"{summary}\n\n{more}", rich_help_panel=group)(function)
     return app
-
-
-class Command(TyperCommand):
-    """A command that knows keys of the recipe among wrong options."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Show how an option named like a key is written where a command takes `key.path=value`.
-
-        Raises:
-            RecipeError: an option is none, and a key of the recipe.
-        """
-        known = {word for parameter in self.params for word in (*parameter.opts, *parameter.secondary_opts)} | {
-            "--help"
-        }
-        for word in args if any(parameter.name == "overrides" for parameter in self.params) else ():
-            option = word.partition("=")[0]
-            if option.startswith("--") and option not in known:
-                from cpt.recipe.shape import key_called  # which a help page does not need
-
-                if key := key_called(option.removeprefix("--").replace("-", "_")):
-                    raise RecipeError(
-                        f"there is no option {option}. It is a key of the recipe: write {key}=VALUE, without dashes."
-                    )
-        return super().parse_args(ctx, args)
 
 
 def recipe_read_first(function: Callable[..., None]) -> Callable[..., None]:

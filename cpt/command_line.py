@@ -9,7 +9,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -51,15 +50,6 @@ settle(os.environ, on_terminal=sys.stderr is not None and sys.stderr.isatty())
 MISTYPED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 LONGEST_PATH = 200
-CACHES = {
-    "CPT_CACHE": "~/.cache/cpt",
-    "HF_HOME": "~/.cache/huggingface",
-    "TORCH_EXTENSIONS_DIR": "~/.cache/torch_extensions",
-    "TRITON_CACHE_DIR": "~/.triton",
-    "XDG_CACHE_HOME": "~/.cache",
-}
-"""Variables that move what cpt and its libraries keep below the home folder, the innermost folder first."""
-
 NAMES_OF_HELP = {"help_option_names": ["--help", "-h"]}
 
 
@@ -124,20 +114,11 @@ def mistyped_paths_told() -> Iterator[None]:
             ) from problem
         if problem.errno in UNWRITABLE and problem.filename is not None:
             raise ResourceError(
-                f"{problem.filename}: {problem.strerror}. {other_place(str(problem.filename))}"
+                f"{problem.filename}: {problem.strerror}. Name another path, change its permissions, or free space."
             ) from problem
         if problem.errno not in MISTYPED or problem.filename is None:
             raise
         raise ResourceError(f"{shortened(str(problem.filename))}: {problem.strerror}. Name another path.") from problem
-
-
-def other_place(path: str) -> str:
-    """The remedy for a path that cannot be written."""
-    for variable, default in CACHES.items():
-        folder = Path(os.environ.get(variable) or default).expanduser()
-        if folder in (Path(path), *Path(path).parents):
-            return f"Name a folder that you can write: export {variable}=/path/to/folder"
-    return "Name another path, change its permissions, or free space."
 
 
 def shortened(path: str) -> str:

@@ -10,7 +10,7 @@ from cpt.extend import did_you_mean
 
 KEY = "parallelism_config"
 SIZES = ("sp_size", "tp_size", "cp_size", "dp_replicate_size", "dp_shard_size")
-BACKENDS = {"sp_backend": "deepspeed", "cp_backend": "torch"}
+BACKENDS = ("sp_backend", "cp_backend")
 PIPELINE = (
     "pipeline parallelism: Hugging Face's Trainer has no schedule for stages of layers. Split the model with ZeRO-3 or"
     " FSDP2 instead, and rows with `sp_size`; a model that needs stages is exported in Hugging Face's format (`cpt"
@@ -39,13 +39,10 @@ class Parallelism:
 
 
 def read_parallelism(training: Mapping[str, Any]) -> Parallelism:
-    """The sizes that the recipe asks for.
-
-    Args:
-        training: the recipe's section.
+    """The sizes that the recipe's section `training` asks for.
 
     Raises:
-        RecipeError: a key or a value that nobody would understand.
+        RecipeError: an unknown key, or a size that is not one.
     """
     given = training.get(KEY)
     if given is None:
@@ -53,30 +50,15 @@ def read_parallelism(training: Mapping[str, Any]) -> Parallelism:
     if not isinstance(given, Mapping):
         raise RecipeError(f"`training.{KEY}` is {given!r}; write keys and values, such as {{sp_size: 2}}.")
     for key, value in given.items():
-        check_entry(str(key), value)
+        where = f"`training.{KEY}.{key}`"
+        if key.startswith("pp_"):
+            raise RecipeError(f"{where}: {PIPELINE}.")
+        if key not in (*SIZES, *BACKENDS):
+            known = (*SIZES, *BACKENDS)
+            raise RecipeError(f"{where} is not a key of it.{did_you_mean(key, known)} It has: {', '.join(known)}.")
+        if key in SIZES and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise RecipeError(f"{where} is {value!r}; it must be a whole number of processes, 1 or more.")
     return Parallelism(**{key: value for key, value in given.items() if key in SIZES})
-
-
-def check_entry(key: str, value: Any) -> None:
-    """One key of the mapping.
-
-    Raises:
-        RecipeError: it is not one, or the value is not for it.
-    """
-    where = f"`training.{KEY}.{key}`"
-    if key.startswith("pp_") or "pipeline" in key:
-        raise RecipeError(f"{where}: {PIPELINE}.")
-    if key in BACKENDS:
-        if value != BACKENDS[key]:
-            raise RecipeError(
-                f"{where} is {value!r}; accelerate knows `{BACKENDS[key]}` alone. Write that, or remove the key."
-            )
-        return
-    if key not in SIZES:
-        known = (*SIZES, *BACKENDS)
-        raise RecipeError(f"{where} is not a key of it.{did_you_mean(key, known)} It has: {', '.join(known)}.")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise RecipeError(f"{where} is {value!r}; it must be a whole number of processes, 1 or more.")
 
 
 def groups_of_rows(training: Mapping[str, Any], processes: int) -> int:

@@ -91,26 +91,9 @@ def main_process_first(work: Callable[[], Result]) -> Result:
 
     A CptError of the main process is raised on every rank, so that no process waits for one that has given up.
     """
-    if world_size() == 1:
-        return work()
-    import torch.distributed as dist
-
-    result: Result | None = None
-    failure: list[tuple[str, str] | None] = [None]
-    if is_main_process():
-        try:
-            result = work()
-        except CptError as problem:
-            failure = [(type(problem).__name__, str(problem))]
-        except BaseException as problem:
-            failure = [("CptError", f"the main process failed: {problem!r}")]
-            dist.broadcast_object_list(failure, src=0)
-            raise
-    dist.broadcast_object_list(failure, src=0)
-    if failure[0] is not None:
-        kind, message = failure[0]
-        raise vars(cpt.errors)[kind](message)
-    return result if is_main_process() else work()  # type: ignore[return-value]
+    results: list[Result] = []
+    main_process_decides(lambda: results.append(work()))
+    return results[0] if results else work()
 
 
 def main_process_decides(work: Callable[[], Result]) -> Result:

@@ -1,4 +1,3 @@
-import errno
 import logging
 import os
 import subprocess
@@ -9,8 +8,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from cpt.command_line import CACHES, NO_TELEMETRY, mistyped_paths_told, run_app, show_log
-from cpt.errors import DataError, ResourceError
+from cpt.command_line import NO_TELEMETRY, run_app, show_log
+from cpt.errors import DataError
 
 
 def failing(message):
@@ -40,25 +39,6 @@ def test_a_path_that_can_name_nothing_is_told_without_a_traceback(tmp_path, monk
     with pytest.raises(SystemExit) as ended:
         run_app(app, [])
     assert ended.value.code == 2 and capsys.readouterr().err.strip() == said
-
-
-@pytest.mark.parametrize(
-    ("path", "variable", "number"),
-    [
-        (".cache/cpt/tokens/x", "CPT_CACHE", errno.EROFS),
-        (".cache", "XDG_CACHE_HOME", errno.EACCES),
-        (".triton/cache", "TRITON_CACHE_DIR", errno.ENOSPC),
-    ],
-)
-def test_a_folder_below_home_that_cannot_be_written_is_named_with_the_variable_that_moves_it(
-    path, variable, number, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in CACHES:
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ResourceError, match=f"export {variable}=") as error, mistyped_paths_told():
-        raise OSError(number, os.strerror(number), str(tmp_path / path))
-    assert str(tmp_path / path) in str(error.value)
 
 
 def test_an_output_on_a_full_disk_is_told_in_a_line():

@@ -24,7 +24,6 @@ def test_processes_that_share_rows_read_as_one():
         ({"sp_size": 0}, "1 or more"),
         ({"sp_size": True}, "1 or more"),
         ({"sp_size": "2"}, "whole number"),
-        ({"sp_backend": "ring"}, "`deepspeed` alone"),
         ({"pp_size": 2}, "no schedule for stages"),
         (2, "keys and values"),
     ],

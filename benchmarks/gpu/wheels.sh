@@ -12,7 +12,7 @@ mkdir -p "$folder"
 
 packages=(
     annotated-types array-record awkward awkward-cpp cloudpickle datasets dill gigatoken grain hjson liger-kernel multiprocess
-    orjson peft portpicker pydantic pydantic-core rich ruamel.yaml trl typer typing-inspection bitsandbytes
+    orjson peft portpicker pydantic pydantic-core rich trl typer typing-inspection bitsandbytes
 )
 platforms=()
 for platform in manylinux_2_28 manylinux_2_27 manylinux_2_24 manylinux_2_17 manylinux2014; do

@@ -25,11 +25,10 @@ from cpt.data.store.order import shuffled
 from cpt.data.store.token_files import StoredDocuments
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, Wanted, make_shards
-from cpt.errors import DataError, RecipeError, ResourceError
+from cpt.errors import DataError, RecipeError
 from cpt.ranks import is_main_process, main_process_first
 from cpt.recipe.load import load_mixture
 from cpt.recipe.schema import Budget, Data, Evaluation
-from cpt.recipe.sense import with_public_set
 from cpt.recipe.sense_data import reported_name
 
 log = logging.getLogger("cpt")
@@ -70,11 +69,8 @@ def build_data(
     cache = cache_dir or default_cache_dir()
 
     def build() -> PreparedData:
-        try:
-            clean = with_decontamination(data, evaluation, cache)
-            return Builder(clean, evaluation, DocumentEncoder(tokenizer), cache, seed, budget, form).build(whole=whole)
-        except (DataError, ResourceError) as problem:
-            raise type(problem)(with_public_set(str(problem), evaluation)) from problem
+        clean = with_decontamination(data, evaluation, cache)
+        return Builder(clean, evaluation, DocumentEncoder(tokenizer), cache, seed, budget, form).build(whole=whole)
 
     return main_process_first(build)
 

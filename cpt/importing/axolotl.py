@@ -57,8 +57,6 @@ TEXT = ("", "completion", "pretrain")
 CHATS = {"chat_template": "messages", "messages": "messages", "sharegpt": "conversations"}
 """Type -> column of its messages."""
 INSTRUCTION = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
-QUESTIONS = {"": "prompt", "ultra": "prompt", "prompt_pairs": "prompt", "intel": "question", "argilla": "instruction"}
-"""What follows `chatml.`, `llama3.` or `chat_template.` in the type of a preference -> column of its prompt."""
 
 
 def translate(config: Translation) -> None:
@@ -179,34 +177,17 @@ def sources_of(dataset: dict[str, Any], stage: str) -> list[dict[str, Any]]:
 
 def chat_of(dataset: dict[str, Any], kind: Any, stage: str) -> dict[str, str] | str | None:
     """Which columns an example is made of; None for a type that is not known."""
-    if isinstance(kind, dict):
-        return chat_of_own(kind, stage)
     if stage in ("sft", "cpt"):
         if family(kind) in CHATS:
             for key in ("message_property_mappings", "message_field_role", "message_field_content"):
                 dataset.pop(key, None)  # {role, content} and {from, value} are both read
             return str(dataset.pop("field_messages", None) or CHATS[family(kind)])
         return {"prompt": INSTRUCTION, "completion": "output"} if kind == "alpaca" else None
-    style = str(kind).partition(".")[2]
-    if style not in QUESTIONS or stage == "grpo":
+    question = {"intel": "question", "argilla": "instruction"}.get(str(kind).partition(".")[2], "prompt")
+    if isinstance(kind, dict) or stage == "grpo":
         return None
-    chat = {"user": QUESTIONS[style], "system": "system"}
+    chat = {"user": question, "system": "system"}
     if stage == "kto":
         return chat | {"assistant": "completion", "label": "label"}
-    end = "_response" if style == "argilla" else ""
+    end = "_response" if question == "instruction" else ""
     return chat | {"chosen": f"chosen{end}", "rejected": f"rejected{end}"}
-
-
-def chat_of_own(kind: dict[str, Any], stage: str) -> dict[str, str]:
-    """A type that the user wrote out: `field_*` names the columns, `*_format` puts them together."""
-    forms = {"prompt": kind.get("format") or "{instruction}\n{input}", "completion": "{output}"}
-    if stage not in ("sft", "cpt"):
-        sides = ("prompt", "completion") if stage == "kto" else ("prompt", "chosen", "rejected")
-        forms = {side: kind.get(f"{side}_format") or f"{{{side}}}" for side in sides}
-
-    def with_columns(form: str) -> str:
-        text = re.sub(r"\{(\w+)\}", lambda found: f"{{{kind.get(f'field_{found[1]}') or found[1]}}}", form)
-        return text[1:-1] if re.fullmatch(r"\{\w+\}", text) else text
-
-    chat = {side: with_columns(str(form)) for side, form in forms.items()}
-    return chat | ({"label": str(kind.get("field_label") or "label")} if stage == "kto" else {})

@@ -18,9 +18,8 @@ RENAMED = {
     "dpo_label_smoothing": "label_smoothing",
     "kto_chosen_weight": "desirable_weight",
     "kto_rejected_weight": "undesirable_weight",
-    "use_unsloth_gc": "activation_offloading",
 }
-"""Key -> its name in Hugging Face's classes, or in axolotl."""
+"""Key -> its name in Hugging Face's classes."""
 DEFAULTS = {
     "stage": "sft",
     "finetuning_type": "lora",
@@ -45,10 +44,7 @@ LORA = {
 """Key -> option of peft."""
 STAGES = {"pt": "cpt", "sft": "sft", "rm": "reward", "ppo": "ppo", "dpo": "dpo", "kto": "kto"}
 PREFERENCES = ("dpo", "reward", "orpo", "cpo")
-BITSANDBYTES = ("bnb", "bitsandbytes")
 INFO = "dataset_info.json"
-TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag")
-NAMES_IN_MESSAGES = ({"from", "value", "human", "gpt"}, {"role", "content", "user", "assistant"})
 
 
 def translate(config: Translation) -> None:
@@ -101,10 +97,9 @@ def translate_model(config: Translation) -> None:
     lora["target_modules"] = target_modules(lora.get("target_modules", "all"))
     if "modules_to_save" in lora:
         lora["modules_to_save"] = target_modules(lora["modules_to_save"])
-    if config.values.get("quantization_bit") == 4 and config.take("quantization_method", "bnb") in BITSANDBYTES:
+    if config.values.get("quantization_bit") == 4:
         config.take("quantization_bit")
-        lora["quantize"] = config.take("quantization_type", "nf4")
-        lora["double_quantize"] = is_on(config.take("double_quantization", True))
+        lora |= {"quantize": "nf4", "double_quantize": True}
 
 
 def translate_data(config: Translation, stage: str) -> None:
@@ -175,9 +170,8 @@ def source_of(config: Translation, name: str, entry: dict[str, Any], place: Path
         column = columns.get("prompt", "instruction" if columns else "text")
         by_line = {"text_documents": "line"} if str(file).endswith(".txt") else {}
         return source | by_line | ({"text_column": column} if column != "text" else {})
-    tags = {key: tag for key, tag in (entry.get("tags") or {}).items() if key in TAGS}
-    if not any(set(tags.values()) <= names for names in NAMES_IN_MESSAGES):
-        config.drop(f"{INFO}: {name}.tags", tags, "write messages of {role, content}, of user and assistant")
+    if entry.get("tags"):
+        config.drop(f"{INFO}: {name}.tags", entry["tags"], "messages are {role, content} or {from, value}")
     return source | {"chat": chat_of(entry, columns, stage)}
 
 

@@ -30,12 +30,6 @@ SCHEDULES = {
     "linear": "linear",
 }
 ATTENTION = {"eager": "eager", "disabled": "eager", "sdpa": "sdpa", "flex_attention": "flex_attention"}
-FSDP_OPTIONS = {
-    "offload_params": "cpu_offload",
-    "reshard_after_forward": "reshard_after_forward",
-    "auto_wrap_policy": "auto_wrap_policy",
-    "transformer_layer_cls_to_wrap": "transformer_layer_cls_to_wrap",
-}
 ZERO_1, ZERO_2_OFFLOAD, ZERO_3, ZERO_3_OFFLOAD = (
     f"deepspeed_configs/ds_config_{name}.json" for name in ("zero1", "prototype", "production", "8b_24gb")
 )
@@ -103,24 +97,15 @@ def translate_optimizer(config: Translation) -> None:
 def translate_schedule(config: Translation, step_tokens: int, steps: float) -> None:
     """Name, floor, and the warm-up: a number of steps becomes tokens, a share stays one."""
     asked, options = str(config.take("lr_scheduler_type")).lower(), config.take_section("lr_scheduler_kwargs")
-    decay_steps = options.pop("num_decay_steps", 0) if asked == "warmup_stable_decay" else 0
-    name = "wsd" if decay_steps else SCHEDULES.get(asked)
-    if name is None:
+    if asked not in SCHEDULES:
         config.drop("lr_scheduler_type", asked, "cosine instead; docs/optimizers.md lists the schedules")
-    config.put("schedule.name", name or "cosine", f"lr_scheduler_type: {asked}")
-    if decay_steps:
-        config.put("schedule.decay_tokens", int(decay_steps) * step_tokens, f"num_decay_steps: {decay_steps}")
-    if name != "constant":
-        floors = [
-            config.take_number("cosine_min_lr_ratio"),
-            options.pop("min_lr_rate", 0),
-            options.pop("min_lr_ratio", 0),
-        ]
-        if "min_lr" in options:
-            floors.append(float(options.pop("min_lr")) / config.recipe["optimizer"]["learning_rate"])
-        config.put("schedule.floor", float(next(filter(None, floors), 0.0)))  # 0 by default there, 0.1 in cpt
+    name = SCHEDULES.get(asked, "cosine")
+    config.put("schedule.name", name, f"lr_scheduler_type: {asked}")
+    if name != "constant":  # the floor is 0 by default there, 0.1 in cpt
+        floors = (config.take_number("cosine_min_lr_ratio"), options.pop("min_lr_rate", 0))
+        config.put("schedule.floor", float(max(floors)))
     for key, value in options.items():
-        config.drop(f"lr_scheduler_kwargs.{key}", value, "the schedule has no such option")
+        config.drop(f"lr_scheduler_kwargs.{key}", value, "")
     amounts = {key: config.take_number(key) for key in ("warmup_steps", "warmup_ratio")}
     key, amount = next(((key, amount) for key, amount in amounts.items() if amount), ("", 0.0))
     if amount >= 1:
@@ -180,15 +165,9 @@ def translate_precision(config: Translation) -> None:
 
 
 def translate_recomputation(config: Translation) -> None:
-    """Recomputed activations, which may wait in host memory; Liger's kernels."""
+    """Recomputed activations; Liger's kernels."""
     asked, disabled = config.take("gradient_checkpointing"), config.take_switch("disable_gradient_checkpointing")
-    offload = config.take_switch("activation_offloading") or asked in ("offload", "offload_disk", "unsloth")
-    on = not disabled and (is_on(asked) or offload and bool(asked))
-    config.put("training.gradient_checkpointing", on)
-    options = config.take_section("gradient_checkpointing_kwargs") if on else {}
-    if options or offload:
-        told = "activations wait in host memory" if offload else ""
-        config.put("training.gradient_checkpointing_kwargs", options | ({"offload": True} if offload else {}), told)
+    config.put("training.gradient_checkpointing", bool(asked) and asked != "false" and not disabled)
     liger = [key for key in [*config.values] if "liger" in key and config.take_switch(key)]
     if liger and config.recipe["stage"] in ("cpt", "pretrain", "sft"):  # other losses read no whole logits anyway
         config.put("training.use_liger_kernel", True, ", ".join(liger))
@@ -208,18 +187,11 @@ def translate_engine(config: Translation) -> None:
     elif given:
         config.drop("deepspeed", given, "no such file; deepspeed_configs/README.md lists the profiles of cpt")
     fsdp, options = config.take("fsdp"), config.take_section("fsdp_config")
-    if not fsdp and not options:
-        return
-    options = {key.removeprefix("fsdp_"): value for key, value in options.items()}
-    if is_on(options.pop("activation_checkpointing", False)):
-        config.put("training.gradient_checkpointing", True, "fsdp_config.activation_checkpointing")
-    used = {ours: options.pop(key) for key, ours in FSDP_OPTIONS.items() if options.get(key) is not None}
-    used |= {"cpu_offload": True} if "offload" in str(fsdp) else {}
-    config.put("training.fsdp", True, "FSDP2")
-    config.put("training.fsdp_config", {"version": 2, **used})
-    for key, value in options.items():
-        if "version" not in key:
-            config.drop(f"fsdp_config.{key}", value, "an option of the first FSDP, or always so")
+    if fsdp or options:
+        config.put("training.fsdp", True, "FSDP2")
+        config.put("training.fsdp_config", {"version": 2})
+        for key, value in options.items():
+            config.drop(f"fsdp_config.{key}", value, "")
 
 
 def put_attention(config: Translation, key: str, asked: Any) -> None:

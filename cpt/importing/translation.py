@@ -18,20 +18,15 @@ from cpt.recipe.yaml_writing import write_yaml
 WIDTH = 118
 NOT_PASSED = MOVED.keys() | NO_EFFECT.keys() | NO_EFFECT_ON_EXAMPLES.keys() | {"push_to_hub", "hub_model_id"}
 OWN_TEMPLATE = "the tokenizer's own template is used; for another, save a tokenizer with it and set tokenizer.path"
-FOUR_BITS = "the base is in 4 bit by bitsandbytes (model.lora.quantize), or whole"
 HINTS = {
     "trust_remote_code": "set model.revision to a commit that you have read, and model.trust_remote_code: true",
     "chat_template": OWN_TEMPLATE,
     "template": OWN_TEMPLATE,
     "special_tokens.pad_token": "not needed: padding is masked",
-    "special_tokens.eos_token": "write it into the tokenizer's tokenizer_config.json, and set tokenizer.path",
-    "load_in_8bit": FOUR_BITS,
-    "quantization_bit": FOUR_BITS,
-    "overrides_of_model_config.rope_theta": "see model.rope",
+    "load_in_8bit": "the base is in 4 bit (model.lora.quantize), or whole",
     "rope_scaling": "see model.rope",
     "sequence_parallel_degree": "see docs/splitting.md",
     "context_parallel_size": "see docs/splitting.md",
-    "early_stopping_patience": "see evaluation.retain",
 }
 """What to write instead of a key that many configs have and that is not translated."""
 

@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from cpt.errors import CheckpointError, RecipeError
 from cpt.extend import did_you_mean
 from cpt.models.quantized import quantization_of, without_quantization
-from cpt.recipe.peft_methods import LORA, UNFIT, UNFIT_STARTS, method_of
+from cpt.recipe.huggingface_keys import LORA, PEFT_METHODS, method_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +40,9 @@ OURS = ("preset", "method")
 """Keys of `model.lora` that are not peft's."""
 START_IN_THE_BASE = ("pissa", "olora", "mica")
 """Values of `init_lora_weights` that take the adapter out of the weights under it."""
-CHOSEN_BY_WEIGHTS = ("adamss", "frod", "shira")
-"""Methods that read the weights to choose what is trained."""
-CHOSEN_BY_PEFT = ("ln_tuning", "trainable_tokens", "beft", "ia3")
+STARTS_FROM_DATA = ("eva", "corda", "lora_ga")
+"""Values of `init_lora_weights` for which peft reads data outside of a run."""
+CHOSEN_BY_PEFT = ("ln_tuning", "ia3")
 """Methods that are not for all linear layers: without `target_modules` peft chooses by the architecture."""
 ALL_LINEAR = "all-linear"
 
@@ -61,10 +61,9 @@ def check_lora_options(options: Mapping[str, Any], *, zero3: bool = False) -> No
             "`model.lora.alora_invocation_tokens` adapts a part of a text only, which cannot be merged. Remove it."
         )
     start = str(options.get("init_lora_weights")).partition("_niter")[0]
-    if start in UNFIT_STARTS:
-        raise RecipeError(
-            f"`model.lora.init_lora_weights: {start}` cannot be used here: {UNFIT_STARTS[start]}. Remove it."
-        )
+    if start in (*STARTS_FROM_DATA, "loftq"):
+        why = "changes the weights under the adapter" if start == "loftq" else "needs data before the run"
+        raise RecipeError(f"`model.lora.init_lora_weights: {start}` {why}. Remove it.")
     if quantization_of(options) is not None and start in START_IN_THE_BASE:
         raise RecipeError(
             f"`model.lora.init_lora_weights: {start}` takes the adapter out of the base's weights, and those in 4 bit"
@@ -92,13 +91,11 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
         )
     chosen = lora_options(model, options)
     config_for(chosen, options)
-    linear = dict(adaptable(model))
-    without_bias = [name for name, layer in linear.items() if not has_bias(layer)]
-    trains_biases = method_of(options) == "beft" and len(without_bias) == len(linear)
-    if options.get("lora_bias") and without_bias or trains_biases:
+    without_bias = [name for name, layer in adaptable(model) if dict(layer.named_parameters()).get("bias") is None]
+    if options.get("lora_bias") and without_bias:
         raise RecipeError(
-            f"`model.lora`: {without_bias[0]} of {model.config.model_type} has no bias to train or to merge into."
-            " Remove `lora_bias`, or take another method than beft."
+            f"`model.lora.lora_bias`: {without_bias[0]} of {model.config.model_type} has no bias that it could be"
+            " merged into. Remove it."
         )
     modules, head = {name: part for name, part in model.named_modules() if name}, model.get_output_embeddings()
     ends = last_names(name for name, part in modules.items() if part is head or isinstance(part, nn.Embedding))
@@ -123,16 +120,8 @@ def count_lora_parameters(model: PreTrainedModel, options: Mapping[str, Any]) ->
     assert isinstance(copied, PreTrainedModel)
     # The adapters of a large model would take seconds to draw; some other methods compute with theirs.
     with torch.device("meta") if method_of(options) == LORA else nullcontext():
-        adapted = put_adapters(copied, without_weights(options))
+        adapted = put_adapters(copied, options)
     return sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
-
-
-def without_weights(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options; for a method that chooses by the weights, those of LoRA with the same rank."""
-    if method_of(options) not in CHOSEN_BY_WEIGHTS:
-        return options
-    rank = config_class(method_of(options))(**{"r": options["r"]} if "r" in options else {})
-    return {"r": int(vars(rank).get("r", DEFAULTS["r"]))}
 
 
 def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
@@ -141,7 +130,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
     # Else gradient checkpointing finds no input that needs a gradient, as the embedding is frozen, and the adapters
     # learn nothing.
     model.enable_input_require_grads()
-    adapted = put_adapters(model, without_weights(options) if model.device.type == "meta" else options)
+    adapted = put_adapters(model, options)
     if not is_deepspeed_zero3_enabled():  # there DeepSpeed keeps fp32 copies of all that is trained
         for module in trained_whole(adapted):
             train_in_fp32(module, around=model.dtype)
@@ -239,9 +228,9 @@ def merge_lora(model: PeftModel) -> PreTrainedModel:
 
 def check_mergeable(peft_type: str) -> None:
     """Refuse adapters of methods that cannot become weights."""
-    if reason := UNFIT.get(peft_type.lower()) if peft_type.lower() != "adalora" else None:
+    if peft_type.lower() not in (*PEFT_METHODS, "adalora"):
         raise CheckpointError(
-            f"an adapter of {peft_type} cannot be merged into its base: {reason}. Serve base and adapter together,"
+            f"an adapter of {peft_type} cannot be merged into its base. Serve base and adapter together,"
             " with peft."
         )
 
@@ -255,10 +244,6 @@ def adaptable(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | Conv1D) and module is not head:
             yield name, module
-
-
-def has_bias(layer: nn.Module) -> bool:
-    return dict(layer.named_parameters()).get("bias") is not None
 
 
 def last_names(names: Iterable[str]) -> list[str]:

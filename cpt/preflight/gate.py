@@ -45,7 +45,6 @@ from cpt.ranks import tell, world_size
 from cpt.recipe.automatic import automatic_keys
 from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Data, Evaluation, Recipe
-from cpt.recipe.sense import with_public_set
 from cpt.recipe.sense_data import reported_name
 from cpt.recipe.tree import Node
 from cpt.safety.loss_guard import check_loss_guard
@@ -156,7 +155,7 @@ def check_documents(recipe: Recipe, found: PreflightReport) -> None:
         return
     data, evaluation = sections
     complaints = check_sources(data, evaluation, ask_hub=ask_hub)
-    found.mistakes += [DataError(with_public_set(complaint, recipe.evaluation)) for complaint in complaints]
+    found.mistakes += [DataError(complaint) for complaint in complaints]
     if not complaints:
         found.run(check_conversations, data)
         found.run(check_held_out_sets, recipe, data, evaluation, found)

@@ -5,13 +5,16 @@ once.
 """
 
 import ast
-from collections.abc import Mapping
+import builtins
+import typing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, ForwardRef, Literal, Union, get_args, get_origin
 
 from cpt.errors import ResourceError
-from cpt.python_sources import FoundClass, Source, find_class, last_name
+from cpt.python_sources import FoundClass, find_class, last_name
 
 OURS = "cpt.stages"
 STAGE_CONFIGS = {
@@ -33,18 +36,26 @@ STAGE_CONFIGS = {
     "gkd": "trl.experimental.gkd:GKDConfig",
 }
 """Stage -> the class that `training:` goes to."""
-LORA_CONFIG = "peft:LoraConfig"
-
-SIMPLE = {
-    "bool": "bool",
-    "int": "int",
-    "float": "float",
-    "str": "str",
-    "dict": "dict",
-    "list": "list",
-    "tuple": "list",
+LORA = "lora"
+PEFT_METHODS = {
+    LORA: "peft:LoraConfig",
+    "loha": "peft:LoHaConfig",
+    "lokr": "peft:LoKrConfig",
+    "ia3": "peft:IA3Config",
+    "oft": "peft:OFTConfig",
+    "boft": "peft:BOFTConfig",
+    "vera": "peft:VeraConfig",
+    "fourierft": "peft:FourierFTConfig",
+    "hra": "peft:HRAConfig",
+    "ln_tuning": "peft:LNTuningConfig",
+    "randlora": "peft:RandLoraConfig",
+    "road": "peft:RoadConfig",
 }
-CONTAINERS = {"Dict": "dict", "Mapping": "dict", "List": "list", "Sequence": "list", "Tuple": "list", "Literal": "str"}
+"""`model.lora.method` -> the class of its options. Methods that put virtual tokens before each row do not work with
+packed documents, and what AdaLoRA measures while it trains is in no checkpoint."""
+TAKES_4_BIT = (LORA, "ia3", "randlora", "road")
+
+KINDS = {bool: "bool", int: "int", float: "float", str: "str", dict: "dict", list: "list", tuple: "list"}
 ANYTHING = frozenset({"bool", "int", "float", "str", "list", "dict", "null"})
 
 
@@ -59,6 +70,11 @@ class Key:
     def choices(self) -> list[str]:
         """The words it may be; empty where any text will do."""
         return [word for module, name in self.enums for word in enum_values(module, name)]
+
+
+def method_of(lora: Mapping[str, Any]) -> str:
+    """The name of the method in the options of `model.lora`."""
+    return str(lora.get("method", LORA)).lower()
 
 
 @lru_cache(maxsize=16)
@@ -94,108 +110,95 @@ def keys_of_class(found: FoundClass) -> dict[str, Key]:
             )
     if any("dataclass" in ast.unparse(decorator) for decorator in found.node.decorator_list):
         for node in found.node.body:
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and is_argument(node):
-                keys[node.target.id] = key_of(node, found.source)
+            match node:
+                case ast.AnnAssign(target=ast.Name(id=name)) if key := key_of(node, found.source.module):
+                    keys[name] = key
     return keys
 
 
-def is_argument(field: ast.AnnAssign) -> bool:
-    """False for what the class sets by itself."""
-    if "ClassVar" in ast.unparse(field.annotation):
-        return False
-    return not any(
-        keyword.arg == "init" and ast.unparse(keyword.value) == "False" for keyword in field_keywords(field)
-    )
-
-
-def key_of(field: ast.AnnAssign, source: Source) -> Key:
-    """What the field's annotation, default and metadata say."""
-    kinds, names = kinds_in(field.annotation)
-    enums = tuple((source.module, name) for name in sorted(names) if is_enum(source.module, name))
+def key_of(field: ast.AnnAssign, module: str) -> Key | None:
+    """What the field's annotation, default and metadata say; None for what the class sets itself."""
+    hint = evaluated(field.annotation)
+    given = evaluated(field.value) if field.value is not None else {}
+    given = given if isinstance(field.value, ast.Call) and isinstance(given, dict) else {"default": given}
+    if get_origin(hint) is ClassVar or given.get("init") is False:
+        return None
+    metadata = given.get("metadata") or {}
+    # Annotations forget kinds: `num_layers: int = None`, or the `const: True` of `fsdp: str | None`.
+    others = [group[name] for group, name in ((given, "default"), (metadata, "const")) if name in group]
+    names: set[str] = set()
+    kinds = kinds_in(hint, names) | {kind for value in others for kind in kinds_in(type(value), set())}
+    enums = tuple((module, name) for name in sorted(names) if enum_values(module, name))
     if len(enums) < len(names):
-        return Key(ANYTHING, description=description_of(field))
-    if enums:
-        kinds |= {"str"}
-    kinds |= kinds_of_defaults(field)
-    return Key(frozenset(kinds - {"int"} if "float" in kinds else kinds), enums, description_of(field))
+        return Key(ANYTHING, description=str(metadata.get("help", "")))
+    kinds |= {"str"} if enums else set()
+    return Key(frozenset(kinds - {"int"} if "float" in kinds else kinds), enums, str(metadata.get("help", "")))
 
 
-def kinds_in(annotation: ast.expr) -> tuple[set[str], set[str]]:
-    """The simple kinds in an annotation, and the names in it that are classes."""
-    match annotation:
-        case ast.Constant(value=None):
-            return {"null"}, set()
-        case ast.Constant(value=str(text)):
-            return kinds_in(ast.parse(text, mode="eval").body)
-        case ast.BinOp(left=left, right=right):
-            return union(kinds_in(left), kinds_in(right))
-        case ast.Subscript(value=container, slice=inside):
-            return kinds_in_subscript(last_name(container), inside)
-    name = last_name(annotation)
-    if name == "Any":
-        return set(ANYTHING), set()
-    return ({SIMPLE[name]}, set()) if name in SIMPLE else (set(), {name})
+class Unknown:
+    """A name of a package's source, which is not imported."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Unknown(name)
+
+    def __getitem__(self, _: Any) -> Any:
+        return self
+
+    def __or__(self, other: Any) -> Any:
+        return Union[self, other]  # noqa: UP007 - evaluated
+
+    __ror__ = __or__
 
 
-def kinds_in_subscript(container: str, inside: ast.expr) -> tuple[set[str], set[str]]:
-    """The kinds in `Optional[...]`, `Union[...]`, `Literal[...]`, `list[...]` and their like."""
-    parts = inside.elts if isinstance(inside, ast.Tuple) else [inside]
-    if container == "Literal":
-        return {kind_of_constant(part) for part in parts}, set()
-    if container in ("Optional", "Union", "Annotated"):
-        optional: tuple[set[str], set[str]] = ({"null"}, set()) if container == "Optional" else (set(), set())
-        return union(optional, *map(kinds_in, parts[:1] if container == "Annotated" else parts))
-    kind = SIMPLE.get(container) or CONTAINERS.get(container)
-    return ({kind}, set()) if kind else (set(), {container})
+class Names(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        return Unknown(name)
 
 
-def union(*found: tuple[set[str], set[str]]) -> tuple[set[str], set[str]]:
-    """All the kinds and all the names of several annotations."""
-    return set().union(*(kinds for kinds, _ in found)), set().union(*(names for _, names in found))
-
-
-def kind_of_constant(node: ast.expr) -> str:
-    value = ast.literal_eval(node)
-    return "null" if value is None else type(value).__name__
-
-
-def field_keywords(field: ast.AnnAssign) -> list[ast.keyword]:
-    return field.value.keywords if isinstance(field.value, ast.Call) else []
-
-
-def metadata_of(field: ast.AnnAssign) -> dict[str, ast.expr]:
-    for keyword in field_keywords(field):
-        if keyword.arg == "metadata" and isinstance(keyword.value, ast.Dict):
-            pairs = zip(keyword.value.keys, keyword.value.values, strict=True)
-            return {
-                name.value: value
-                for name, value in pairs
-                if isinstance(name, ast.Constant) and isinstance(name.value, str)
-            }
-    return {}
-
-
-def kinds_of_defaults(field: ast.AnnAssign) -> set[str]:
-    """Kinds that the annotation forgets: `num_layers: int = None`, or the `const: True` of `fsdp: str | None`."""
-    values: list[ast.expr | None] = [
-        metadata_of(field).get("const"),
-        *(k.value for k in field_keywords(field) if k.arg == "default"),
-    ]
-    if not isinstance(field.value, ast.Call):
-        values.append(field.value)
-    return {kind_of_constant(value) for value in values if isinstance(value, ast.Constant)}
-
-
-def description_of(field: ast.AnnAssign) -> str:
+def evaluated(expression: ast.expr) -> Any:
+    """The value of an annotation or a default, with `Unknown` for each name that is not Python's; `field(...)` is the
+    dict of its keywords."""
+    names = Names({**vars(builtins), **vars(typing), "field": dict})
     try:
-        return str(ast.literal_eval(metadata_of(field)["help"]))
-    except (KeyError, ValueError):
-        return ""
+        value = eval(ast.unparse(expression), {}, names)
+        return eval(value, {}, names) if isinstance(value, str) and isinstance(expression, ast.Constant) else value
+    except Exception:  # an expression that needs the package
+        return Unknown("")
 
 
-@lru_cache(maxsize=128)
-def is_enum(module: str, name: str) -> bool:
-    return bool(enum_values(module, name))
+def kinds_in(hint: Any, names: set[str]) -> set[str]:
+    """The kinds that a type hint allows; the names of other classes are added to `names`."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return {kind for part in get_args(hint) for kind in kinds_in(part, names)}
+    if origin is Annotated:
+        return kinds_in(get_args(hint)[0], names)
+    if origin is Literal:
+        return {kind for value in get_args(hint) for kind in kinds_in(type(value), names)}
+    if hint in (None, NoneType):
+        return {"null"}
+    if hint is Any:
+        return set(ANYTHING)
+    kind = origin or hint
+    if kind in KINDS:
+        return {KINDS[kind]}
+    if isinstance(hint, Unknown):
+        names.add(hint.name)
+    elif isinstance(hint, ForwardRef):
+        names.add(hint.__forward_arg__)
+    elif isinstance(kind, type) and issubclass(kind, Mapping):
+        return {"dict"}
+    elif isinstance(kind, type) and issubclass(kind, Sequence):
+        return {"list"}
+    return set()
 
 
 @lru_cache(maxsize=128)

@@ -2,13 +2,12 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from cpt.recipe.automatic import AUTO, AUTOMATIC
-from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, Key, keys_of_config
+from cpt.recipe.huggingface_keys import PEFT_METHODS, STAGE_CONFIGS, Key, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES
-from cpt.recipe.peft_methods import UNFIT, peft_methods
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION, Recipe
 from cpt.recipe.training_keys import LORA_IS_SET
 from cpt.recipe.written_numbers import UNITS
@@ -27,7 +26,8 @@ JSON_TYPES = {
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema (draft 2020-12) of a recipe, `training:` and `model.lora` as the installed versions have them."""
+    """The schema (draft 2020-12) of a recipe; `training:` has the keys of all built-in stages, and `model.lora` those
+    of all methods."""
     schema = Recipe.model_json_schema(by_alias=True)
     sections = {**schema["$defs"], "Recipe": schema}
     for section in sections.values():
@@ -36,42 +36,26 @@ def json_schema() -> dict[str, Any]:
         allow_grouped_digits(node)
         allow_files(node)
     ours = {*MOVED, *NO_EFFECT, *NO_EFFECT_ON_EXAMPLES}
-    by_config = {config: passed_on(config, ours) for config in dict.fromkeys(STAGE_CONFIGS.values())}
-    training, lora = dict(by_config[STAGE_CONFIGS["cpt"]]), passed_on(LORA_CONFIG, LORA_IS_SET)
-    training["properties"] = {
-        key: value for one in reversed(by_config.values()) for key, value in one["properties"].items()
-    }
-    training["description"] = "Passed on unchanged to the stage's config class."
-    schema["properties"]["training"] = {"anyOf": [training, YAML_FILE], "description": training["description"]}
+    training = properties_of(dict.fromkeys(STAGE_CONFIGS.values()), without=ours)
     presets = {"enum": list(LORA_PRESETS), "description": "Options by name."}
-    lora["properties"]["preset"] = presets
-    lora["properties"] |= {
-        key: {"enum": list(choices), "description": "QLoRA."} for key, choices in LORA_QUANTIZATION.items()
+    lora = {
+        **properties_of(PEFT_METHODS.values(), without=LORA_IS_SET),
+        "base": YAML_FILE,
+        "method": {"enum": list(PEFT_METHODS), "description": "By default lora."},
+        "preset": presets,
+        **{key: {"enum": list(choices), "description": "QLoRA."} for key, choices in LORA_QUANTIZATION.items()},
     }
-    lora["properties"]["method"] = {
-        "enum": sorted(peft_methods().keys() - UNFIT.keys()),
-        "description": "By default lora.",
-    }
-    lora |= {
-        "if": {"required": ["method"]},
-        "else": {"propertyNames": names_in(lora)},
-    }  # other methods have keys of their own
-    sections["Model"]["properties"]["lora"] = {"anyOf": [lora, presets, YAML_FILE, {"type": "null"}]}
+    description = "Passed on unchanged to the stage's config class."
+    in_training = {"type": "object", "description": description, "properties": {**training, "base": YAML_FILE}}
+    schema["properties"]["training"] = {"anyOf": [in_training, YAML_FILE], "description": description}
+    in_lora = {"type": "object", "properties": lora, "additionalProperties": False}
+    sections["Model"]["properties"]["lora"] = {"anyOf": [in_lora, presets, YAML_FILE, {"type": "null"}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
-        "allOf": [keys_of_stages(config, section) for config, section in by_config.items()],
+        "if": {"properties": {"stage": {"enum": list(STAGE_CONFIGS)}}},  # a stage of the user's may have other keys
+        "then": {"properties": {"training": {"propertyNames": {"enum": [*training, "base"]}}}},
     }
-
-
-def keys_of_stages(config: str, section: dict[str, Any]) -> dict[str, Any]:
-    """What `training` may hold in the stages whose config is this class; without a `stage` it is cpt."""
-    stages = [stage for stage, its in STAGE_CONFIGS.items() if its == config]
-    condition: dict[str, Any] = {
-        "properties": {"stage": {"enum": stages}},
-        **({} if "cpt" in stages else {"required": ["stage"]}),
-    }
-    return {"if": condition, "then": {"properties": {"training": {"propertyNames": names_in(section)}}}}
 
 
 def command() -> None:
@@ -119,26 +103,22 @@ def allow_grouped_digits(node: dict[str, Any]) -> None:
         node["anyOf"] = [number, {"type": "string", "pattern": f"^({GROUPED_DIGITS}{with_unit})$"}]
 
 
-def passed_on(config: str, ours: set[str]) -> dict[str, Any]:
-    """A section whose keys are those of a Hugging Face class, without those that are written elsewhere."""
-    properties = {name: type_of(key) for name, key in keys_of_config(config).items() if name not in ours}
-    for name in properties.keys() & {*AUTOMATIC}:
-        properties[name] = {
-            "anyOf": [properties[name], {"const": AUTO}],
-            "description": properties[name].get("description", ""),
-        }
-    description = f"Passed on unchanged to {config.replace(':', '.')}."
-    return {"type": "object", "description": description, "properties": {**properties, "base": YAML_FILE}}
+def properties_of(configs: Iterable[str], without: set[str]) -> dict[str, Any]:
+    """The keys of several config classes; of a key in several, as the first has it."""
+    found: dict[str, Any] = {}
+    for config in configs:
+        for name, key in keys_of_config(config).items():
+            if name not in without:
+                found.setdefault(name, type_of(key, or_auto=name in AUTOMATIC))
+    return found
 
 
-def names_in(section: dict[str, Any]) -> dict[str, Any]:
-    return {"enum": list(section["properties"])}
-
-
-def type_of(key: Key) -> dict[str, Any]:
+def type_of(key: Key, *, or_auto: bool) -> dict[str, Any]:
     """One key's type and help text."""
     types = sorted(JSON_TYPES[kind] for kind in key.kinds)
     schema: dict[str, Any] = {"type": types if len(types) > 1 else types[0]}
     if key.enums and set(key.kinds) <= {"str", "null"}:
         schema = {"enum": [*key.choices(), *([None] if "null" in key.kinds else [])]}
+    if or_auto:
+        schema = {"anyOf": [schema, {"const": AUTO}]}
     return {**schema, "description": key.description} if key.description else schema

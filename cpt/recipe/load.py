@@ -21,9 +21,6 @@ from cpt.recipe.tree import Mistakes, Node, holds_broken, plain
 from cpt.recipe.yaml_lines import UnreadableError, read_text, read_yaml
 from cpt.recipe.yaml_writing import write_yaml
 
-OTHER_TOOLS = {"TRL": {"model_name_or_path", "dataset_name"}, "ms-swift": {"model", "dataset"}}
-"""Tool -> keys that its configs have at the top level, where a recipe has `data` and `budget`."""
-
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, lora: bool = False) -> Recipe:
     """Read a recipe.
@@ -95,24 +92,18 @@ def read_recipe(path: Path, overrides: Sequence[str], lora: bool, mistakes: Mist
 
 
 def refuse_config_of_another_tool(path: Path, root: Node) -> None:
-    """Say in one sentence what to do with a config of another tool, instead of listing each of its keys.
+    """Refuse a config of another tool in one sentence, instead of listing each of its keys.
 
     Raises:
         RecipeError: it is one.
     """
-    if root.value.keys() & {"data", "budget", "base"}:
-        return
-    if "base_model" in root.value or {"model_name_or_path", "dataset"} <= root.value.keys():
-        tool = "axolotl" if "base_model" in root.value else "LLaMA-Factory"
+    names = {"base_model", "model_name_or_path"} & root.value.keys()
+    if names and not root.value.keys() & {"data", "budget", "base"}:
+        tool = "axolotl" if "base_model" in names else "LLaMA-Factory or TRL"
         raise RecipeError(
-            f"{path} is a config of {tool}. Make a recipe of it: cpt import {path} --output my_recipe.yaml"
+            f"{path} is a config of {tool}. Translate one of axolotl or LLaMA-Factory: cpt import {path} --output"
+            " my_recipe.yaml"
         )
-    for tool, keys in OTHER_TOOLS.items():
-        if keys <= root.value.keys():
-            raise RecipeError(
-                f"{path} is a config of {tool}, which `cpt import` does not read. Write a recipe for the same"
-                " documents and model: cpt init DOCUMENTS --model MODEL"
-            )
 
 
 def readable(path: Path, mistakes: Mistakes) -> Node:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cpt.recipe.references import WAYS_TO_WEIGH, resolved, take_way
+from cpt.recipe.references import resolved
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Location, Mistakes, Node, Place, dotted, steps_of
 from cpt.recipe.yaml_lines import UnreadableError, read_value
@@ -20,12 +20,8 @@ def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) ->
             value = read_value(text, place, mistakes)
         except UnreadableError:
             continue
-        steps = steps_of(key.strip())
-        if problem := put(root, steps, value):
+        if problem := put(root, steps_of(key.strip()), value):
             mistakes.add(place, problem)
-        for way in WAYS_TO_WEIGH:
-            if steps == ("data", way) and value.value and "data" in root.value:
-                take_way(root.value["data"], way)
         root = resolved(root, Recipe, mistakes, trail=())
     return root
 

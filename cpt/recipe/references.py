@@ -11,7 +11,6 @@ from cpt.recipe.tree import Mistakes, Node, merged
 from cpt.recipe.yaml_lines import UnreadableError, read_yaml, shown_path
 from cpt.shipped import SHIPPED_FILES
 
-WAYS_TO_WEIGH = ("phases", "temperature")  # in place of the sources' weights
 REPOSITORY = SHIPPED_FILES  # in an installed package, the part of it that recipes refer to
 
 
@@ -67,34 +66,8 @@ def section_on_base(node: Node, annotation: Any, mistakes: Mistakes, trail: tupl
         mistakes.add(written.place, "`base` must be the path of a .yaml file")
         return Node(entries, node.place, own_file=True, broken=True)
     base = read_base(written, annotation, mistakes, trail)
-    weigh_as_above(over, base)
     whole = merged(over, base)
     return Node(whole.value, node.place, own_file=True, broken=whole.broken)
-
-
-def weigh_as_above(over: Node, base: Node) -> None:
-    """Phases or a temperature on top of a mixture take the place of its weights, or of its own temperature or
-    phases."""
-    if isinstance(over.value, dict) and isinstance(base.value, dict):
-        if "data" in over.value and "data" in base.value:
-            weigh_as_above(over.value["data"], base.value["data"])
-        elif "sources" in base.value and "sources" not in over.value:
-            for way in WAYS_TO_WEIGH:
-                if way in over.value and over.value[way].value:
-                    take_way(base, way)
-
-
-def take_way(data: Node, way: str) -> None:
-    """Leave out of a mixture what says otherwise how its sources are weighed; what the command line says stays."""
-    if not isinstance(data.value, dict):
-        return
-    for other in WAYS_TO_WEIGH:
-        if other != way and other in data.value and data.value[other].place.line:
-            del data.value[other]
-    sources = data.value["sources"].value if "sources" in data.value else None
-    for source in sources if isinstance(sources, list) else ():
-        if isinstance(source.value, dict) and "weight" in source.value and source.value["weight"].place.line:
-            del source.value["weight"]
 
 
 def read_base(written: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:

@@ -50,7 +50,7 @@ class Source(DocumentSource):
     """A part of the mixture."""
 
     weight: Annotated[Weight, Field(gt=0)] = 1.0
-    """Share of the training tokens, relative to the other sources."""
+    """Share of the training tokens, relative to the other sources; not used under `phases` or `temperature`."""
     max_tokens: Tokens | None = None
     """Take no more than so many tokens of it; of an endless source, no more is read."""
     max_epochs: Times | None = None

@@ -189,14 +189,6 @@ def check_retained_sets(data: Data, evaluation: Evaluation) -> Violations:
         yield Violation(("evaluation", "retain"), text)
 
 
-def with_public_set(complaint: str, evaluation: Evaluation) -> str:
-    """A complaint about a held-out set of general text, with a public set to use instead."""
-    for number, held_out in enumerate(evaluation.perplexity):
-        if f"evaluation.perplexity[{number}]" in complaint and reported_name(held_out) in evaluation.retain:
-            return f"{complaint} A public general set: {GENERAL_TEXT}"
-    return complaint
-
-
 def check_option_names(optimizer: Optimizer, schedule: Schedule) -> Violations:
     """Hugging Face's names for options of our optimizers and schedules."""
     sections: dict[str, Component] = {"optimizer": optimizer, "schedule": schedule}

@@ -83,18 +83,9 @@ def check_accumulation(budget: Budget, training: dict[str, Any]) -> Violations:
 
 
 def check_weights(data: Data) -> Violations:
-    """Weights come from the sources, from phases or from sizes."""
+    """Weights come from phases or from sizes; either takes the place of the sources' own."""
     if data.phases and data.temperature is not None:
         yield not_both(("data", "temperature"), ("data", "phases"))
-    if not data.phases and data.temperature is None:
-        return
-    given = ("data", "phases" if data.phases else "temperature")
-    for index, source in enumerate(data.sources):
-        if source.weight != 1:
-            back = f"`{dotted(given)}: {'[]' if data.phases else 'null'}`"
-            why = f": the weights follow from `{dotted(given)}`. Remove it (over one from another file: `weight: 1`),"
-            why = f"{why} or write {back} for the sources' own weights"
-            yield no_effect(("data", "sources", index, "weight"), why, given)
 
 
 def check_phase_ends(budget: Budget, data: Data) -> Violations:

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from cpt.extend import closest, did_you_mean, simplified
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, keys_of_config
-from cpt.recipe.moved_keys import MOVED, NO_EFFECT, OTHER_WORDS, new_home, place_of_key
+from cpt.recipe.moved_keys import MOVED, NO_EFFECT, OTHER_WORDS, new_home
 from cpt.recipe.schema import Component, Recipe, Schedule
 from cpt.recipe.sections import (
     all_keys,
@@ -163,17 +163,6 @@ def suggestion(name: str, beside: list[str], above: Location) -> str:
         if name in keys_of_config(STAGE_CONFIGS["cpt"]):
             return f" It is Hugging Face's: write it as `training.{name}`."
     return f" Did you mean `{near}`?" if near else f" There {'are' if len(beside) > 1 else 'is'}: {', '.join(beside)}."
-
-
-def key_called(name: str) -> str | None:
-    """The key of a recipe that a name alone means, typed as an option for example; None where it means none, or
-    several."""
-    if name in MOVED or name in OTHER_WORDS:
-        return dotted(place_of_key(name))
-    found = [dotted(key) for key in all_keys() if key[-1] == name]
-    return (
-        found[0] if len(found) == 1 else f"training.{name}" if name in keys_of_config(STAGE_CONFIGS["cpt"]) else None
-    )
 
 
 def missing_key(location: Location) -> str:

@@ -4,13 +4,12 @@
 import math
 from collections.abc import Callable, Mapping
 
-from cpt.errors import RecipeError, ResourceError
+from cpt.errors import ResourceError
 from cpt.extend import closest
 from cpt.python_sources import find_class
 from cpt.recipe.automatic import AUTO, AUTOMATIC
-from cpt.recipe.huggingface_keys import STAGE_CONFIGS, Key, keys_of_config
+from cpt.recipe.huggingface_keys import LORA, PEFT_METHODS, STAGE_CONFIGS, TAKES_4_BIT, Key, keys_of_config, method_of
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, OTHER_WORDS, new_home
-from cpt.recipe.peft_methods import LORA, config_of_method, method_of, takes_4_bit
 from cpt.recipe.references import find_file
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION
 from cpt.recipe.sections import all_keys
@@ -19,60 +18,30 @@ from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at, plain
 from cpt.recipe.words import expected, fits, in_yaml, kind_of
 from cpt.recipe.yaml_lines import shown_path
 
-Bound = tuple[str, Callable[[float], bool]]
-AT_LEAST_0: Bound = ("at least 0", lambda value: value >= 0)
-ABOVE_0: Bound = ("more than 0", lambda value: value > 0)
-SHARE: Bound = ("from 0 to 1", lambda value: 0 <= value <= 1)
-PART: Bound = ("at least 0 and less than 1", lambda value: 0 <= value < 1)
-SHARE_ABOVE_0: Bound = ("more than 0 and at most 1", lambda value: 0 < value <= 1)
-PORT: Bound = ("a port from 1 to 65535", lambda value: 1 <= value <= 65535)
-
-
-def at_least_1(unit: str) -> Bound:
-    """A count of something."""
-    return f"at least 1 {unit}", lambda value: value >= 1
-
-
-BOUNDS: Mapping[str, Bound] = {
-    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), at_least_1("row")),
-    **dict.fromkeys(("gradient_accumulation_steps", "steps_per_generation"), at_least_1("micro-batch")),
-    **dict.fromkeys(("torch_empty_cache_steps", "ref_model_sync_steps", "num_iterations"), at_least_1("step")),
-    **dict.fromkeys(
-        ("max_completion_length", "max_new_tokens", "vllm_max_model_length", "pad_to_multiple_of"), at_least_1("token")
-    ),
-    **dict.fromkeys(("num_generations", "num_generations_eval", "generation_batch_size"), at_least_1("completion")),
-    **dict.fromkeys(("dataset_num_proc", "vllm_tensor_parallel_size"), at_least_1("process")),
+AT_LEAST_1 = (
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "ddp_timeout"),
+    *("steps_per_generation", "num_iterations", "num_generations", "generation_batch_size", "prompts_read"),
+    *("max_completion_length", "max_new_tokens", "dataloader_prefetch_factor", "ddp_bucket_cap_mb", "r"),
+)
+ABOVE_0 = ("temperature", "repetition_penalty", "half_life")
+AT_LEAST_0 = (
+    *("max_grad_norm", "dataloader_num_workers", "beta", "epsilon", "epsilon_high", "neftune_noise_alpha"),
+    *("desirable_weight", "undesirable_weight", "cpo_alpha", "value_coefficient", "value_clip"),
+)
+BELOW_1 = ("label_smoothing_factor", "label_smoothing", "lora_dropout")
+SHARES = ("top_p", "min_p", "gamma", "lam", "lmbda", "ref_model_mixup_alpha", "vllm_gpu_memory_utilization")
+BOUNDS: Mapping[str, tuple[str, Callable[[float], bool]]] = {
+    **dict.fromkeys(AT_LEAST_1, ("at least 1", lambda value: value >= 1)),
+    **dict.fromkeys(ABOVE_0, ("more than 0", lambda value: value > 0)),
+    **dict.fromkeys(AT_LEAST_0, ("at least 0", lambda value: value >= 0)),
+    **dict.fromkeys(BELOW_1, ("at least 0 and less than 1", lambda value: 0 <= value < 1)),
+    **dict.fromkeys(SHARES, ("from 0 to 1", lambda value: 0 <= value <= 1)),
     "logging_steps": (
         "a whole number of steps, or a share of all steps between 0 and 1",
         lambda value: 0 < value < 1 or value >= 1 and value == int(value),
     ),
-    "max_grad_norm": ("at least 0 (0 turns clipping off)", lambda value: value >= 0),
-    "dataloader_num_workers": ("at least 0 processes", lambda value: value >= 0),
-    "dataloader_prefetch_factor": at_least_1("batch"),
-    "precompute_ref_batch_size": at_least_1("row"),
-    "ddp_bucket_cap_mb": at_least_1("MB"),
-    "ddp_timeout": at_least_1("second"),
-    "vllm_server_timeout": ("more than 0 seconds", lambda value: value > 0),
-    "top_k": ("at least -1 (-1 and 0 turn it off)", lambda value: value >= -1),
-    "r": at_least_1("dimension"),
-    **dict.fromkeys(("vllm_server_port", "vllm_group_port"), PORT),
-    **dict.fromkeys(("label_smoothing_factor", "label_smoothing", "lora_dropout"), PART),
-    **dict.fromkeys(
-        ("ld_alpha", "ref_model_mixup_alpha", "min_p", "top_entropy_quantile", "gamma", "lam", "lmbda"), SHARE
-    ),
-    **dict.fromkeys(("top_p", "vllm_gpu_memory_utilization"), SHARE_ABOVE_0),
-    **dict.fromkeys(
-        ("temperature", "repetition_penalty", "half_life", "sapo_temperature_neg", "sapo_temperature_pos"), ABOVE_0
-    ),
-    **dict.fromkeys(
-        ("beta", "epsilon", "epsilon_high", "delta", "neftune_noise_alpha", "router_aux_loss_coef"), AT_LEAST_0
-    ),
-    **dict.fromkeys(
-        ("desirable_weight", "undesirable_weight", "cpo_alpha", "value_coefficient", "value_clip"), AT_LEAST_0
-    ),
 }
-"""The numbers that Hugging Face's classes accept outside these bounds, and fail on later or treat in an unexpected
-way."""
+"""Numbers that Hugging Face's classes accept outside these bounds, and fail on later or use in an unexpected way."""
 LORA_IS_SET = {
     *("peft_type", "task_type", "inference_mode", "base_model_name_or_path"),
     *("auto_mapping", "peft_version", "revision"),
@@ -94,30 +63,21 @@ def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
 
 def check_lora_keys(lora: Node, mistakes: Mistakes) -> None:
     """The options of the method's own config class, and what cpt adds to them."""
-    method = {key: node.value for key, node in lora.value.items() if key == "method"}
-    try:
-        config = config_of_method(method)
-    except RecipeError as problem:
-        mistakes.add(lora.value["method"].place, str(problem))
+    method = method_of({key: node.value for key, node in lora.value.items() if key == "method"})
+    if method not in PEFT_METHODS:
+        mistakes.add(lora.value["method"].place, f"`model.lora.method`: {one_of(PEFT_METHODS, method)}")
         return
     for key, node in lora.value.items():
         if key in LORA_IS_SET:
             mistakes.add(node.place, f"`model.lora.{key}` is set by cpt: remove it")
         elif key == "preset" or key in LORA_QUANTIZATION:
-            if wrong := wrong_extra(key, node.value, method_of(method)):
-                mistakes.add(node.place, f"`model.lora.{key}`: {wrong}")
+            choices = LORA_PRESETS if key == "preset" else LORA_QUANTIZATION[key]
+            if node.value not in choices:
+                mistakes.add(node.place, f"`model.lora.{key}`: {one_of(map(in_yaml, choices), node.value)}")
+            elif method not in ((LORA,) if key == "preset" else TAKES_4_BIT):
+                mistakes.add(node.place, f"`model.lora.{key}` is not for `method: {method}`: remove one of them")
         elif key != "method":
-            check_key(("model", "lora", key), node, config, mistakes)
-
-
-def wrong_extra(key: str, value: object, method: str) -> str | None:
-    """Why what cpt adds to peft's options cannot stand there, or None."""
-    choices = LORA_PRESETS if key == "preset" else LORA_QUANTIZATION[key]
-    if value not in choices:
-        return one_of(map(in_yaml, choices), value)
-    if key == "preset":
-        return None if method == LORA else f"{value} is for `method: lora`, not for {method}: remove one of them"
-    return None if takes_4_bit(method) else f"peft's {method} has no layer for weights in 4 bit: remove it"
+            check_key(("model", "lora", key), node, PEFT_METHODS[method], mistakes)
 
 
 def config_of_stage(root: Node) -> str | None:
@@ -176,7 +136,7 @@ def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -
     problem = wrong_value(node, keys[key])
     if problem and location[0] == "training" and key in AUTOMATIC:
         problem = problem.replace(", got ", f" or {AUTO}, got ", 1)
-    is_known = config in (*STAGE_CONFIGS.values(), config_of_method({})) or key in keys_of_config(STAGE_CONFIGS["cpt"])
+    is_known = config in (*STAGE_CONFIGS.values(), PEFT_METHODS[LORA]) or key in keys_of_config(STAGE_CONFIGS["cpt"])
     if (
         problem is None
         and is_known

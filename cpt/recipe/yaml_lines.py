@@ -122,6 +122,11 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
         depth = 0
         events: Any = yaml.parse(text, Loader=Loader)
         for event in events:  # the composer below is recursive: 100,000 brackets crash it
+            if (tag := getattr(event, "tag", None)) not in (None, "!"):  # `!`: quoted
+                mistakes.add(
+                    place(event.start_mark.line),
+                    f"the tag `{tag}` is not allowed: a recipe holds plain values only",
+                )
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
                 mistakes.add(place(event.start_mark.line), "nested too deeply")
@@ -155,8 +160,6 @@ class TreeBuilder:
         if depth > MAX_DEPTH or self.num_nodes > MAX_NODES:
             self.mistakes.add(place, "nested too deeply" if depth > MAX_DEPTH else "too large for a recipe")
             raise UnreadableError
-        if not found.tag.startswith("tag:yaml.org,2002:") or found.tag.rpartition(":")[2] not in ("str", "seq", "map"):
-            self.mistakes.add(place, f"the tag `{found.tag}` is not allowed: a recipe holds plain values only")
         if isinstance(found, yaml.MappingNode):
             return Node(self.mapping(found, depth), place)
         if isinstance(found, yaml.SequenceNode):

@@ -12,7 +12,6 @@ from cpt.checkpoints.merge_lora import merge_proven, put_on
 from cpt.checkpoints.proof import ProofText
 from cpt.errors import CheckpointError, RecipeError
 from cpt.models.adapters import (
-    CHOSEN_BY_WEIGHTS,
     check_lora,
     check_lora_options,
     count_lora_parameters,
@@ -20,22 +19,11 @@ from cpt.models.adapters import (
 from cpt.models.build import build_model
 from cpt.models.config import config_from
 from cpt.models.inventory import build_on_meta
-from cpt.recipe.peft_methods import UNFIT, method_of, peft_methods
+from cpt.recipe.huggingface_keys import PEFT_METHODS
 from cpt.recipe.schema import Model
 
 IDS = torch.arange(3, 63).view(2, 30)
-FITTING = {  # options where peft's own do not fit layers of 16 to 48 numbers
-    "beft": {"family": "qwen2"},
-    "c3a": {"block_size": 16},
-    "fourierft": {"n_frequency": 50},
-    "miss": {"r": 4},
-    "psoft": {"r": 4},
-    "road": {"group_size": 16},
-    "shira": {"r": 2},
-    "trainable_tokens": {"token_indices": [5, 6, 7]},
-    "vblora": {"vector_length": 16, "num_vectors": 32},
-    "waveft": {"n_frequency": 50},
-}
+FITTING = {"fourierft": {"n_frequency": 50}, "road": {"group_size": 16}}  # for layers of 16 to 48 numbers
 VARIANTS = {
     "dora": {"use_dora": True},
     "rslora": {"use_rslora": True, "r": 8},
@@ -44,9 +32,7 @@ VARIANTS = {
     "orthogonal": {"init_lora_weights": "orthogonal", "r": 4},
     "bias": {"bias": "all", "family": "qwen2"},
 }
-METHODS = {
-    name: {"method": name, **FITTING.get(name, {})} for name in sorted(peft_methods().keys() - UNFIT.keys())
-} | VARIANTS
+METHODS = {name: {"method": name, **FITTING.get(name, {})} for name in PEFT_METHODS} | VARIANTS
 
 
 def build(lora, family="llama", **section):
@@ -84,7 +70,7 @@ def learns_and_merges(options, folder):
         count_lora_parameters(build(None, family), options),
         sum(p.numel() for p in model.parameters() if p.requires_grad),
     )
-    assert count == actual or method_of(options) in CHOSEN_BY_WEIGHTS and count > actual
+    assert count == actual
     before, after = losses(model)
     assert after < before
     logits = model.eval()(IDS, use_cache=False).logits
@@ -148,7 +134,6 @@ def test_what_cannot_be_trained_is_refused_by_its_key(options, key):
     [
         {"method": "boft", "boft_block_size": 3, "boft_block_num": 2},
         {"lora_bias": True},
-        {"method": "beft"},
     ],
 )
 def test_options_that_the_method_or_the_model_refuses_are_found_without_weights(options):

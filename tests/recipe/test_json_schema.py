@@ -71,21 +71,20 @@ def test_what_the_loader_refuses_is_not_valid(validator, added):
     assert not validator.is_valid(plain(read_text((SOUND + added).encode(), "r", Mistakes())))
 
 
-def test_lora_has_the_keys_of_peft(validator):
+@pytest.mark.parametrize(
+    ("lora", "is_valid"),
+    [
+        ({"r": 8}, True),
+        ({"rank": 8}, False),
+        ({"quantize": "nf4", "double_quantize": True}, True),
+        ({"quantize": "nf5"}, False),
+        ({"method": "loha", "module_dropout": 0.1}, True),
+        ({"method": "prefix_tuning"}, False),
+    ],
+)
+def test_lora_has_the_keys_of_peft(validator, lora, is_valid):
     recipe = plain(read_text(SOUND.encode(), "r", Mistakes()))
-    assert validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"r": 8}}})
-    assert not validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"rank": 8}}})
-    assert validator.is_valid(
-        {**recipe, "model": {"path": "a/b", "lora": {"quantize": "nf4", "double_quantize": True}}}
-    )
-    assert not validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"quantize": "nf5"}}})
-
-
-def test_other_adapters_have_keys_of_their_own(validator):
-    recipe = plain(read_text(SOUND.encode(), "r", Mistakes()))
-    assert validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"method": "loha", "module_dropout": 0.1}}})
-    assert not validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"module_dropout": 0.1}}})
-    assert not validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"method": "prefix_tuning"}}})
+    assert validator.is_valid({**recipe, "model": {"path": "a/b", "lora": lora}}) == is_valid
 
 
 @pytest.mark.parametrize(
@@ -101,12 +100,8 @@ def test_a_recipe_on_a_base_needs_nothing_else(validator):
     assert validator.is_valid({"base": "other.yaml"}) and not validator.is_valid({"name": "r"})
 
 
-def test_keys_are_described():
-    schema = json_schema()
-    assert schema["$defs"]["Data"]["properties"]["sequence_length"]["description"] == "Tokens in one row."
-    assert schema["properties"]["training"]["anyOf"][0]["properties"]["bf16"]["description"]
-
-
-def test_the_command_prints_it(capsys):
+def test_the_command_prints_it_with_descriptions(capsys):
     command()
-    assert json.loads(capsys.readouterr().out) == json_schema()
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["$defs"]["Data"]["properties"]["sequence_length"]["description"]
+    assert printed["properties"]["training"]["anyOf"][0]["properties"]["bf16"]["description"]

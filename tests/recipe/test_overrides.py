@@ -29,17 +29,6 @@ def test_a_whole_entry_and_a_whole_list_can_be_replaced(load):
     ]
 
 
-def test_a_temperature_on_the_command_line_takes_the_place_of_the_files_weights_and_not_of_those_beside_it(
-    load, mistakes
-):
-    weighed = "data: {sources: [{path: a/b, weight: 2}, {path: c/d}]}\n"
-    whole = f"name: r\nmodel: {{path: a/b}}\nbudget: {{tokens: 10}}\n{weighed}"
-    data = load("", "data.temperature=2", only=whole).data
-    assert (data.temperature, [source.weight for source in data.sources]) == (2, [1, 1])
-    (line,) = mistakes("", "data.temperature=2", "data.sources.0.weight=3", only=whole)
-    assert line.startswith("on the command line: `data.sources.0.weight=3`") and "has no effect" in line
-
-
 def test_a_null_becomes_a_section(load):
     assert load("tokenizer: {path: null}\n", "model={path: a/b, lora: null}", "model.lora.r=4").model.lora == {"r": 4}
 

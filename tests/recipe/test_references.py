@@ -43,30 +43,12 @@ def test_a_whole_recipe_may_build_on_another(load, here):
     assert (recipe.name, recipe.budget.tokens, recipe.tags, recipe.model.path) == ("new", 20, ["c"], "base/model")
 
 
-WEIGHED = "data: {sources: [{name: a, path: x/a, weight: 3}, {name: b, path: x/b}]}\n"
-PHASES = "phases: [{weights: {a: 1, b: 1}}]"
-
-
-@pytest.mark.parametrize("on_top", ["temperature: 2", PHASES])
-def test_phases_or_a_temperature_on_top_of_a_base_take_the_place_of_its_weights(load, here, on_top):
-    (here / "base.yaml").write_text("name: r\nmodel: models/m.yaml\nbudget: {tokens: 10}\n" + WEIGHED)
-    assert load(only="base: base.yaml\n").data.sources[0].weight == 3
-    recipe = load(only=f"base: base.yaml\ndata: {{{on_top}}}\n")
-    assert [source.weight for source in recipe.data.sources] == [1, 1] and (recipe.data.temperature == 2) is (
-        on_top != PHASES
-    )
-    (here / "mixture.yaml").write_text(WEIGHED.removeprefix("data: "))
-    alone = f"name: r\nmodel: models/m.yaml\nbudget: {{tokens: 10}}\ndata: {{base: mixture.yaml, {on_top}}}\n"
-    assert load(only=alone).data == recipe.data
-
-
-def test_weights_beside_phases_in_the_same_file_are_still_a_mistake(mistakes):
-    text = f"name: r\nmodel: models/m.yaml\nbudget: {{tokens: 10}}\n{WEIGHED[:-2]}, {PHASES}}}\n"
-    (line,) = mistakes(only=text)
-    assert (
-        "`data.sources[0].weight` has no effect" in line
-        and "or write `data.phases: []` for the sources' own weights" in line
-    )
+def test_phases_take_the_place_of_a_bases_weights(load, here):
+    sources = "sources: [{name: a, path: x/a, weight: 3}, {name: b, path: x/b}]"
+    (here / "mixture.yaml").write_text(sources)
+    data = "{base: mixture.yaml, phases: [{weights: {a: 1, b: 1}}]}"
+    recipe = load(only=f"name: r\nmodel: models/m.yaml\nbudget: {{tokens: 10}}\ndata: {data}\n")
+    assert recipe.data.phases[0].weights == {"a": 1, "b": 1}
 
 
 def test_a_section_that_names_its_file_takes_nothing_from_an_outer_base(load, here):

@@ -2,13 +2,11 @@
 
 import pytest
 
-from cpt.recipe.schema import Evaluation, HeldOut, Source
-from cpt.recipe.sense import with_public_set
+from cpt.recipe.schema import HeldOut, Source
 from cpt.recipe.sense_data import reported_name
 
 SCRATCH = "stage: pretrain\ntokenizer: {path: a/b}\n"
 LLAMA = "{from_scratch: true, config: {model_type: llama}"
-EVERY = "checkpoints.every_steps=1"
 
 
 @pytest.mark.parametrize(
@@ -113,12 +111,6 @@ def test_a_phase_that_ends_at_a_learning_rate_needs_a_length_in_tokens(mistakes)
     assert "`data.phases[0].until_learning_rate`" in line and "`budget.tokens`" in line
 
 
-@pytest.mark.parametrize("instead", ["temperature=2", f"phases=[{{weights: {BOTH}}}]"])
-def test_weights_beside_what_decides_them_have_no_effect(mistakes, instead):
-    (line,) = mistakes("", "data.sources=[{path: a/code, weight: 2}, {path: a/prose}]", f"data.{instead}")
-    assert "`data.sources[0].weight` has no effect" in line and f"`data.{instead.split('=')[0]}`" in line
-
-
 def test_phases_and_temperature_exclude_each_other(mistakes):
     (line,) = mistakes("", TWO, "data.temperature=2", f"data.phases=[{{weights: {BOTH}}}]")
     assert "`data.phases`" in line and "`data.temperature`" in line
@@ -160,14 +152,6 @@ HELD = "perplexity: [{path: a/b, name: code}, {path: a/c, name: prose}]"
 def test_retained_sets_are_held_out_and_measured(mistakes, evaluation, named):
     (line,) = mistakes(f"evaluation: {evaluation}\n")
     assert all(word in line for word in named.split(" "))
-
-
-def test_only_a_general_set_that_is_missing_gets_a_public_one():
-    sets = [{"path": "a.jsonl", "name": "code"}, {"path": "b.jsonl", "name": "prose"}]
-    evaluation = Evaluation.model_validate({"perplexity": sets, "retain": {"prose": None}})
-    complaint = "`evaluation.perplexity[{}].path`: nothing there."
-    assert with_public_set(complaint.format(0), evaluation) == complaint.format(0)
-    assert "fineweb-edu" in with_public_set(complaint.format(1), evaluation)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ WRONG = [
     ("evaluation.retain", "{general: 2}"),
     ("data.max_bad_share", "1.5"),
     ("data.sources.0.weight", ".inf"),
-    ("monitoring.profile", "{at_step: 0}"),
+    ("monitoring.profile", "0"),
     ("training.max_grad_norm", ".nan"),
     *(("optimizer", text) for text in ("{weight_decay: .nan}", "{betas: [0.9, 95]}", "{embedding_learning_rate: 2}")),
     ("optimizer", "{name: 'my.module:sophia', rho: .nan}"),
