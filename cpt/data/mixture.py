@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from cpt.data.rows.rows import IGNORED, NAMES, PackedRows, PaddedRows, Row, stack_rows
-from cpt.errors import RecipeError
 from cpt.recipe.schema import Data, Phase
 from cpt.recipe.sense_data import reported_name
 
@@ -125,20 +124,10 @@ def normalised(weights: NDArray[np.float64]) -> Shares:
 
 def shares_of_phases(phases: Sequence[Phase], names: Sequence[str], sequence_length: int) -> Changes:
     """Each phase's shares; of a linear one, those in the middle of each of its blocks. A phase ends with the row that
-    is nearest.
-
-    Raises:
-        RecipeError: a phase still ends at a learning rate, which `cpt.optim.schedules.phases_in_tokens` puts in
-        tokens.
-    """
+    is nearest."""
     changes: Changes = []
     first, before = 0, np.empty(0)
-    for number, phase in enumerate(phases):
-        if phase.until_learning_rate is not None:
-            raise RecipeError(
-                f"`data.phases[{number}].until_learning_rate` follows from a run's schedule, which a mixture alone"
-                " does not have. Open it as the run does: build_data(phases_in_tokens(recipe), ...)."
-            )
+    for phase in phases:
         shares = normalised(np.array([phase.weights.get(name, 0.0) for name in names]))
         after = first if phase.until is None else round(phase.until / sequence_length)
         if phase.change == "linear":

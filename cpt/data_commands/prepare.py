@@ -20,7 +20,6 @@ from cpt.data.store.shards import ShardWork
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, Wanted, made
 from cpt.errors import LaunchError, RecipeError, ResourceError
-from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.schema import Recipe
 from cpt.tokenizer.load import load_tokenizer
 
@@ -36,7 +35,7 @@ def prepare_recipe(recipe: Recipe, cache_dir: Path | None = None) -> PreparedDat
     With `data.disk_bytes`, only what the run begins with is made.
     """
     prepared = build_data(
-        phases_in_tokens(recipe),
+        recipe.data,
         load_tokenizer(recipe.tokenizer, recipe.model),
         seed=recipe.seed,
         evaluation=recipe.evaluation,
@@ -141,7 +140,7 @@ def open_all(recipe: Recipe, cache_dir: Path) -> list[TokenizedSource]:
         raise RecipeError(
             "`data.disk_bytes` bounds the store, which is filled while the run reads. Leave it out to prepare shards."
         )
-    data, evaluation, _ = as_asked(phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage))
+    data, evaluation, _ = as_asked(recipe.data, recipe.evaluation, form_of_stage(recipe.stage))
     clean = with_decontamination(data, evaluation, cache_dir)
     encoder = DocumentEncoder(load_tokenizer(recipe.tokenizer, recipe.model))
     return list(open_sources(clean, evaluation, encoder, cache_dir, recipe.seed).values())

@@ -23,7 +23,6 @@ from cpt.data.store.shards import keep
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, make_shards
 from cpt.errors import DataError
-from cpt.optim.schedules import phases_in_tokens
 from cpt.ranks import main_process_first
 from cpt.recipe.schema import Data, Evaluation, HeldOut, Recipe, Source
 from cpt.recipe.sense_data import reported_name
@@ -87,7 +86,7 @@ def judges_of_recipe(recipe: Recipe) -> Judges:
             "`evaluation.perplexity`, or name files here: --text domain=held_out.jsonl"
         )
     packing = recipe.data.packing if recipe.data.packing in ("none", "token_budget") else "best_fit"
-    data, evaluation = with_form(phases_in_tokens(recipe), evaluation, form_of_stage(recipe.stage))
+    data, evaluation = with_form(recipe.data, evaluation, form_of_stage(recipe.stage))
     return Judges(data, evaluation, recipe.seed, packing)
 
 

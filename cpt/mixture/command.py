@@ -15,7 +15,6 @@ from cpt.console import open_console
 from cpt.data.build import build_data
 from cpt.data.readers.forms import form_of_stage
 from cpt.mixture.forecast import Forecast, SourceForecast, forecast
-from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.tokenizer.load import load_tokenizer
@@ -68,14 +67,8 @@ def phases_table(forecast: Forecast) -> Table:
     for source in forecast.sources:
         table.add_column(escape(source.name), justify="right")
     for phase in forecast.phases:
-        rate = (
-            ""
-            if phase.until_learning_rate is None
-            else f" (learning rate at {phase.until_learning_rate:g} of its peak)"
-        )
-        table.add_row(
-            f"{phase.first_token:,}", f"{phase.end_token:,}{rate}", *(f"{share:.2%}" for share in phase.seen.values())
-        )
+        shares = (f"{share:.2%}" for share in phase.seen.values())
+        table.add_row(f"{phase.first_token:,}", f"{phase.end_token:,}", *shares)
     return table
 
 
@@ -122,7 +115,7 @@ def forecast_recipe(recipe: Recipe) -> Forecast:
     return forecast(
         recipe,
         build_data(
-            phases_in_tokens(recipe),
+            recipe.data,
             tokenizer,
             seed=recipe.seed,
             evaluation=recipe.evaluation,

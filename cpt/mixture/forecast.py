@@ -5,7 +5,6 @@ from itertools import pairwise
 
 from cpt.data.mixture import asked_shares, shares_over
 from cpt.data.prepared import PreparedData, SourceReport, refused, rows_of_run
-from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.schema import Data, Recipe
 
 CLOSE = 0.001  # share; less is not told
@@ -29,8 +28,6 @@ class PhaseForecast:
     first_token: int
     end_token: int
     seen: dict[str, float]
-    until_learning_rate: float | None = None
-    """Where the recipe ends it by that: the share of the peak that the learning rate has fallen to."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
     Raises:
         RecipeError: a phase ends at a learning rate that the schedule does not come to.
     """
-    section = phases_in_tokens(recipe)
+    section = recipe.data
     rows = rows_of_run(recipe.data, recipe.budget, data.num_rows)
     asked = shares_over(asked_shares(section, [report.tokens for report in data.sources]), rows).tolist()
     seen, epochs = data.shares(rows), data.epochs(rows)
@@ -67,26 +64,21 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
         tokens=rows * recipe.data.sequence_length,
         rows=rows,
         sources=sources,
-        phases=phases_of(recipe, section, data, rows),
+        phases=phases_of(section, data, rows),
         is_reached=not unread and not short,
         remarks=unread + short + far_off(sources, rows) + repeated_often(sources) + estimated(sources),
     )
 
 
-def phases_of(recipe: Recipe, section: Data, data: PreparedData, rows: int) -> list[PhaseForecast]:
-    """The shares in each phase, as far as the run gets.
-
-    Args:
-        section: the recipe's data with all phases in tokens.
-    """
+def phases_of(section: Data, data: PreparedData, rows: int) -> list[PhaseForecast]:
+    """The shares in each phase, as far as the run gets."""
     length = section.sequence_length
     phases, first = [], 0
-    for written, phase in zip(recipe.data.phases, section.phases, strict=True):
+    for phase in section.phases:
         is_last = phase is section.phases[-1]
         end = rows if phase.until is None or is_last else min(rows, round(phase.until / length))
         if end > first:
-            rate = None if is_last else written.until_learning_rate
-            phases.append(PhaseForecast(first * length, end * length, data.shares(end, first), rate))
+            phases.append(PhaseForecast(first * length, end * length, data.shares(end, first)))
         first = end
     return phases
 

@@ -13,9 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from cpt.errors import RecipeError
 from cpt.extend import check_options, find
-from cpt.recipe.schema import Data, Phase, Recipe, Schedule
-
-POINTS = 10_000  # of a run at which the schedule is asked, to find where it crosses a learning rate
+from cpt.recipe.schema import Schedule
 
 
 def build_schedule(
@@ -71,79 +69,6 @@ def factor_at_step(
     """The factor for optimizer step number `step`, counted from 0: at its end (step + 1) * tokens_per_step tokens are
     trained."""
     return factor((step + 1) * tokens_per_step, total_tokens, **options)
-
-
-def phases_in_tokens(recipe: Recipe) -> Data:
-    """The recipe's `data`, with phases that end at a learning rate ending at the token where the schedule comes to it.
-
-    The same for any number of processes: steps do not count, only `budget.tokens` and the schedule.
-
-    Raises:
-        RecipeError: the learning rate is never reached, or not in the order of the phases.
-    """
-    data, total = recipe.data, recipe.budget.tokens
-    if total is None or not any(phase.until_learning_rate for phase in data.phases):
-        return data
-    phases: list[Phase] = []
-    begins = 0
-    for number, phase in enumerate(data.phases):
-        key = f"`data.phases[{number}].until_learning_rate`"
-        if phase.until_learning_rate is not None:
-            ends = tokens_until(recipe.schedule, phase.until_learning_rate, total, key)
-            if ends <= begins:
-                raise RecipeError(
-                    f"{key}: the phase ends before it starts: the learning rate is there at {ends:,} tokens already."
-                    " Give a lower one."
-                )
-            phase = phase.model_copy(update={"until": ends, "until_learning_rate": None})
-        elif phase.until is not None and phase.until <= begins:
-            raise RecipeError(
-                f"`data.phases[{number}].until` is {phase.until:,}: the phase ends before it starts, at {begins:,}"
-                " tokens. Write more."
-            )
-        begins = phase.until or total
-        phases.append(phase)
-    return data.model_copy(update={"phases": phases})
-
-
-def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -> int:
-    """The token from which on the learning rate stays at or below this share of its peak: where the decay comes to it
-    for the last time.
-
-    Args:
-        key: of the recipe, to name in errors.
-
-    Raises:
-        RecipeError: there is no such token inside the run.
-    """
-    schedule = find("schedule", section.name, SCHEDULES)
-
-    def factor(at: int) -> float:
-        value: float = schedule(at, total_tokens, **section.options)
-        return value
-
-    tokens = [total_tokens * point // POINTS for point in range(POINTS + 1)]
-    factors = [factor(at) for at in tokens]
-    above = [point for point, value in enumerate(factors) if value > share]
-    if not above:
-        raise RecipeError(
-            f"{key}: under `{section.name}` the learning rate is never above {share:g} of its peak: the phase is"
-            " empty."
-        )
-    if above[-1] == POINTS or tokens[above[-1] + 1] >= total_tokens:
-        where = (
-            "there only while it warms up" if factors[0] <= share < min(factors[above[0] :]) else "above it to the end"
-        )
-        raise RecipeError(
-            f"{key} is {share:g}: under `{section.name}` the learning rate is {where}, and ends at {factors[-1]:.3g}"
-            " of its peak. Give a higher share, a schedule that falls further, or the end of the phase in tokens"
-            " (`until`)."
-        )
-    before, after = tokens[above[-1]], tokens[above[-1] + 1]
-    while after - before > 1:
-        middle = (before + after) // 2
-        before, after = (middle, after) if factor(middle) > share else (before, middle)
-    return after
 
 
 def constant(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warmup_share: float = 0.0) -> float:

@@ -34,7 +34,7 @@ from cpt.models.recomputing import read_recomputing
 from cpt.monitoring.callbacks import check_callbacks
 from cpt.optim.build import OFFLOADED, build_optimizer, check_optimizer, check_rounding, find_optimizer
 from cpt.optim.released import check_release
-from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
+from cpt.optim.schedules import SCHEDULES, build_schedule
 from cpt.preflight.automatic import with_chosen_values, with_placeholders
 from cpt.preflight.craft import craft_warnings
 from cpt.preflight.examples import check_conversations
@@ -247,7 +247,6 @@ def try_schedule(recipe: Recipe) -> None:
         build_schedule(recipe.schedule, optimizer, tokens_per_step=1, total_tokens=recipe.budget.tokens or 10**18)
     except (TypeError, ValueError, ZeroDivisionError) as problem:
         raise RecipeError(f"`schedule.name`: {recipe.schedule.name} refuses its options: {problem}") from problem
-    phases_in_tokens(recipe)
 
 
 def missing_packages(recipe: Recipe) -> Iterator[CptError]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cpt.recipe.section import Component, Section
-from cpt.recipe.written_numbers import Bytes, Length, Positive, Share, Times, Tokens, Weight
+from cpt.recipe.written_numbers import Bytes, Length, Positive, Times, Tokens, Weight
 
 
 class DocumentSource(Section):
@@ -76,10 +76,6 @@ class Phase(Section):
 
     until: Tokens | None = None
     """Where it ends, in tokens from the beginning of the run; the last phase may leave it out."""
-    until_learning_rate: Share | None = None
-    """Or where it ends: when the learning rate has fallen for good to this share of `optimizer.learning_rate`, its
-    peak. The best data from
-    0.2 on did well for 15B parameters (arXiv 2407.07263)."""
     weights: dict[str, Weight]
     """Source's name -> share of the phase's tokens, relative to the others; a source that is left out has none."""
     context_length: Length | None = None

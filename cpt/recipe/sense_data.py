@@ -89,34 +89,21 @@ def check_weights(data: Data) -> Violations:
 
 
 def check_phase_ends(budget: Budget, data: Data) -> Violations:
-    """Each phase begins where the one before ends, and the run gets that far.
-
-    Where a phase ends at a learning rate is only known from the schedule, for a run whose length is in tokens.
-    """
-    begins, lowest = 0, 1.0
+    """Each phase begins where the one before ends, and the run gets that far."""
+    begins = 0
     for index, phase in enumerate(data.phases):
         here: Location = ("data", "phases", index)
-        until, rate = (*here, "until"), (*here, "until_learning_rate")
+        until = (*here, "until")
         if index and budget.tokens is not None and begins >= budget.tokens:
             text = f"`{dotted(here)}` never begins: the phase before lasts until {begins:,} tokens, the run"
             yield Violation(here, f"{text} {budget.tokens:,}", ("budget", "tokens"))
-        if phase.until is None and phase.until_learning_rate is None and index < len(data.phases) - 1:
+        if phase.until is None and index < len(data.phases) - 1:
             yield Violation(here, f"`{dotted(until)}` is missing: only the last phase may last to the end of the run")
             return
         if phase.until is not None and phase.until <= begins:
             text = f"`{dotted(until)}` is {phase.until:,}: the phase ends before it starts, at {begins:,} tokens"
             yield Violation(until, text, ("data", "phases", index - 1, "until"))
-        if phase.until is not None and phase.until_learning_rate is not None:
-            yield not_both(rate, until)
-        elif phase.until_learning_rate is not None and budget.tokens is None:
-            text = f"`{dotted(rate)}` needs a run whose length in tokens is known, and its schedule: write"
-            text = f"{text} `budget.tokens`. A mixture file alone does not have them: name a recipe"
-            yield Violation(rate, text, ("budget", "epochs"))
-        elif phase.until_learning_rate is not None and phase.until_learning_rate >= lowest:
-            text = f"`{dotted(rate)}` is {phase.until_learning_rate:g}, but an earlier phase ends at {lowest:g}"
-            yield Violation(rate, text)
         begins = max(begins, phase.until or 0)
-        lowest = min(lowest, phase.until_learning_rate or 1.0)
 
 
 def check_phases(data: Data) -> Violations:
@@ -141,8 +128,8 @@ def check_phases(data: Data) -> Violations:
         if phase.change == "linear" and index == 0:
             text = "the first phase has nothing to change from: put a phase with the first weights before it"
             yield Violation((*here, "change"), text)
-        elif phase.change == "linear" and phase.until is None and phase.until_learning_rate is None:
-            text = "a linear change needs an end: give the phase's `until` or `until_learning_rate`"
+        elif phase.change == "linear" and phase.until is None:
+            text = "a linear change needs an end: give the phase's `until`"
             yield Violation((*here, "change"), text)
     for index, name in enumerate(names):
         if data.phases and not any(phase.weights.get(name) for phase in data.phases):

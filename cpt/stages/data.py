@@ -5,7 +5,6 @@ from transformers import PreTrainedTokenizerBase
 from cpt.data.build import build_data
 from cpt.data.prepared import PreparedData
 from cpt.data.readers.forms import form_of_stage
-from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.schema import Recipe
 
 
@@ -16,7 +15,7 @@ def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
         CptError: see `build_data`.
     """
     return build_data(
-        phases_in_tokens(recipe),
+        recipe.data,
         tokenizer,
         seed=recipe.seed,
         evaluation=recipe.evaluation,

@@ -20,7 +20,6 @@ from cpt.errors import Interrupted, ResourceError, RestartNeeded, TrainingError
 from cpt.models.inventory import vocabulary_size
 from cpt.optim.clipping import gradient_norm
 from cpt.optim.released import ReleasedGradients, check_release, releases_gradients
-from cpt.optim.schedules import phases_in_tokens
 from cpt.ranks import is_main_process, main_process_decides, rank, same_command
 from cpt.runs.events import record_event
 from cpt.safety.judging_engine import JudgingEngine
@@ -91,7 +90,7 @@ class GuardedTrainer(SavingTrainer):
         if resume_from_checkpoint is not None:
             self.restore_safety(read_safety(Path(resume_from_checkpoint)))
         self.restore_rollback()
-        until = [phase.until for phase in phases_in_tokens(self.recipe).phases[:-1]]
+        until = [phase.until for phase in self.recipe.data.phases[:-1]]
         self.new_data_from = {tokens // self.length.tokens_per_step + 1 for tokens in until if tokens is not None}
         self.skipped_since_log = []
         self.remove_callback(StepGuardCallback)

@@ -15,11 +15,10 @@ from cpt.optim.schedules import (
     cosine,
     infinite,
     linear,
-    phases_in_tokens,
     rewarm_cosine,
     wsd,
 )
-from cpt.recipe.schema import Budget, Data, Model, Phase, Recipe, Schedule, Source
+from cpt.recipe.schema import Schedule
 
 
 def rates(section: Schedule, *, steps: int, tokens_per_step: int) -> list[float]:
@@ -161,95 +160,6 @@ def test_the_curve_over_tokens_does_not_depend_on_the_batch():
 def test_a_wrong_schedule_is_a_recipe_error(section, key):
     with pytest.raises(RecipeError, match=key):
         rates(section, steps=2, tokens_per_step=10)
-
-
-def run_with(*phases: Phase, tokens: int = 100_000, **schedule) -> Recipe:
-    return Recipe(
-        name="r",
-        model=Model(path="a/b"),
-        data=Data(sources=[Source(path="a/code"), Source(path="a/prose")], sequence_length=10, phases=list(phases)),
-        budget=Budget(tokens=tokens),
-        schedule=Schedule(**schedule),
-    )
-
-
-def ends(*phases: Phase, **options) -> list[int | None]:
-    return [phase.until for phase in phases_in_tokens(run_with(*phases, **options)).phases]
-
-
-CODE, LAST = {"code": 1.0}, Phase(weights={"prose": 1.0})
-
-
-@pytest.mark.parametrize("warmup_tokens", [0, 30_000])
-def test_a_phase_ends_where_the_learning_rate_has_fallen_to_the_share(warmup_tokens):
-    found, last = ends(Phase(until_learning_rate=0.2, weights=CODE), LAST, name="linear", warmup_tokens=warmup_tokens)
-    assert (found, last) == (100_000 - (100_000 - warmup_tokens) // 5, None)
-
-
-@pytest.mark.parametrize(
-    "section",
-    [
-        {"name": "cosine", "warmup_tokens": 1000},
-        {"name": "rewarm_cosine", "warmup_tokens": 1000, "start": 0.9, "floor": 0.05},
-        {"name": "wsd", "decay_tokens": 20_000},
-        {"name": "infinite", "warmup_tokens": 1000, "cooldown_tokens": 40_000, "anneal_tokens": 10_000},
-        {
-            "name": "continued",
-            "schedule": {"name": "infinite", "warmup_tokens": 0, "cooldown_tokens": 9, "anneal_tokens": 9000},
-            "trained_tokens": 50,
-        },
-    ],
-)
-def test_the_token_before_the_end_is_above_the_share_and_none_after_it(section):
-    section, share = Schedule(**section), 0.3
-    (found, _) = ends(Phase(until_learning_rate=share, weights=CODE), LAST, **section.model_dump())
-    factors = [SCHEDULES[section.name](tokens, 100_000, **section.options) for tokens in range(found - 1, 100_001)]
-    assert factors[0] > share >= max(factors[1:])
-
-
-def test_of_a_rate_that_falls_several_times_the_last_fall_counts():
-    name = f"{__name__}:{waves.__name__}"
-    assert ends(Phase(until_learning_rate=0.4, weights=CODE), LAST, name=name) == [88_891, None]
-
-
-def waves(tokens: float, total_tokens: float) -> float:
-    """Three times from 1 down to 0.1, in 33,334 tokens each."""
-    return 1.0 - 0.9 * (tokens % 33_334) / 33_334
-
-
-def test_phases_may_end_at_tokens_and_at_learning_rates_in_turn():
-    phases = [
-        Phase(until=1000, weights=CODE),
-        Phase(until_learning_rate=0.5, weights=CODE),
-        Phase(until=60_000, weights=CODE),
-        LAST,
-    ]
-    assert ends(*phases, name="linear") == [1000, 50_000, 60_000, None]
-
-
-@pytest.mark.parametrize(
-    ("share", "section"),
-    [
-        (0.2, {"name": "constant", "warmup_tokens": 9000}),
-        (0.05, {"name": "cosine"}),
-        (0.6, {"name": "continued", "schedule": {"name": "linear"}, "trained_tokens": 100_000}),
-    ],
-)
-def test_a_learning_rate_that_the_decay_does_not_come_to_is_refused(share, section):
-    with pytest.raises(RecipeError, match=r"`data\.phases\[0\]\.until_learning_rate`"):
-        ends(Phase(until_learning_rate=share, weights=CODE), LAST, **section)
-
-
-@pytest.mark.parametrize(
-    "phases",
-    [
-        [Phase(until=70_000, weights=CODE), Phase(until_learning_rate=0.5, weights=CODE)],
-        [Phase(until_learning_rate=0.5, weights=CODE), Phase(until=40_000, weights=CODE)],
-    ],
-)
-def test_a_phase_that_ends_before_it_starts_is_refused(phases):
-    with pytest.raises(RecipeError, match=r"`data\.phases\[1\]\.until(_learning_rate)?`"):
-        ends(*phases, LAST, name="linear")
 
 
 @pytest.mark.parametrize("schedule", [constant, linear, cosine, partial(wsd, decay_tokens=200)])

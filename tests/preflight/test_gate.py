@@ -21,15 +21,6 @@ def mistakes(recipe: Recipe) -> list[str]:
     return [f"{type(problem).__name__}: {problem}" for problem in (*found.mistakes, *found.blockers)]
 
 
-def test_a_phase_that_ends_at_a_learning_rate_which_is_never_reached_is_a_mistake(load, tiny_recipe):
-    sources = [{"path": source["path"]} for source in tiny_recipe["data"]["sources"]]
-    phases = [{"until_learning_rate": 0.2, "weights": {"domain": 1}}, {"weights": {"general": 1}}]
-    data = {**tiny_recipe["data"], "sources": sources, "phases": phases}
-    assert mistakes(load(data=data)) == []
-    (line,) = mistakes(load(data=data, schedule={"name": "constant"}))
-    assert "`data.phases[0].until_learning_rate`" in line
-
-
 @pytest.mark.parametrize(
     ("sections", "complaint"),
     [

@@ -92,23 +92,13 @@ BOTH = "{code: 1, prose: 1}"
         ("[{weights: {code: 1}}]", "`prose` weight"),
         ("[{weights: {code: 1, prose: -1}}]", "`data.phases[0].weights.prose`: 0.0"),
         (f"[{{until: 9, change: linear, weights: {BOTH}}}]", "first phase"),
-        ("[{until: 9, weights: {code: 1}}, {change: linear, weights: {prose: 1}}]", "`until` `until_learning_rate`"),
-        (f"[{{until: 9, until_learning_rate: 0.2, weights: {BOTH}}}]", "`data.phases[0].until_learning_rate`"),
-        (
-            f"[{{until_learning_rate: 0.2, weights: {BOTH}}}, {{until_learning_rate: 0.5, weights: {BOTH}}}]",
-            "`data.phases[1].until_learning_rate` 0.2",
-        ),
+        ("[{until: 9, weights: {code: 1}}, {change: linear, weights: {prose: 1}}]", "`until` linear"),
         (f"[{{context_length: 256, weights: {BOTH}}}]", "128"),
     ],
 )
 def test_phases_that_cannot_be_run_are_reported(mistakes, phases, named):
     (line,) = mistakes("", TWO, f"data.phases={phases}")
     assert all(word in line for word in named.split(" "))
-
-
-def test_a_phase_that_ends_at_a_learning_rate_needs_a_length_in_tokens(mistakes):
-    (line,) = mistakes("", TWO, f"data.phases=[{{until_learning_rate: 0.2, weights: {BOTH}}}]", "budget={epochs: 1}")
-    assert "`data.phases[0].until_learning_rate`" in line and "`budget.tokens`" in line
 
 
 def test_phases_and_temperature_exclude_each_other(mistakes):
