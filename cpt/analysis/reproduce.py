@@ -82,7 +82,6 @@ def command(
     launcher: Annotated[
         str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder RUN-reproduced also if it is equal.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
 ) -> None:
     """Run a run again from its record. The exit code is 3 if losses differ; then differences of code, versions and
@@ -124,7 +123,7 @@ def command(
     again = run_again(record, repetition_of(record, recipe), words, number, launcher, quiet=as_json)
     result = compare_results(record, again)
     differences += late_changes(record, again)
-    kept = again if keep or not result.is_bit_equal else None
+    kept = None if result.is_bit_equal else again
     if kept is None:
         shutil.rmtree(again)
     if as_json:

@@ -1,11 +1,8 @@
 """What is measured when a run has ended, and goes into its verdict: domain test, tasks and contamination; losses were
 kept on the way."""
 
-import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,14 +14,13 @@ from cpt.data.readers.sources import files_with_sizes
 from cpt.errors import CptError, DataError
 from cpt.evaluation.domain_test import Question, domain_test
 from cpt.evaluation.evaluate import Asked, measure, model_at
-from cpt.evaluation.findings import Findings, ScoreFinding, findings
+from cpt.evaluation.findings import Findings, findings
 from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
 from cpt.evaluation.tasks import domain_questions, task_texts, tasks_of_recipe
 from cpt.evaluation.verdict import NotRun, Verdict, verdict_of_run, write_verdict
-from cpt.files import LinesFile
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.runs.folder import METRICS, RECIPE, VERDICT, read_object, read_objects
+from cpt.runs.folder import RECIPE, VERDICT, read_object
 from cpt.runs.record import Run
 from cpt.tokenizer.load import load_tokenizer
 
@@ -57,33 +53,12 @@ def judge_run(run: Run, *, batch_size: int = 8) -> Verdict:
         contamination = search_after_training(recipe)
     except CptError as problem:
         not_run.append(NotRun("contamination", f"{one_line(problem)}. Again: cpt contamination {run.folder / RECIPE}"))
-    if evaluation is not None:
-        record_tasks(run, evaluation.tasks)
     serve = f"cpt serve {run.export_folder}"
     verdict = verdict_of_run(
         run.folder, evaluation=evaluation, contamination=contamination, serve=serve, not_run=not_run, is_complete=True
     )
     write_verdict(run.folder, verdict)
     return verdict
-
-
-def record_tasks(run: Run, scores: Sequence[ScoreFinding]) -> None:
-    """Add the tasks' scores to the run's metrics: those of the base at step 0, those of the model at the last one."""
-    path = run.folder / METRICS
-    lines = [line for line in read_objects(path, []) if {"step", "tokens"} <= line.keys()]
-    ends: tuple[dict[str, Any], dict[str, Any]] = (
-        {"step": 0, "tokens": 0},
-        {key: lines[-1][key] for key in ("step", "tokens")},
-    )
-    for score in scores:
-        name = f"eval_task_{score.name}_{score.metric.removesuffix(',none').replace(',', '_')}"
-        ends[1][name] = score.value
-        if score.against is not None:
-            ends[0][name] = score.against.before
-    new = [end for end in ends if len(end) > 2 and not any(end.items() <= line.items() for line in lines)]
-    file = LinesFile(path)
-    for end in new:
-        file.add(json.dumps(end))
 
 
 def one_line(problem: BaseException) -> str:

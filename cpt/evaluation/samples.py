@@ -77,8 +77,7 @@ class PromptSamples(TrainerCallback):
             self.write(step, texts)
 
     def write(self, step: int, continuations: Sequence[str]) -> None:
-        """In place of those that a run wrote which was killed right after; they wait in memory where the disk is
-        full."""
+        """Replace the samples of a run that was killed after them; on a full disk they wait in memory."""
         path = self.lines.path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,11 +85,10 @@ class PromptSamples(TrainerCallback):
         except OSError as problem:
             record_event(path.parent, "not_written", f"{path.name} cannot be changed: {problem.strerror}.", step=step)
         for prompt, continuation in zip(self.prompts, continuations, strict=True):
-            self.lines.add(
-                json.dumps({"step": step, "prompt": prompt, "continuation": continuation}, ensure_ascii=False)
-            )
+            sample = {"step": step, "prompt": prompt, "continuation": continuation}
+            self.lines.add(json.dumps(sample, ensure_ascii=False))
         if self.lines.waiting:
-            text = f"Samples of step {step} wait for room in {path.name}; without it they are lost when the run ends."
+            text = f"The disk is full: samples of step {step} are lost if it stays full until the run ends."
             record_event(path.parent, "not_written", text, step=step)
 
 
