@@ -1,4 +1,4 @@
-"""`cpt contamination RECIPE`: which training documents hold what the model will be judged by."""
+"""`cpt contamination RECIPE`: which training documents contain evaluation documents."""
 
 import json
 import sys

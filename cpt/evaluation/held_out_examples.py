@@ -1,8 +1,7 @@
-"""What a run's held-out pairs, judged answers and prompts tell: its trainer's own figures of them, before and after.
+"""Held-out pairs, rated answers and prompts of a run: its trainer's figures before and after.
 
 Accuracy is the share of pairs in which the better answer has the higher reward. Stages with a reference measure
-rewards against the model that the run began with, so before the first step they are all 0; then half of the pairs is
-what no change at all would come to.
+rewards against the initial model, so before the first step they are all 0, and chance is half of the pairs.
 """
 
 from collections.abc import Mapping
@@ -25,8 +24,7 @@ NOISE = 1e-3  # of log-probabilities in half precision, which the model and its 
 
 @dataclass(frozen=True)
 class ExampleSet:
-    """One held-out set of examples; each figure before the first step and after the last, None where the stage has
-    none."""
+    """One held-out set; each figure before the first step and after the last, None if the stage has none."""
 
     name: str
     examples: int
@@ -42,7 +40,7 @@ class ExampleSet:
 
     @property
     def is_against_chance(self) -> bool:
-        """Before the run the accuracy said nothing, so half of the pairs is what it is held against."""
+        """Whether the accuracy before the run means nothing, so that half of the pairs is the comparison."""
         return self.has_reference or self.is_new_head
 
     @property
@@ -54,15 +52,13 @@ class ExampleSet:
 
     @property
     def worked(self) -> bool | None:
-        """Whether pairs are told apart better than by chance; None where the interval, or what the stage measures,
-        leaves it open."""
+        """Whether the model orders pairs better than by chance; None if the interval or the stage leaves it open."""
         if self.interval is None or not self.is_against_chance or self.examples < TOO_FEW:
             return None
         low, high = self.interval
         return True if low > CHANCE else False if high < CHANCE + NEGLIGIBLE else None
 
     def sentence(self) -> str:
-        """What happened to it."""
         if self.accuracy is not None and self.interval is not None:
             low, high = self.interval
             spread = f"{100 * LEVEL:.0f} % interval {100 * low:.0f} to {100 * high:.0f} %"
@@ -92,8 +88,7 @@ class ExampleSet:
 
 
 def read_example_sets(metrics: Path) -> list[ExampleSet]:
-    """The sets that a metrics.jsonl has figures of before the first step and later; of a step evaluated twice the last
-    one."""
+    """The sets with figures before the first step and later; the last evaluation counts."""
     logs = [log for log in read_objects(metrics, []) if "step" in log]
     evaluated = {
         log["step"]: log for log in logs if any(key.startswith(PREFIX) and key.endswith(COUNT) for key in log)
@@ -110,7 +105,6 @@ def read_example_sets(metrics: Path) -> list[ExampleSet]:
 
 
 def example_set(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> ExampleSet:
-    """One of two evaluations."""
 
     def both(*figures: str) -> tuple[float, float] | None:
         keys = [f"{PREFIX}{name}_{figure}" for figure in figures]

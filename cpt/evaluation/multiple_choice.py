@@ -19,7 +19,7 @@ IGNORED = -100
 
 
 class Candidate(NamedTuple):
-    """A text of a question with one of its choices, as ids."""
+    """The ids of a question with one of its choices."""
 
     ids: list[int]
     first: int
@@ -36,15 +36,14 @@ def answer_questions(
     batch_size: int,
     longest: int,
 ) -> NDArray[np.bool_]:
-    """Whether the model finds the right choice of each question the most likely, over all processes; every one gets
-    the same.
+    """Whether the model finds the right choice of each question the most likely; every process gets the same result.
 
-    Likely means per byte of the choice, as lm-eval's acc_norm: neither long choices nor tokenizers that cut them into
-    more pieces lose.
+    The log-likelihood is divided by the bytes of the choice, as in lm-eval's acc_norm, so that neither long choices
+    nor small tokens are a disadvantage.
 
     Args:
         batch_size: questions with one choice each in one forward pass.
-        longest: tokens of the longest text that the model reads; of longer ones the beginning is left out.
+        longest: tokens of a text, at most; the beginning of longer ones is cut off.
     """
     candidates = [
         candidate(tokenizer, question.context, choice, longest)
@@ -75,8 +74,7 @@ def answer_questions(
 
 
 def candidate(tokenizer: PreTrainedTokenizerBase, context: str, choice: str, longest: int) -> Candidate:
-    """The ids of a context with a choice; spaces between them belong to the choice, as tokenizers put them in front of
-    words."""
+    """The ids of a context with a choice. Spaces between them belong to the choice, as in most tokenizers."""
     space = context[len(context.rstrip()) :]
     before = tokenizer(context.rstrip(), add_special_tokens=False)["input_ids"]
     whole = tokenizer(context + choice, add_special_tokens=False)["input_ids"]
