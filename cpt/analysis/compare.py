@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path, PurePath
 from typing import Any
@@ -115,12 +115,6 @@ class Comparison:
     def names(self) -> list[str]:
         return [run.name for run in self.runs]
 
-    @property
-    def title(self) -> str:
-        """The names of a few runs, or the number of many."""
-        names = self.names
-        return " and ".join(names) if len(names) <= MOST_COLUMNS else f"{len(names)} runs compared with {names[0]}"
-
     def headline(self) -> str:
         """The number of differences in one sentence."""
         counts = [f"{topic.title.lower()} {len(topic.rows)}" for topic in self.differences if topic.rows]
@@ -132,7 +126,11 @@ class Comparison:
         """For programs."""
 
         def rows(topics: Sequence[Topic]) -> list[dict[str, Any]]:
-            return [{"topic": topic.title, **asdict(row)} for topic in topics for row in topic.rows]
+            return [
+                {"topic": topic.title, "name": row.name, "values": list(row.values), "numbers": list(row.numbers)}
+                for topic in topics
+                for row in topic.rows
+            ]
 
         records = [(run.name, run.record) for run in self.runs]
         return {
@@ -230,16 +228,13 @@ def missing_parts(run: ComparedRun) -> list[str]:
 def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
     """A row for each key that differs. A path to the same files is a remark, not a difference."""
     trees = [complete(run, not_compared) for run in runs]
-    there = [place for place, tree in enumerate(trees) if tree]
     same, rows, remarks = keys_of_same_files(runs), [], []
-    for key, values in differing_values([trees[place] for place in there]):
+    for key, values in differing_values([tree for tree in trees if tree]):
         if key in same:
             remarks.append(f"{key} is written in different ways, but the files are the same.")
-            continue
-        cells: list[str | None] = [None] * len(runs)
-        for place, value in zip(there, values, strict=True):
-            cells[place] = shown(value)
-        rows.append(Row(key, tuple(cells)))
+        else:
+            cells = iter(values)
+            rows.append(Row(key, tuple(shown(next(cells)) if tree else None for tree in trees)))
     return Topic("Recipe", rows, remarks)
 
 
@@ -298,17 +293,18 @@ def keys_of_same_files(runs: Sequence[ComparedRun]) -> set[str]:
     def is_same(contents: list[Any]) -> bool:
         return bool(contents[0]) and all(content == contents[0] for content in contents)
 
-    tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]
-    weights = [sorted(run.file_hashes("weights", "sha256").values()) for run in runs]
-    same = {"tokenizer.path"} if is_same(tokenizers) else set()
-    same |= {"model.path"} if is_same(tokenizers) and is_same(weights) else set()
+    def files(*keys: str) -> list[Any]:
+        return [sorted(run.file_hashes(*keys).values()) for run in runs]
+
+    contents = {"tokenizer.path": [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]}
+    if is_same(contents["tokenizer.path"]):
+        contents["model.path"] = files("weights", "sha256")
     for source in get_dict(runs[0].record.inputs, "data", "sources"):
-        if is_same([sorted(run.file_hashes("data", "sources", source, "files").values()) for run in runs]):
-            same.add(f"data.sources[{source}].path")
+        contents[f"data.sources[{source}].path"] = files("data", "sources", source, "files")
     for name in runs[0].losses:
-        if is_same([run.losses[name].hashes.tolist() if name in run.losses else None for run in runs]):
-            same.add(f"evaluation.perplexity[{name}].path")
-    return same
+        hashes = [run.losses[name].hashes.tolist() if name in run.losses else None for run in runs]
+        contents[f"evaluation.perplexity[{name}].path"] = hashes
+    return {key for key, found in contents.items() if is_same(found)}
 
 
 def environment_topics(runs: Sequence[ComparedRun]) -> list[Topic]:

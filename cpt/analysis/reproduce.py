@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -163,8 +162,7 @@ def place_of(environment: Content) -> Path:
 
 def first_log_from(record: RunRecord, step: int) -> int | None:
     """The first step from this one on with a logged loss: a log is the mean since the log before."""
-    steps = record.metrics.curve("loss", "step")[0]
-    return next((int(one) for one in steps if one >= step), None)
+    return next((int(one) for one in record.metrics.curve("loss", "step")[0] if one >= step), None)
 
 
 # --- unchanged inputs ------------------------------------------------------------------------------------------------
@@ -204,16 +202,10 @@ def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str])
     if not versions:  # a function, or a dataset without files
         return []
     pairs = paired(list(recorded), list(versions))
-    with ThreadPoolExecutor(4) as pool:
-        hashes = pool.map(lambda name: versions[name] if is_url(name) else hash_file(name, key), pairs.values())
-    changed = [
-        f"{key}: {now} changed"
-        for (then, now), found in zip(pairs.items(), hashes, strict=True)
-        if recorded[then] != found
-    ]
+    found = {name: versions[name] if is_url(name) else hash_file(name, key) for name in pairs.values()}
+    changed = [f"{key}: {now} changed" for then, now in pairs.items() if recorded[then] != found[now]]
     missing = [f"{key}: {name} is missing" for name in recorded if name not in pairs]
-    new = [f"{key}: {name} is new" for name in versions if name not in pairs.values()]
-    return [*changed, *missing, *new]
+    return [*changed, *missing, *(f"{key}: {name} is new" for name in versions if name not in pairs.values())]
 
 
 def paired(then: Sequence[str], now: Sequence[str]) -> dict[str, str]:
@@ -416,8 +408,7 @@ def report(result: Reproduction, differences: Sequence[str], run: Path, kept: Pa
         evaluations = f"{result.evaluations:,} evaluation{'s' * (result.evaluations != 1)}"
         counts = f"{result.logs:,} logged losses and {evaluations}"
         return [f"Bit-equal: {counts} up to step {result.last_step}{weights}. {where}".strip()]
-    if result.difference is not None:
-        found = result.difference
+    if found := result.difference:
         lines = [f"NOT equal: {found['figure']} at step {found['step']} was {found['then']}, now {found['now']}."]
     elif result.weights_differ:
         lines = [f"NOT equal: the losses are, but not the final weights: {', '.join(result.weights_differ)}."]

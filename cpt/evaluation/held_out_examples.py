@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from cpt.evaluation.paired import LEVEL, NEGLIGIBLE, TOO_FEW, accuracy_interval
-from cpt.runs.folder import read_objects
+from cpt.evaluation.retention import read_evaluations
+from cpt.runs.folder import EVALUATED
 
-PREFIX, COUNT = "eval_", "_examples"
+COUNT = "_examples"
 ACCURACIES, MARGINS = ("rewards/accuracies", "accuracy"), ("rewards/margins", "margin")
 REWARD = "reward"
 NEW_HEAD = "accuracy"  # the name that only a reward model's accuracy has, whose head is new
@@ -64,56 +65,38 @@ class ExampleSet:
             spread = f"{100 * LEVEL:.0f} % interval {100 * low:.0f} to {100 * high:.0f} %"
             share = f"{100 * self.accuracy[1]:.0f} % of {self.examples:,} held-out pairs ({spread})"
             if not self.is_against_chance:
-                return (
-                    f"In {share} the better answer is the likelier one; before the run in"
-                    f" {100 * self.accuracy[0]:.0f} %."
-                )
+                before = f"before the run in {100 * self.accuracy[0]:.0f} %"
+                return f"In {share} the better answer is the likelier one; {before}."
             outcome = {True: "It worked", False: "It did not work", None: "Whether it worked is unknown"}[self.worked]
             outcome = "It did harm" if self.worked is False and high < CHANCE else outcome
             return f"{outcome}: in {share} the better answer has the higher reward; half would be chance."
-        others = {
-            "the mean reward": self.reward,
-            "the margin of wanted over unwanted answers": self.margin,
-            "the loss": self.loss,
-        }
-        told = [
-            f"{what} went from {figure[0]:.3f} to {figure[1]:.3f}"
-            for what, figure in others.items()
-            if figure is not None
-        ]
-        return (
-            f"On {self.examples:,} held-out examples {' and '.join(told) or 'nothing was measured'}; no interval can"
-            " be given."
-        )
+        margin = "the margin of wanted over unwanted answers"
+        others = {"the mean reward": self.reward, margin: self.margin, "the loss": self.loss}
+        changes = [f"{what} went from {one[0]:.3f} to {one[1]:.3f}" for what, one in others.items() if one is not None]
+        found = " and ".join(changes) or "nothing was measured"
+        return f"On {self.examples:,} held-out examples {found}; no interval can be given."
 
 
 def read_example_sets(metrics: Path) -> list[ExampleSet]:
     """The sets with figures before the first step and later; the last evaluation counts."""
-    logs = [log for log in read_objects(metrics, []) if "step" in log]
-    evaluated = {
-        log["step"]: log for log in logs if any(key.startswith(PREFIX) and key.endswith(COUNT) for key in log)
-    }
+    evaluated = {log["step"]: log for log in read_evaluations(metrics) if any(key.endswith(COUNT) for key in log)}
     if 0 not in evaluated or len(evaluated) < 2:
         return []
     before, after = evaluated[0], evaluated[max(evaluated)]
-    names = [
-        key[len(PREFIX) : -len(COUNT)]
-        for key in before
-        if key.startswith(PREFIX) and key.endswith(COUNT) and key in after
-    ]
+    names = [key[len(EVALUATED) : -len(COUNT)] for key in before if key.endswith(COUNT) and key in after]
     return [example_set(name, before, after) for name in names]
 
 
 def example_set(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> ExampleSet:
 
     def both(*figures: str) -> tuple[float, float] | None:
-        keys = [f"{PREFIX}{name}_{figure}" for figure in figures]
+        keys = [f"{EVALUATED}{name}_{figure}" for figure in figures]
         return next(((before[key], after[key]) for key in keys if key in before and key in after), None)
 
     reward, likelihood = both("rewards/chosen"), both("logps/chosen")
     return ExampleSet(
         name,
-        int(after[f"{PREFIX}{name}{COUNT}"]),
+        int(after[f"{EVALUATED}{name}{COUNT}"]),
         both("loss"),
         both(*ACCURACIES),
         both(*MARGINS),

@@ -50,9 +50,8 @@ def answer_questions(
         for question in questions
         for choice in question.choices
     ]
-    by_length = sorted(
-        range(len(candidates)), key=lambda number: -len(candidates[number].ids)
-    )  # alike in a batch: little padding
+    # Texts of similar length share a batch: little padding.
+    by_length = sorted(range(len(candidates)), key=lambda number: -len(candidates[number].ids))
     device = next(model.parameters()).device
     scores = torch.zeros(len(candidates), dtype=torch.float64, device=device)
     inner = model.module if isinstance(model, DistributedDataParallel) else model
@@ -66,11 +65,9 @@ def answer_questions(
                 sizes = torch.tensor([candidates[number].num_bytes for number in numbers], device=device)
                 scores[torch.tensor(numbers, device=device)] = nats.sum(1) / sizes
     sum_over_processes(scores)
-    answers, at = [], 0
-    for question in questions:
-        answers.append(int(scores[at : at + len(question.choices)].argmin()) == question.answer)
-        at += len(question.choices)
-    return np.array(answers, bool)
+    ends = np.cumsum([len(question.choices) for question in questions])
+    chosen = [int(part.argmin()) for part in np.split(scores.cpu().numpy(), ends[:-1])]
+    return np.array([one == question.answer for one, question in zip(chosen, questions, strict=True)], bool)
 
 
 def candidate(tokenizer: PreTrainedTokenizerBase, context: str, choice: str, longest: int) -> Candidate:

@@ -251,10 +251,10 @@ def task_differences(
     old = {(score.task, score.metric): score for score in before}
     differences: dict[tuple[str, str], Difference | None] = {}
     for score in after:
-        base = old[score.task, score.metric]
-        is_paired = base.by_question is not None and score.by_question is not None and base.hashes == score.hashes
-        pairs = (base.by_question, score.by_question) if is_paired and len(score.hashes) > 1 else None
-        differences[score.task, score.metric] = mean_difference(*pairs) if pairs is not None else None  # type: ignore[arg-type]
+        base, found = old[score.task, score.metric], None
+        if base.by_question is not None and score.by_question is not None and len(score.hashes) > 1:
+            found = mean_difference(base.by_question, score.by_question) if base.hashes == score.hashes else None
+        differences[score.task, score.metric] = found
     return differences
 
 
@@ -266,16 +266,9 @@ def task_texts(names: Sequence[str], folder: Path | None = None) -> Iterator[tup
     """
     for name, task in load_tasks(task_manager(names, folder), names).items():
         for number, document in enumerate(task.eval_docs, 1):
-            choices = (
-                task.doc_to_choice(document)
-                if task.config.doc_to_choice is not None
-                else [task.doc_to_target(document)]
-            )
+            has_choices = task.config.doc_to_choice is not None
+            choices = task.doc_to_choice(document) if has_choices else [task.doc_to_target(document)]
             question = task.doc_to_text(document)
-            # Where the question is a number it is the place of the choice that fills the gap, and the choices hold the
-            # text.
-            yield (
-                name,
-                f"{name}: question {number}",
-                " ".join(str(part) for part in [question, *choices] if not isinstance(part, int)),
-            )
+            # A number is the place of the choice that fills the gap; then the choices have the text.
+            text = " ".join(str(part) for part in [question, *choices] if not isinstance(part, int))
+            yield name, f"{name}: question {number}", text
