@@ -29,7 +29,7 @@ export PATH := $(BIN):$(PATH)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test coverage mutations test-slow test-long test-browser test-quantized test-cluster test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test coverage mutations test-slow test-long test-quantized test-cluster test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,13 +43,10 @@ test: $(INSTALLED) ## the test suite: no network, no GPU, about 10 minutes on 2 
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(INSTALLED) ## long runs and smaller grids
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'slow and not long and not browser and not quantized and not cluster and not gpu and not network' $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'slow and not long and not quantized and not cluster and not gpu and not network' $(ARGS)
 
 test-long: $(INSTALLED) ## grids of stages, ways to run and faults: hours
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'long and not quantized and not cluster' $(ARGS)
-
-test-browser: $(INSTALLED) ## the pages that cpt writes, opened in Chromium, which must be there: apt-get install chromium, or CHROMIUM=PATH
-	$(PYTEST) -m browser $(ARGS)
 
 test-quantized: $(APART)/.installed ## what needs torchao, which is kept apart: with it every process that imports transformers starts seconds later
 	$(subst $(BIN)/python,$(APART)/bin/python,$(PYTEST)) -m 'quantized$(if $(HAS_GPU),, and not gpu)' $(ARGS)

@@ -1,4 +1,4 @@
-"""`cpt contamination RECIPE`: which training documents hold what the model will be judged by."""
+"""`cpt contamination RECIPE`: which training documents contain evaluation documents."""
 
 import json
 import sys
@@ -39,7 +39,7 @@ def command(
     refuse_ignored({"--task-folder": task_folder is not None and not task}, "without --task")
     loaded = load_recipe(recipe, overrides or ())
     with redirect_stdout(sys.stderr) if as_json else nullcontext():  # of lm-eval, and of the log
-        found = contamination_of(loaded, task or (), task_folder)
+        found = find_contamination(*sections_of(loaded), questions(task or (), task_folder))
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
         raise typer.Exit(2 if found.num_contaminated else 0)
@@ -62,15 +62,8 @@ def what_becomes_of_them(found: Contamination, recipe: Recipe) -> str:
     )
 
 
-def contamination_of(recipe: Recipe, tasks: Sequence[str] = (), task_folder: Path | None = None) -> Contamination:
-    """What of the recipe's evaluation and of some tasks stands in its training sources."""
-    return find_contamination(*sections_of(recipe), questions(tasks, task_folder))
-
-
 def questions(tasks: Sequence[str], folder: Path | None) -> Iterator[Judged]:
     if tasks:
-        from cpt.evaluation.tasks import (
-            task_texts,
-        )  # which brings torch along, seconds that a recipe alone does not need
+        from cpt.evaluation.tasks import task_texts  # imports torch, which takes seconds
 
         yield from (Judged(*question) for question in task_texts(tasks, folder))

@@ -54,7 +54,6 @@ def command(
         int | None, typer.Option(min=2, help="Tokens the model sees at once, with --text.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass; no figure depends on it.")] = 8,
-    seed: Annotated[int, typer.Option(help="Seed of the domain test's questions.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Measure held-out text, a domain test and tasks; one line of verdict each.
@@ -71,7 +70,6 @@ def command(
         {"--sequence-length": sequence_length is not None and not text},
         "without --text: the sets of a recipe have its own",
     )
-    refuse_ignored({"--seed": seed != 0 and not domain_test}, "without --domain-test")
     join_processes({})
     own = recipe_of(model, recipe)
     models = [model_at(path, None if own is None else own.model) for path in (model, against) if path is not None]
@@ -86,7 +84,6 @@ def command(
         domain_test=domain_test or (),
         tasks=[TaskChoice(tuple(task), task_folder, allow_code, limit, num_fewshot)] if task else [],
         batch_size=batch_size,
-        seed=seed,
         is_compared=len(models) > 1,
     )
     with told_as_texts(text), redirect_stdout(sys.stderr) if as_json else nullcontext():  # lm-eval prints too

@@ -1,17 +1,14 @@
 """How long does `cpt compare` take for many long runs? `python -m benchmarks.comparing`: 3 minutes.
 
 Runs of 100,000 logged steps with 29 figures each are written to a temporary folder, which needs 2 GB. Then the command
-itself runs in processes of its own, start included, on the processors given by --processors; their files are in the
-system's memory, as after a run they
-usually are not all: reading them from a disk adds what the disk takes. Beside it: reading the same lines one by one
-with Python's json. Writes benchmarks/results/comparing.json.
+runs in a process of its own, start included, on the processors given by --processors. Its files are in the system's
+memory; reading them from a disk adds what the disk takes. Writes benchmarks/results/comparing.json.
 """
 
 import argparse
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -47,7 +44,7 @@ def main() -> None:
 
 
 def measure(folders: list[Path], scratch: Path, times: int) -> dict[str, list[float]]:
-    """Seconds of each command by the clock, and of the processors for the first."""
+    """Seconds of each command by the clock."""
     paths = [str(folder) for folder in folders]
     commands = {
         "cpt compare": ["-m", "cpt.cli", "compare", *paths],
@@ -55,31 +52,12 @@ def measure(folders: list[Path], scratch: Path, times: int) -> dict[str, list[fl
         "cpt runs": ["-m", "cpt.cli", "runs", str(folders[0].parent)],
     }
     samples: dict[str, list[float]] = {name: [] for name in commands}
-    samples["cpt compare, processor time"] = []
     for _ in range(times):
         for name, words in commands.items():
-            before, started = processor_seconds(), time.perf_counter()
+            started = time.perf_counter()
             subprocess.run([sys.executable, *words], check=True, capture_output=True, cwd=ROOT)
             samples[name].append(time.perf_counter() - started)
-            if name == "cpt compare":
-                samples["cpt compare, processor time"].append(processor_seconds() - before)
-    samples["one run's lines by Python's json"] = [seconds_by_line(folders[0]) for _ in range(3)]
     return samples
-
-
-def processor_seconds() -> float:
-    """Of all commands so far."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def seconds_by_line(folder: Path) -> float:
-    """What reading the same lines one by one takes, without keeping a column."""
-    started = time.perf_counter()
-    with (folder / "metrics.jsonl").open() as file:
-        for line in file:
-            json.loads(line)
-    return time.perf_counter() - started
 
 
 def results_of(samples: dict[str, list[float]], asked: argparse.Namespace, size: int) -> dict[str, Any]:

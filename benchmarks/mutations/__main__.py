@@ -34,7 +34,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 LINES, RESULTS = Path(__file__).with_name("lines.yaml"), ROOT / "benchmarks/results/mutations.json"
 IMPORTED_ONCE = ("torch", "transformers", "accelerate", "datasets", "peft", "trl")  # test processes are forked
-NEEDS_MORE = ("browser", "quantized", "cluster", "gpu", "network")
+NEEDS_MORE = ("quantized", "cluster", "gpu", "network")
 NO_TESTS = (4, 5)  # pytest's exit codes for a path that does not exist and for no test selected
 SECONDS = 600
 COPY = Path()  # of the repository, one for each worker process

@@ -5,8 +5,8 @@ import json
 import math
 import os
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -33,49 +33,20 @@ from cpt.models.inventory import count_parameters
 
 RESULTS = Path(__file__).parents[1] / "results" / "rewarming.json"
 LIBRARIES = ("torch", "transformers", "tokenizers")
-Runs = dict[tuple[str, int], dict[str, float]]
-"""(arm, seed) -> bits per byte of each set."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What the paper says of two arms.
-
-    Attributes:
-        figure: of a seed's runs; the second name is the domain's.
-        expected: "<" or ">" for a difference on that side of 0; None where the paper says comparable.
-    """
-
-    name: str
-    figure: Callable[[Runs, str, int], float]
-    expected: str | None
-
-
-def between(first: str, second: str, *kinds: str) -> Callable[[Runs, str, int], float]:
-    """The first arm's bits per byte less the second's with the same seed; of several sets the mean."""
-
-    def difference(runs: Runs, domain: str, seed: int) -> float:
-        names = [GENERAL if kind == GENERAL else domain for kind in kinds]
-        return mean(runs[first, seed][name] - runs[second, seed][name] for name in names)
-
-    return difference
-
-
 DOMAIN = "domain"
-CLAIMS = (
-    Claim("without re-warming it learns too (domain, against the base)", between(NO_REWARMING, BASE, DOMAIN), "<"),
-    Claim("re-warming learns more (domain, against no re-warming)", between(REWARMING, NO_REWARMING, DOMAIN), "<"),
-    Claim("re-warming forgets (general, against the base)", between(REWARMING, BASE, GENERAL), ">"),
-    Claim("re-warming forgets more (general, against no re-warming)", between(REWARMING, NO_REWARMING, GENERAL), ">"),
-    Claim("replay forgets less (general, against re-warming alone)", between(REPLAY, REWARMING, GENERAL), "<"),
-    Claim(
-        "replay costs little of the domain (domain, against re-warming alone)",
-        between(REPLAY, REWARMING, DOMAIN),
-        None,
-    ),
-    Claim("with replay it matches joint training (domain)", between(REPLAY, JOINT, DOMAIN), None),
-    Claim("with replay it matches joint training (general)", between(REPLAY, JOINT, GENERAL), None),
-    Claim("with replay it matches joint training (mean of both)", between(REPLAY, JOINT, DOMAIN, GENERAL), None),
+BOTH = (DOMAIN, GENERAL)
+# What the paper says: (claim, first arm, second arm, sets, side of 0 of the first's bits per byte less the second's);
+# None: comparable.
+CLAIMS: tuple[tuple[str, str, str, tuple[str, ...], str | None], ...] = (
+    ("without re-warming it learns too (domain, against the base)", NO_REWARMING, BASE, (DOMAIN,), "<"),
+    ("re-warming learns more (domain, against no re-warming)", REWARMING, NO_REWARMING, (DOMAIN,), "<"),
+    ("re-warming forgets (general, against the base)", REWARMING, BASE, (GENERAL,), ">"),
+    ("re-warming forgets more (general, against no re-warming)", REWARMING, NO_REWARMING, (GENERAL,), ">"),
+    ("replay forgets less (general, against re-warming alone)", REPLAY, REWARMING, (GENERAL,), "<"),
+    ("replay costs little of the domain (domain, against re-warming alone)", REPLAY, REWARMING, (DOMAIN,), None),
+    ("with replay it matches joint training (domain)", REPLAY, JOINT, (DOMAIN,), None),
+    ("with replay it matches joint training (general)", REPLAY, JOINT, (GENERAL,), None),
+    ("with replay it matches joint training (mean of both)", REPLAY, JOINT, BOTH, None),
 )
 
 
@@ -120,43 +91,36 @@ def summarize(results: Sequence[Result]) -> dict[str, Any]:
     for shift in SHIFTS:
         of_shift = [result for result in results if result.shift in (None, shift.name)]
         runs = {(result.arm, result.seed): result.bits_per_byte for result in of_shift}
-        seeds = sorted({seed for _, seed in runs})
+        seeds, names = sorted({seed for _, seed in runs}), {DOMAIN: shift.name, GENERAL: GENERAL}
         arms[shift.name] = {}
         for arm in (BASE, *ARMS):
-            figures = {DOMAIN: shift.name, GENERAL: GENERAL}
-            sums = {figure: interval([runs[arm, seed][name] for seed in seeds]) for figure, name in figures.items()}
+            sums = {kind: interval([runs[arm, seed][name] for seed in seeds]) for kind, name in names.items()}
             arms[shift.name][arm] = {"tokens": next(result.tokens for result in of_shift if result.arm == arm), **sums}
-        measurements += [
-            measure(claim, shift, [claim.figure(runs, shift.name, seed) for seed in seeds]) for claim in CLAIMS
-        ]
+        for claim, first, second, kinds, expected in CLAIMS:
+            differences = [
+                mean(runs[first, seed][names[kind]] - runs[second, seed][names[kind]] for kind in kinds)
+                for seed in seeds
+            ]
+            measurements.append(measure(claim, shift, differences, expected))
     return {"arms": arms, "measurements": measurements}
 
 
 def interval(values: Sequence[float]) -> dict[str, Any]:
     """Mean, the 95 % interval of the mean by Student's t, and the values; of one value there is no interval."""
-    middle = mean(values)
     reach = None
     if len(values) > 1:
         reach = t_quantile(LEVEL, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return {"mean": middle, "reach": reach, "values": list(values)}
+    return {"mean": mean(values), "reach": reach, "values": list(values)}
 
 
-def measure(claim: Claim, shift: Shift, values: Sequence[float]) -> dict[str, Any]:
-    """A row of the results: met where the whole interval is on the expected side, None where it holds 0 or nothing was
+def measure(claim: str, shift: Shift, values: Sequence[float], expected: str | None) -> dict[str, Any]:
+    """A row of the results: met if the whole interval is on the expected side, None if it holds 0 or nothing was
     expected."""
     found = interval(values)
     sign = side(found)
-    met = None if claim.expected is None or sign is None else sign == claim.expected
-    target = f"{claim.expected} 0" if claim.expected else None
-    return {
-        "name": claim.name,
-        "shift": shift.name,
-        "target": target,
-        "measured": found["mean"],
-        "unit": "bits per byte",
-        "met": met,
-        **found,
-    }
+    met = None if expected is None or sign is None else sign == expected
+    row = {"name": claim, "shift": shift.name, "target": f"{expected} 0" if expected else None}
+    return {**row, "measured": found["mean"], "unit": "bits per byte", "met": met, **found}
 
 
 def side(found: dict[str, Any]) -> str | None:

@@ -12,8 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.library_corpus import build_corpus
 from benchmarks.vocabulary.lengths import measure_lengths, texts_of
-from benchmarks.vocabulary.results import write_results
-from benchmarks.vocabulary.table import write_tables
+from benchmarks.vocabulary.results import write_results, write_tables
 from benchmarks.vocabulary.training import budgets, extend_base, measure_starts, run_arm, train_base
 from cpt.command_line import show_log
 from cpt.tokenizer.train_bpe import train_bpe

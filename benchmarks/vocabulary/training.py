@@ -17,6 +17,7 @@ from cpt.train import train
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 KINDS: tuple[Kind, Kind] = ("domain", "general")  # in the order of the recipes' sources and held-out sets
+OWN = "own tokens"
 STEP_TOKENS = 1024
 DOMAIN_SHARE = 0.7  # of the tokens; the rest replays prose, as in the demo
 UNTIED_TOKENS = 300_000  # of the base model with a head of its own, less than the demo's: it only shows how rows begin
@@ -61,23 +62,9 @@ def train_base(corpus: Corpus, tokenizer: Path, folder: Path, *changes: str) -> 
 def extend_base(corpus: Corpus, base: Path, add: int, output: Path, rows: str = "mean") -> Path:
     """The base model with tokens for code."""
     if not output.exists():
-        text = f"code={corpus.files['domain', 'train']}"
+        words = ["--text", f"code={corpus.files['domain', 'train']}", "--add", str(add), "--rows", rows]
         try:
-            cpt(
-                [
-                    "tokenizer",
-                    "extend",
-                    str(base),
-                    "--text",
-                    text,
-                    "--add",
-                    str(add),
-                    "--rows",
-                    rows,
-                    "--output",
-                    str(output),
-                ]
-            )
+            cpt(["tokenizer", "extend", str(base), *words, "--output", str(output)])
         except SystemExit as ended:
             if ended.code:
                 raise
@@ -87,13 +74,13 @@ def extend_base(corpus: Corpus, base: Path, add: int, output: Path, rows: str = 
 def budgets(corpus: Corpus, base: Path, extended: Path, tokens: int) -> dict[str, Budget]:
     """What each arm may spend: the base model `tokens`, the extended one as many bytes, or as many FLOPs."""
     (plain_bytes, plain_flops), (long_bytes, long_flops) = (costs(corpus, model) for model in (base, extended))
-    spent = {"own tokens": tokens, "extended, equal bytes": tokens * plain_bytes / long_bytes}
+    spent = {OWN: tokens, "extended, equal bytes": tokens * plain_bytes / long_bytes}
     spent["extended, equal compute"] = tokens * plain_flops / long_flops
     spent["extended, equal bytes, all parameters at once"] = spent["extended, equal bytes"]
     found = {}
     for arm, asked in spent.items():
         steps = round(asked / STEP_TOKENS) * STEP_TOKENS
-        per_byte, per_token = (plain_bytes, plain_flops) if arm == "own tokens" else (long_bytes, long_flops)
+        per_byte, per_token = (plain_bytes, plain_flops) if arm == OWN else (long_bytes, long_flops)
         found[arm] = Budget(steps, steps * per_byte, steps * per_token)
     return found
 
@@ -110,7 +97,7 @@ def costs(corpus: Corpus, model: Path) -> tuple[float, float]:
 def run_arm(arm: str, seed: int, corpus: Corpus, base: Path, extended: Path, budget: Budget, folder: Path) -> Result:
     """Train one arm with one seed; the extended model in two phases, unless all of it learns at once."""
     name = f"{arm.replace(', ', '-').replace(' ', '_')}-seed{seed}"
-    start = base if arm == "own tokens" else extended
+    start = base if arm == OWN else extended
     first = None
     tokens = budget.tokens
     if arm.startswith("extended") and not arm.endswith("at once"):
@@ -150,8 +137,8 @@ def measure_starts(corpus: Corpus, tokenizer: Path, add: int, folder: Path) -> l
     )
     base = train_base(corpus, tokenizer, folder, *changes)
     rows: list[dict[str, float | str]] = []
-    for start in ("own tokens", "mean", "token_distillation"):
-        model = base if start == "own tokens" else extend_base(corpus, base, add, folder / f"untied-{start}", start)
+    for start in (OWN, "mean", "token_distillation"):
+        model = base if start == OWN else extend_base(corpus, base, add, folder / f"untied-{start}", start)
         run = continue_model(f"start-{start.replace(' ', '_')}", 1, corpus, model, STEP_TOKENS, folder).parent
         (domain, general), _ = read_bits(run)
         rows.append({"start": start, "domain": domain, "general": general})

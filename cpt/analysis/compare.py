@@ -49,12 +49,6 @@ PLACES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the shortest run
 WORTH_PROCESSES = 2**28  # bytes of metrics
 NEXT_TOKEN = ("pretrain", "cpt")  # stages whose loss is that of the next token of all text
 DECIDE_ABOUT_DATA = ("data", "seed", "stage", "budget", "model.path", "tokenizer", "evaluation")
-WHAT_IS_IN = {
-    RECIPE: "recipe",
-    ENVIRONMENT: "versions, code and machine",
-    INPUTS: "data, tokenizer and weights",
-    METRICS: "losses, speed and memory",
-}
 
 
 @dataclass(frozen=True)
@@ -121,12 +115,6 @@ class Comparison:
     def names(self) -> list[str]:
         return [run.name for run in self.runs]
 
-    @property
-    def title(self) -> str:
-        """The names of a few runs, or the number of many."""
-        names = self.names
-        return " and ".join(names) if len(names) <= MOST_COLUMNS else f"{len(names)} runs compared with {names[0]}"
-
     def headline(self) -> str:
         """The number of differences in one sentence."""
         counts = [f"{topic.title.lower()} {len(topic.rows)}" for topic in self.differences if topic.rows]
@@ -136,22 +124,22 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
+
+        def rows(topics: Sequence[Topic]) -> list[dict[str, Any]]:
+            return [
+                {"topic": topic.title, "name": row.name, "values": list(row.values), "numbers": list(row.numbers)}
+                for topic in topics
+                for row in topic.rows
+            ]
+
+        records = [(run.name, run.record) for run in self.runs]
         return {
             "runs": [
-                {"name": run.name, "folder": str(run.record.folder), "stage": run.record.stage}
-                | {"state": run.record.state}
-                for run in self.runs
+                {"name": name, "folder": str(one.folder), "stage": one.stage, "state": one.state}
+                for name, one in records
             ],
-            "differences": [
-                {"topic": topic.title, "name": row.name, "values": list(row.values)}
-                for topic in self.differences
-                for row in topic.rows
-            ],
-            "figures": [
-                {"topic": topic.title, "name": row.name, "values": list(row.values), "numbers": list(row.numbers)}
-                for topic in self.figures
-                for row in topic.rows
-            ],
+            "differences": rows(self.differences),
+            "figures": rows(self.figures),
             "remarks": [remark for topic in (*self.differences, *self.figures) for remark in topic.remarks],
             "not_compared": self.not_compared,
         }
@@ -209,27 +197,25 @@ def read_compared_run(folder: Path, name: str) -> ComparedRun:
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """The last part of each path, with parents where two would be the same; a repeated folder is numbered."""
+    """The last part of each path, with as many parents as tell different folders apart."""
     parts = [folder.resolve().parts for folder in folders]
     length = 1
-    while length < max(map(len, parts)) and len({part[-length:] for part in parts}) < len(set(parts)):
+    while len({part[-length:] for part in parts}) < len(set(parts)):
         length += 1
-    names = ["/".join(part[-length:]) for part in parts]
-    repeats = [names[:place].count(name) for place, name in enumerate(names)]
-    return [f"{name} (again {count})" if count else name for name, count in zip(names, repeats, strict=True)]
+    return ["/".join(part[-length:]) for part in parts]
 
 
 def missing_parts(run: ComparedRun) -> list[str]:
     """What cannot be compared of this run, one sentence each."""
     record = run.record
-    content = {
-        RECIPE: record.recipe,
-        ENVIRONMENT: record.environment,
-        INPUTS: record.inputs,
-        METRICS: record.metrics.names,
-    }
+    parts = (
+        (RECIPE, record.recipe, "recipe"),
+        (ENVIRONMENT, record.environment, "versions, code and machine"),
+        (INPUTS, record.inputs, "data, tokenizer and weights"),
+        (METRICS, record.metrics.names, "losses, speed and memory"),
+    )
     sentences = [f"{run.name}: {text}." for text in record.unreadable]
-    sentences += [f"{what} of {run.name}: no {name}." for name, what in WHAT_IS_IN.items() if not content[name]]
+    sentences += [f"{what} of {run.name}: no {file}." for file, content, what in parts if not content]
     if record.state != "finished":
         step = record.metrics.last("step")
         sentences.append(f"the end of {run.name}: its state is {record.state} at step {format_count(step) or '?'}.")
@@ -242,16 +228,13 @@ def missing_parts(run: ComparedRun) -> list[str]:
 def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
     """A row for each key that differs. A path to the same files is a remark, not a difference."""
     trees = [complete(run, not_compared) for run in runs]
-    there = [place for place, tree in enumerate(trees) if tree]
     same, rows, remarks = keys_of_same_files(runs), [], []
-    for key, values in differing_values([trees[place] for place in there]):
+    for key, values in differing_values([tree for tree in trees if tree]):
         if key in same:
             remarks.append(f"{key} is written in different ways, but the files are the same.")
-            continue
-        cells: list[str | None] = [None] * len(runs)
-        for place, value in zip(there, values, strict=True):
-            cells[place] = shown(value)
-        rows.append(Row(key, tuple(cells)))
+        else:
+            cells = iter(values)
+            rows.append(Row(key, tuple(shown(next(cells)) if tree else None for tree in trees)))
     return Topic("Recipe", rows, remarks)
 
 
@@ -310,17 +293,18 @@ def keys_of_same_files(runs: Sequence[ComparedRun]) -> set[str]:
     def is_same(contents: list[Any]) -> bool:
         return bool(contents[0]) and all(content == contents[0] for content in contents)
 
-    tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]
-    weights = [sorted(run.file_hashes("weights", "sha256").values()) for run in runs]
-    same = {"tokenizer.path"} if is_same(tokenizers) else set()
-    same |= {"model.path"} if is_same(tokenizers) and is_same(weights) else set()
+    def files(*keys: str) -> list[Any]:
+        return [sorted(run.file_hashes(*keys).values()) for run in runs]
+
+    contents = {"tokenizer.path": [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]}
+    if is_same(contents["tokenizer.path"]):
+        contents["model.path"] = files("weights", "sha256")
     for source in get_dict(runs[0].record.inputs, "data", "sources"):
-        if is_same([sorted(run.file_hashes("data", "sources", source, "files").values()) for run in runs]):
-            same.add(f"data.sources[{source}].path")
+        contents[f"data.sources[{source}].path"] = files("data", "sources", source, "files")
     for name in runs[0].losses:
-        if is_same([run.losses[name].hashes.tolist() if name in run.losses else None for run in runs]):
-            same.add(f"evaluation.perplexity[{name}].path")
-    return same
+        hashes = [run.losses[name].hashes.tolist() if name in run.losses else None for run in runs]
+        contents[f"evaluation.perplexity[{name}].path"] = hashes
+    return {key for key, found in contents.items() if is_same(found)}
 
 
 def environment_topics(runs: Sequence[ComparedRun]) -> list[Topic]:
@@ -386,15 +370,19 @@ def file_rows(runs: Sequence[ComparedRun], source: str) -> Iterator[Row]:
     names = sorted({name for one in files for name in one})
     differing = [name for name in names if len({one.get(name) for one in files if one}) > 1]
     for name in differing[:MOST_FILES]:
-        cells = [one.get(name, "not there")[:HASH_SHOWN] if one else None for one in files]
-        yield Row(f"{source}: {name}", tuple(cells))
+        yield hash_row(f"{source}: {name}", name, files)
     if len(differing) > MOST_FILES:
         cells = [f"{len(one):,} files, {xxh3_64_hexdigest(str(one).encode())[:8]}" if one else None for one in files]
         yield Row(f"{source}: {len(differing) - MOST_FILES:,} more files differ", tuple(cells))
 
 
+def hash_row(title: str, name: str, files: Sequence[Mapping[str, str]]) -> Row:
+    """The beginning of a file's hash, by run."""
+    return Row(title, tuple(one.get(name, "not there")[:HASH_SHOWN] if one else None for one in files))
+
+
 def by_short_path(files: Mapping[str, str]) -> dict[str, str]:
-    """Hashes by name of the file, or by path where two have the same name."""
+    """Hashes by name of the file, or by path if two have the same name."""
     names = Counter(PurePath(path).name for path in files)
     return {PurePath(path).name if names[PurePath(path).name] == 1 else path: value for path, value in files.items()}
 
@@ -402,13 +390,13 @@ def by_short_path(files: Mapping[str, str]) -> dict[str, str]:
 def model_topic(runs: Sequence[ComparedRun]) -> Topic:
     """Tokenizer and input weights, by content."""
     weights = [run.file_hashes("weights", "sha256") for run in runs]
-    rows = [Row("tokenizer", tuple((get(run.record.inputs, "tokenizer", "xxh3") or "")[:12] or None for run in runs))]
-    rows.append(Row("dtype of the weights", tuple(get(run.record.inputs, "weights", "dtype") for run in runs)))
+    tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") or "" for run in runs]
+    rows = [
+        Row("tokenizer", tuple(one[:HASH_SHOWN] or None for one in tokenizers)),
+        Row("dtype of the weights", tuple(get(run.record.inputs, "weights", "dtype") for run in runs)),
+    ]
     if len({tuple(sorted(one.values())) for one in weights if one}) > 1:
-        rows += [
-            Row(name, tuple(one.get(name, "not there")[:HASH_SHOWN] if one else None for one in weights))
-            for name in dict.fromkeys(name for one in weights for name in one)
-        ]
+        rows += [hash_row(name, name, weights) for name in dict.fromkeys(name for one in weights for name in one)]
     return Topic("Tokenizer and weights", [row for row in rows if row.differs])
 
 
@@ -437,26 +425,31 @@ def number_row(name: str, numbers: Sequence[float | None], text: Callable[[float
 
 def compared_row(name: str, numbers: Sequence[float | None], form: str, change: Callable[[float, float], str]) -> Row:
     """Numbers, each with its change from the first run in brackets."""
-    row = number_row(name, numbers, form.format)
-    first = numbers[0]
-    values = [
-        f"{text} ({change(number, first)})" if place and number is not None and first else text
-        for place, (text, number) in enumerate(zip(row.values, numbers, strict=True))
-    ]
-    return Row(name, tuple(values), row.numbers)
+    first, texts = numbers[0], list[str | None]()
+    for place, number in enumerate(numbers):
+        text = None if number is None else form.format(number)
+        is_compared = place and number is not None and first
+        texts.append(f"{text} ({change(number, first)})" if is_compared else text)  # type: ignore[arg-type]
+    return Row(name, tuple(texts), tuple(numbers))
 
 
 def comparable_losses(runs: Sequence[ComparedRun], not_compared: list[str]) -> list[bool]:
     """Which runs' losses mean the same as the first's: the same task with the same tokenizer."""
-    tasks = ["next token" if run.record.stage in NEXT_TOKEN else run.record.stage for run in runs]
-    tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]
-    fits = []
-    for run, task, tokenizer in zip(runs, tasks, tokenizers, strict=True):
-        if other_task := bool(task and tasks[0] and task != tasks[0]):
-            not_compared.append(
-                f"training losses of {run.name}: stage {run.record.stage}, not {runs[0].record.stage}."
-            )
-        if other_tokenizer := bool(tokenizer and tokenizers[0] and tokenizer != tokenizers[0]):
+
+    def task(run: ComparedRun) -> str | None:
+        return "next token" if run.record.stage in NEXT_TOKEN else run.record.stage
+
+    def tokenizer(run: ComparedRun) -> Any:
+        return get(run.record.inputs, "tokenizer", "xxh3")
+
+    def are_known_to_differ(one: Any, other: Any) -> bool:
+        return bool(one and other and one != other)
+
+    first, fits = runs[0], []
+    for run in runs:
+        if other_task := are_known_to_differ(task(run), task(first)):
+            not_compared.append(f"training losses of {run.name}: stage {run.record.stage}, not {first.record.stage}.")
+        if other_tokenizer := are_known_to_differ(tokenizer(run), tokenizer(first)):
             not_compared.append(f"losses per token of {run.name}: another tokenizer. Bits per byte are compared.")
         fits.append(not other_task and not other_tokenizer)
     return fits

@@ -92,7 +92,7 @@ def comparison_page(comparison: Comparison) -> str:
         Section("What they achieved", parts(comparison.figures)),
         Section("Not compared", comparison.not_compared),
     ]
-    return html_page(comparison.title, sections, comparison.headline())
+    return html_page("Comparison", sections, comparison.headline())
 
 
 def plots(runs: Sequence[ComparedRun]) -> list[Plot]:

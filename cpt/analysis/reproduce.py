@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,7 +81,6 @@ def command(
     launcher: Annotated[
         str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder RUN-reproduced also if it is equal.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
 ) -> None:
     """Run a run again from its record. The exit code is 3 if losses differ; then differences of code, versions and
@@ -124,7 +122,7 @@ def command(
     again = run_again(record, repetition_of(record, recipe), words, number, launcher, quiet=as_json)
     result = compare_results(record, again)
     differences += late_changes(record, again)
-    kept = again if keep or not result.is_bit_equal else None
+    kept = None if result.is_bit_equal else again
     if kept is None:
         shutil.rmtree(again)
     if as_json:
@@ -164,8 +162,7 @@ def place_of(environment: Content) -> Path:
 
 def first_log_from(record: RunRecord, step: int) -> int | None:
     """The first step from this one on with a logged loss: a log is the mean since the log before."""
-    steps = record.metrics.curve("loss", "step")[0]
-    return next((int(one) for one in steps if one >= step), None)
+    return next((int(one) for one in record.metrics.curve("loss", "step")[0] if one >= step), None)
 
 
 # --- unchanged inputs ------------------------------------------------------------------------------------------------
@@ -205,16 +202,10 @@ def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str])
     if not versions:  # a function, or a dataset without files
         return []
     pairs = paired(list(recorded), list(versions))
-    with ThreadPoolExecutor(4) as pool:
-        hashes = pool.map(lambda name: versions[name] if is_url(name) else hash_file(name, key), pairs.values())
-    changed = [
-        f"{key}: {now} changed"
-        for (then, now), found in zip(pairs.items(), hashes, strict=True)
-        if recorded[then] != found
-    ]
+    found = {name: versions[name] if is_url(name) else hash_file(name, key) for name in pairs.values()}
+    changed = [f"{key}: {now} changed" for then, now in pairs.items() if recorded[then] != found[now]]
     missing = [f"{key}: {name} is missing" for name in recorded if name not in pairs]
-    new = [f"{key}: {name} is new" for name in versions if name not in pairs.values()]
-    return [*changed, *missing, *new]
+    return [*changed, *missing, *(f"{key}: {name} is new" for name in versions if name not in pairs.values())]
 
 
 def paired(then: Sequence[str], now: Sequence[str]) -> dict[str, str]:
@@ -417,8 +408,7 @@ def report(result: Reproduction, differences: Sequence[str], run: Path, kept: Pa
         evaluations = f"{result.evaluations:,} evaluation{'s' * (result.evaluations != 1)}"
         counts = f"{result.logs:,} logged losses and {evaluations}"
         return [f"Bit-equal: {counts} up to step {result.last_step}{weights}. {where}".strip()]
-    if result.difference is not None:
-        found = result.difference
+    if found := result.difference:
         lines = [f"NOT equal: {found['figure']} at step {found['step']} was {found['then']}, now {found['now']}."]
     elif result.weights_differ:
         lines = [f"NOT equal: the losses are, but not the final weights: {', '.join(result.weights_differ)}."]

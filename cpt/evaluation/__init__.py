@@ -1,1 +1,1 @@
-"""What a model is judged by: held-out text and samples."""
+"""Evaluate models: held-out text, questions, tasks, samples, and the verdict on a run."""

@@ -1,11 +1,7 @@
-"""What is measured when a run has ended, and goes into its verdict: domain test, tasks and contamination; losses were
-kept on the way."""
+"""Measure a finished run for its verdict: domain test, tasks and contamination. The run itself measured its losses."""
 
-import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,14 +13,13 @@ from cpt.data.readers.sources import files_with_sizes
 from cpt.errors import CptError, DataError
 from cpt.evaluation.domain_test import Question, domain_test
 from cpt.evaluation.evaluate import Asked, measure, model_at
-from cpt.evaluation.findings import Findings, ScoreFinding, findings
+from cpt.evaluation.findings import Findings, findings
 from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
 from cpt.evaluation.tasks import domain_questions, task_texts, tasks_of_recipe
 from cpt.evaluation.verdict import NotRun, Verdict, verdict_of_run, write_verdict
-from cpt.files import LinesFile
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.runs.folder import METRICS, RECIPE, VERDICT, read_object, read_objects
+from cpt.runs.folder import RECIPE, VERDICT, read_object
 from cpt.runs.record import Run
 from cpt.tokenizer.load import load_tokenizer
 
@@ -33,19 +28,19 @@ MOST_BYTES_SEARCHED = 500 * 2**20  # of sources; one core searches 15 to 35 MB a
 
 
 def needs_judging(run: Run) -> bool:
-    """Whether a finished run's verdict rests on its losses alone so far."""
+    """Whether the verdict of a finished run has only the run's own losses so far."""
     page = run.folder / VERDICT
     return run.is_finished and page.is_file() and not read_object(page, []).get("is_complete", True)
 
 
 def judge_run(run: Run, *, batch_size: int = 8) -> Verdict:
-    """Measure what a finished run was not measured on yet, and write its verdict anew.
+    """Measure what is missing in the verdict of a finished run, and write it again.
 
-    It takes one process that has the machine for itself: model and base are loaded, one after the other. What cannot
-    be done does not spoil the rest; the verdict tells why, and how to do it.
+    It needs one process, which loads the model and then the base. A measurement that fails is listed in the verdict
+    with the command that repeats it.
 
     Raises:
-        CptError: the run's own record cannot be read any more.
+        CptError: the run's own record cannot be read.
     """
     recipe = load_recipe(run.folder / RECIPE)
     evaluation, contamination, not_run = None, None, list[NotRun]()
@@ -57,8 +52,6 @@ def judge_run(run: Run, *, batch_size: int = 8) -> Verdict:
         contamination = search_after_training(recipe)
     except CptError as problem:
         not_run.append(NotRun("contamination", f"{one_line(problem)}. Again: cpt contamination {run.folder / RECIPE}"))
-    if evaluation is not None:
-        record_tasks(run, evaluation.tasks)
     serve = f"cpt serve {run.export_folder}"
     verdict = verdict_of_run(
         run.folder, evaluation=evaluation, contamination=contamination, serve=serve, not_run=not_run, is_complete=True
@@ -67,42 +60,22 @@ def judge_run(run: Run, *, batch_size: int = 8) -> Verdict:
     return verdict
 
 
-def record_tasks(run: Run, scores: Sequence[ScoreFinding]) -> None:
-    """Add the tasks' scores to the run's metrics: those of the base at step 0, those of the model at the last one."""
-    path = run.folder / METRICS
-    lines = [line for line in read_objects(path, []) if {"step", "tokens"} <= line.keys()]
-    ends: tuple[dict[str, Any], dict[str, Any]] = (
-        {"step": 0, "tokens": 0},
-        {key: lines[-1][key] for key in ("step", "tokens")},
-    )
-    for score in scores:
-        name = f"eval_task_{score.name}_{score.metric.removesuffix(',none').replace(',', '_')}"
-        ends[1][name] = score.value
-        if score.against is not None:
-            ends[0][name] = score.against.before
-    new = [end for end in ends if len(end) > 2 and not any(end.items() <= line.items() for line in lines)]
-    file = LinesFile(path)
-    for end in new:
-        file.add(json.dumps(end))
-
-
 def one_line(problem: BaseException) -> str:
-    """What went wrong, as part of a sentence."""
+    """The first line of an error, as part of a sentence."""
     return str(problem).partition("\n")[0].rstrip(".")
 
 
 def evaluate_after_training(
     folder: Path, recipe: Recipe, *, batch_size: int = 8
 ) -> tuple[Findings | None, list[NotRun]]:
-    """The domain test of each domain set and the recipe's tasks, against the base, and why one was not made; for
-    `write_verdict`.
+    """Domain test and tasks of the model and its base, and the reasons for missing domain tests.
 
     Args:
         folder: of a run whose model is exported.
         batch_size: rows in one forward pass.
 
     Raises:
-        CptError: the model, the base or the held-out documents cannot be read any more.
+        CptError: the model, the base or the held-out documents cannot be read.
     """
     questions, not_run = questions_of_sets(recipe)
     tasks = tasks_of_recipe(recipe.evaluation.tasks)
@@ -117,7 +90,7 @@ def evaluate_after_training(
 
 
 def questions_of_sets(recipe: Recipe) -> tuple[dict[str, list[Question]], list[NotRun]]:
-    """Questions about each domain set, and why there are none about others."""
+    """Questions about each domain set, and the reasons for missing ones."""
     evaluation = recipe.evaluation
     has_texts = (
         bool(evaluation.perplexity)
@@ -145,11 +118,10 @@ def questions_of_sets(recipe: Recipe) -> tuple[dict[str, list[Question]], list[N
 
 
 def search_after_training(recipe: Recipe) -> Contamination | None:
-    """Where evaluation documents and questions stand in the training sources, before the run left any out; None where
-    there are none.
+    """Evaluation documents and questions in the training sources; None if there is nothing to search for.
 
     Raises:
-        DataError: the sources are large, or elsewhere, so that searching them takes its own time.
+        DataError: the sources are too large, or are not local files.
     """
     data, evaluation = sections_of(recipe)
     choices = tasks_of_recipe(evaluation.tasks)

@@ -19,12 +19,12 @@ from cpt.ranks import is_main_process
 def document_losses(
     model: nn.Module, held_out: Mapping[str, HeldOutSet], *, batch_size: int, after_batch: AfterBatch = go_on
 ) -> dict[str, DocumentLosses]:
-    """Measure the model on each document of each set, over all processes; every process gets the same figures.
+    """Measure the model on each document of each set, over all processes; every process gets the same losses.
 
-    A document's first token is not predicted; it is the begin token where the tokenizer adds one.
+    A document's first token is not predicted; it is the begin token if the tokenizer adds one.
 
     Args:
-        model, batch_size, after_batch: as `scored_batches` takes them.
+        model, batch_size, after_batch: as for `scored_batches`.
 
     Raises:
         DataError: a set has nothing to predict.
@@ -48,7 +48,8 @@ def measure_and_keep(
     step: int,
     after_batch: AfterBatch = go_on,
 ) -> dict[str, float]:
-    """As `document_losses`. The losses of step 0 and of the last evaluation stay in the run's folder, for the verdict.
+    """Like `document_losses`. The losses of step 0 and of the last evaluation are kept in the run's folder, for the
+    verdict.
 
     Returns:
         `{name}_loss` (nats per token), `{name}_perplexity`, `{name}_bits_per_byte`, `{name}_accuracy` (share of the
@@ -63,7 +64,6 @@ def measure_and_keep(
 def losses_of_set(
     model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch
 ) -> DocumentLosses:
-    """The losses on one set."""
     rows, chosen = cast(PackedRows, held_out_set.rows), held_out_set.chosen
     assert chosen is not None, "the set comes from `build_data`"
     device = next(model.parameters()).device
@@ -81,7 +81,7 @@ def losses_of_set(
 
 
 def document_of_tokens(batch: ScoredBatch, rows: PackedRows, begins: torch.Tensor) -> torch.Tensor:
-    """[B, T - 1]: the number in the set of the document that each predicted token belongs to; of padding, any."""
+    """[B, T - 1]: the document of each predicted token, by its number in the set; undefined for padding."""
     documents = []
     is_first = (batch.position_ids == 0).cpu()
     for row in batch.rows:

@@ -1,10 +1,10 @@
-"""Questions made by rules from the user's own held-out documents: fill the gap with the right term, and go on with the
-right sentence.
+"""Questions made by rules from the user's own held-out documents: fill in the right term, continue with the right
+sentence.
 
-Nobody writes or labels anything: the right answer is what stands in the document. It is found among wrong ones of the
-same kind out of the other documents, so that a model that knows the language but not the domain has to guess. The same
-documents and seed give the same questions. A document gives at most one of each kind, so that questions are
-independent of each other, as intervals need.
+Nobody writes or labels anything: the right answer is in the document. The wrong ones are of the same kind and come
+from other documents, so that a model that knows the language but not the domain has to guess. The same documents and
+seed give the same questions. A document gives at most one question of each kind, so that questions are independent, as
+intervals need.
 """
 
 import random
@@ -59,13 +59,13 @@ def domain_test(
     """The questions of a held-out set.
 
     Args:
-        documents: that no model of the comparison was trained on.
-        seed: decides which of the possible questions are asked, and the wrong answers.
+        documents: that no compared model was trained on.
+        seed: decides which of the possible questions are used, and the wrong answers.
         fewest: questions of each kind that are needed.
-        most: questions of each kind that are asked.
+        most: questions of each kind, at most.
 
     Raises:
-        DataError: the documents give fewer, or are none of plain text.
+        DataError: the documents give fewer, or are conversations or pairs.
     """
     given = list({document.text: document for document in documents}.values())
     unique = [document for document in given if not document.text.startswith((PART, MARK))]
@@ -94,14 +94,14 @@ def domain_test(
 
 
 def split(text: str) -> list[Sentence]:
-    """The sentences of a text, in order; where it has none, as in code, its lines."""
+    """The sentences of a text, in order, or its lines if it has none, as in code."""
     return [Sentence(found.start(), found.group()) for found in SENTENCE.finditer(text) if found.group().strip()]
 
 
 def cloze(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[Sentence]], seed: int) -> list[Question]:
-    """The last term of a sentence, to be told from terms of the same form that are about as rare.
+    """The last term of a sentence among terms of the same form and about the same frequency.
 
-    Neither stood in the context before, so that nothing can be copied.
+    None of them is in the context, so that nothing can be copied.
     """
     counts = Counter(word for document in documents for word in set(WORD.findall(document.text)))
     most = max(2, int(COMMON_SHARE * len(documents)))
@@ -129,8 +129,7 @@ def gap(
     counts: Counter[str],
     draw: random.Random,
 ) -> Question | None:
-    """A question about the last term of a sentence; None where it is no rare one, or there are no others of its
-    kind."""
+    """A question about the last term of a sentence; None if the term is common, or has no others of its form."""
     words = [found for found in WORD.finditer(sentence.text) if len(found.group()) >= SHORTEST_WORD]
     if not words:
         return None
@@ -148,7 +147,7 @@ def gap(
 
 
 def form(word: str) -> str:
-    """What terms of one kind share: how they are written, and about how long they are."""
+    """The form of a term: upper and lower case, marks, and about its length."""
     case = (
         "upper"
         if word.isupper()
@@ -167,7 +166,7 @@ def form(word: str) -> str:
 def continuations(
     documents: Sequence[HeldOutText], sentences: Sequence[Sequence[Sentence]], seed: int
 ) -> list[Question]:
-    """The next sentence, to be told from sentences of other documents."""
+    """The next sentence among sentences of other documents."""
     usable = [[one for one in parts if len(one.text.strip()) in SENTENCE_LENGTHS] for parts in sentences]
     pool = [(number, parts) for number, parts in enumerate(usable) if parts]
     questions = []
@@ -194,7 +193,7 @@ def continuations(
 def ask(
     kind: str, document: HeldOutText, context: str, right: str, wrong: Sequence[str], draw: random.Random
 ) -> Question | None:
-    """The right answer among wrong ones, in any order; None where there are too few."""
+    """The right answer among wrong ones in random order; None if there are too few."""
     others = sorted(set(wrong) - {right})
     if len(others) < CHOICES - 1:
         return None

@@ -45,8 +45,6 @@ class Asked:
     tasks: Sequence[TaskChoice] = ()
     """Of lm-eval."""
     batch_size: int = 8
-    seed: int = 0
-    """Of the domain test."""
     is_compared: bool = False
     """With another model, which needs two documents of each set."""
 
@@ -88,7 +86,7 @@ def measure(model: Model, asked: Asked) -> Measured:
     if unknown := [name for name in asked.domain_test if name not in sets]:
         known = ", ".join(sets) or "none"
         raise DataError(f"--domain-test {unknown[0]}: there is no held-out set of this name. There is: {known}.")
-    questions = {name: domain_test(sets[name].texts(), seed=asked.seed) for name in asked.domain_test}
+    questions = {name: domain_test(sets[name].texts()) for name in asked.domain_test}
     loaded = load(model, tokenizer)
     tasks: list[TaskScore] = []
     for choice in asked.tasks:  # first, since a wrong name is found here

@@ -1,8 +1,7 @@
-"""What a run's held-out pairs, judged answers and prompts tell: its trainer's own figures of them, before and after.
+"""Held-out pairs, rated answers and prompts of a run: its trainer's figures before and after.
 
 Accuracy is the share of pairs in which the better answer has the higher reward. Stages with a reference measure
-rewards against the model that the run began with, so before the first step they are all 0; then half of the pairs is
-what no change at all would come to.
+rewards against the initial model, so before the first step they are all 0, and chance is half of the pairs.
 """
 
 from collections.abc import Mapping
@@ -13,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from cpt.evaluation.paired import LEVEL, NEGLIGIBLE, TOO_FEW, accuracy_interval
-from cpt.runs.folder import read_objects
+from cpt.evaluation.retention import read_evaluations
+from cpt.runs.folder import EVALUATED
 
-PREFIX, COUNT = "eval_", "_examples"
+COUNT = "_examples"
 ACCURACIES, MARGINS = ("rewards/accuracies", "accuracy"), ("rewards/margins", "margin")
 REWARD = "reward"
 NEW_HEAD = "accuracy"  # the name that only a reward model's accuracy has, whose head is new
@@ -25,8 +25,7 @@ NOISE = 1e-3  # of log-probabilities in half precision, which the model and its 
 
 @dataclass(frozen=True)
 class ExampleSet:
-    """One held-out set of examples; each figure before the first step and after the last, None where the stage has
-    none."""
+    """One held-out set; each figure before the first step and after the last, None if the stage has none."""
 
     name: str
     examples: int
@@ -42,7 +41,7 @@ class ExampleSet:
 
     @property
     def is_against_chance(self) -> bool:
-        """Before the run the accuracy said nothing, so half of the pairs is what it is held against."""
+        """Whether the accuracy before the run means nothing, so that half of the pairs is the comparison."""
         return self.has_reference or self.is_new_head
 
     @property
@@ -54,72 +53,50 @@ class ExampleSet:
 
     @property
     def worked(self) -> bool | None:
-        """Whether pairs are told apart better than by chance; None where the interval, or what the stage measures,
-        leaves it open."""
+        """Whether the model orders pairs better than by chance; None if the interval or the stage leaves it open."""
         if self.interval is None or not self.is_against_chance or self.examples < TOO_FEW:
             return None
         low, high = self.interval
         return True if low > CHANCE else False if high < CHANCE + NEGLIGIBLE else None
 
     def sentence(self) -> str:
-        """What happened to it."""
         if self.accuracy is not None and self.interval is not None:
             low, high = self.interval
             spread = f"{100 * LEVEL:.0f} % interval {100 * low:.0f} to {100 * high:.0f} %"
             share = f"{100 * self.accuracy[1]:.0f} % of {self.examples:,} held-out pairs ({spread})"
             if not self.is_against_chance:
-                return (
-                    f"In {share} the better answer is the likelier one; before the run in"
-                    f" {100 * self.accuracy[0]:.0f} %."
-                )
+                before = f"before the run in {100 * self.accuracy[0]:.0f} %"
+                return f"In {share} the better answer is the likelier one; {before}."
             outcome = {True: "It worked", False: "It did not work", None: "Whether it worked is unknown"}[self.worked]
             outcome = "It did harm" if self.worked is False and high < CHANCE else outcome
             return f"{outcome}: in {share} the better answer has the higher reward; half would be chance."
-        others = {
-            "the mean reward": self.reward,
-            "the margin of wanted over unwanted answers": self.margin,
-            "the loss": self.loss,
-        }
-        told = [
-            f"{what} went from {figure[0]:.3f} to {figure[1]:.3f}"
-            for what, figure in others.items()
-            if figure is not None
-        ]
-        return (
-            f"On {self.examples:,} held-out examples {' and '.join(told) or 'nothing was measured'}; no interval can"
-            " be given."
-        )
+        margin = "the margin of wanted over unwanted answers"
+        others = {"the mean reward": self.reward, margin: self.margin, "the loss": self.loss}
+        changes = [f"{what} went from {one[0]:.3f} to {one[1]:.3f}" for what, one in others.items() if one is not None]
+        found = " and ".join(changes) or "nothing was measured"
+        return f"On {self.examples:,} held-out examples {found}; no interval can be given."
 
 
 def read_example_sets(metrics: Path) -> list[ExampleSet]:
-    """The sets that a metrics.jsonl has figures of before the first step and later; of a step evaluated twice the last
-    one."""
-    logs = [log for log in read_objects(metrics, []) if "step" in log]
-    evaluated = {
-        log["step"]: log for log in logs if any(key.startswith(PREFIX) and key.endswith(COUNT) for key in log)
-    }
+    """The sets with figures before the first step and later; the last evaluation counts."""
+    evaluated = {log["step"]: log for log in read_evaluations(metrics) if any(key.endswith(COUNT) for key in log)}
     if 0 not in evaluated or len(evaluated) < 2:
         return []
     before, after = evaluated[0], evaluated[max(evaluated)]
-    names = [
-        key[len(PREFIX) : -len(COUNT)]
-        for key in before
-        if key.startswith(PREFIX) and key.endswith(COUNT) and key in after
-    ]
+    names = [key[len(EVALUATED) : -len(COUNT)] for key in before if key.endswith(COUNT) and key in after]
     return [example_set(name, before, after) for name in names]
 
 
 def example_set(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> ExampleSet:
-    """One of two evaluations."""
 
     def both(*figures: str) -> tuple[float, float] | None:
-        keys = [f"{PREFIX}{name}_{figure}" for figure in figures]
+        keys = [f"{EVALUATED}{name}_{figure}" for figure in figures]
         return next(((before[key], after[key]) for key in keys if key in before and key in after), None)
 
     reward, likelihood = both("rewards/chosen"), both("logps/chosen")
     return ExampleSet(
         name,
-        int(after[f"{PREFIX}{name}{COUNT}"]),
+        int(after[f"{EVALUATED}{name}{COUNT}"]),
         both("loss"),
         both(*ACCURACIES),
         both(*MARGINS),

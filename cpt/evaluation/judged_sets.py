@@ -1,4 +1,4 @@
-"""The held-out sets as a model is judged by them: their rows for its tokenizer, and their texts."""
+"""The held-out sets of a recipe or a command line: rows for a model's tokenizer, and texts."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -58,7 +58,7 @@ class JudgedSet:
     tokenized: TokenizedSource
 
     def texts(self) -> Iterator[HeldOutText]:
-        """Its documents, read from their files again, in order."""
+        """Its documents in order, read from their files again."""
         assert self.rows.chosen is not None
         wanted = set(cast(PackedRows, self.rows.rows).documents.hashes[self.rows.chosen].tolist())
         work, plan = self.tokenized.work, self.tokenized.plan
@@ -75,7 +75,7 @@ class JudgedSet:
 
 
 def judges_of_recipe(recipe: Recipe) -> Judges:
-    """The sets that a recipe names.
+    """The held-out sets of a recipe.
 
     Raises:
         DataError: it holds nothing out.
@@ -92,13 +92,13 @@ def judges_of_recipe(recipe: Recipe) -> Judges:
 
 
 def judges_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -> Judges:
-    """The sets of a command line.
+    """The held-out sets of a command line.
 
     Args:
         texts: `name=path` each; a path is a file, folder or glob, as in a recipe.
 
     Raises:
-        DataError: one is not written so.
+        DataError: one has another form.
     """
     sets = []
     for text in texts:
@@ -114,11 +114,10 @@ def judges_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH)
 def open_judged_sets(
     judges: Judges, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None = None
 ) -> dict[str, JudgedSet]:
-    """Every set by its name, tokenised for one tokenizer; the work is done once for all processes.
+    """Every set by its name, tokenised for one tokenizer; one process does the work for all.
 
     Raises:
-        DataError: a file is missing, bad or empty.
-        RecipeError: two sets of one name.
+        DataError: a file is missing, damaged or empty, or two sets have the same name.
     """
     cache = cache_dir or default_cache_dir()
     if judges.evaluation.held_out_share is None:

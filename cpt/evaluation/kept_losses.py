@@ -1,4 +1,4 @@
-"""What a model lost on each held-out document, as it is kept in a run's folder; read without torch."""
+"""The losses of a model on each held-out document, and their files in a run's folder; needs no torch."""
 
 import math
 import zlib
@@ -20,7 +20,7 @@ from cpt.runs.folder import HELD_OUT
 
 @dataclass(frozen=True)
 class DocumentLosses:
-    """Of one model on one set; the arrays have an item for each document, in the set's order."""
+    """One model on one set; the arrays have an item for each document, in the set's order."""
 
     hashes: NDArray[np.uint64]
     """xxh3-64 of the text: which document it is, whatever tokenizer read it."""
@@ -45,7 +45,6 @@ class DocumentLosses:
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits that the model needs for the documents, over their bytes."""
         return float(self.nats.sum() / math.log(2) / self.num_bytes.sum())
 
     @property
@@ -65,13 +64,12 @@ class DocumentLosses:
 
 
 def perplexity_of(loss: float) -> float:
-    """e to the loss; infinite where float64 would overflow."""
+    """e to the loss; infinite instead of an overflow."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
 def keep_losses(run_folder: Path, step: int, losses: Mapping[str, DocumentLosses]) -> None:
-    """Keep those of this step, and of those before only the first; a disk that takes no more costs the intervals, not
-    the run."""
+    """Keep the losses of this step and of the first evaluation. A full disk costs the intervals, not the run."""
     try:
         save_losses(run_folder / HELD_OUT / f"step-{step}.npz", losses)
     except OSError as problem:
@@ -89,13 +87,13 @@ def keep_losses(run_folder: Path, step: int, losses: Mapping[str, DocumentLosses
 
 
 def kept_losses(run_folder: Path) -> dict[int, Path]:
-    """Step -> file of `measure_and_keep`, in order."""
+    """Step -> file, in order."""
     paths = {path.stem.removeprefix("step-"): path for path in (run_folder / HELD_OUT).glob("step-*.npz")}
     return dict(sorted((int(step), path) for step, path in paths.items() if step.isdecimal()))
 
 
 def save_losses(path: Path, losses: Mapping[str, DocumentLosses]) -> None:
-    """Write the losses of each set to an .npz file, whole or not at all."""
+    """Write the losses of each set to an .npz file, atomically."""
     arrays = {
         f"{number}.{field.name}": vars(of_set)[field.name]
         for number, of_set in enumerate(losses.values())

@@ -19,7 +19,7 @@ IGNORED = -100
 
 
 class Candidate(NamedTuple):
-    """A text of a question with one of its choices, as ids."""
+    """The ids of a question with one of its choices."""
 
     ids: list[int]
     first: int
@@ -36,24 +36,22 @@ def answer_questions(
     batch_size: int,
     longest: int,
 ) -> NDArray[np.bool_]:
-    """Whether the model finds the right choice of each question the most likely, over all processes; every one gets
-    the same.
+    """Whether the model finds the right choice of each question the most likely; every process gets the same result.
 
-    Likely means per byte of the choice, as lm-eval's acc_norm: neither long choices nor tokenizers that cut them into
-    more pieces lose.
+    The log-likelihood is divided by the bytes of the choice, as in lm-eval's acc_norm, so that neither long choices
+    nor small tokens are a disadvantage.
 
     Args:
         batch_size: questions with one choice each in one forward pass.
-        longest: tokens of the longest text that the model reads; of longer ones the beginning is left out.
+        longest: tokens of a text, at most; the beginning of longer ones is cut off.
     """
     candidates = [
         candidate(tokenizer, question.context, choice, longest)
         for question in questions
         for choice in question.choices
     ]
-    by_length = sorted(
-        range(len(candidates)), key=lambda number: -len(candidates[number].ids)
-    )  # alike in a batch: little padding
+    # Texts of similar length share a batch: little padding.
+    by_length = sorted(range(len(candidates)), key=lambda number: -len(candidates[number].ids))
     device = next(model.parameters()).device
     scores = torch.zeros(len(candidates), dtype=torch.float64, device=device)
     inner = model.module if isinstance(model, DistributedDataParallel) else model
@@ -67,16 +65,13 @@ def answer_questions(
                 sizes = torch.tensor([candidates[number].num_bytes for number in numbers], device=device)
                 scores[torch.tensor(numbers, device=device)] = nats.sum(1) / sizes
     sum_over_processes(scores)
-    answers, at = [], 0
-    for question in questions:
-        answers.append(int(scores[at : at + len(question.choices)].argmin()) == question.answer)
-        at += len(question.choices)
-    return np.array(answers, bool)
+    ends = np.cumsum([len(question.choices) for question in questions])
+    chosen = [int(part.argmin()) for part in np.split(scores.cpu().numpy(), ends[:-1])]
+    return np.array([one == question.answer for one, question in zip(chosen, questions, strict=True)], bool)
 
 
 def candidate(tokenizer: PreTrainedTokenizerBase, context: str, choice: str, longest: int) -> Candidate:
-    """The ids of a context with a choice; spaces between them belong to the choice, as tokenizers put them in front of
-    words."""
+    """The ids of a context with a choice. Spaces between them belong to the choice, as in most tokenizers."""
     space = context[len(context.rstrip()) :]
     before = tokenizer(context.rstrip(), add_special_tokens=False)["input_ids"]
     whole = tokenizer(context + choice, add_special_tokens=False)["input_ids"]

@@ -1,4 +1,4 @@
-"""Score held-out rows: of each token its negative log-likelihood, and whether it was the most likely one."""
+"""Score held-out rows: the negative log-likelihood of each token, and whether it was the most likely one."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ def scored_batches(
     """Scores of this process's rows, batch by batch; every process gets the same number of batches.
 
     Args:
-        model: plain, a PeftModel, or wrapped by DDP or DeepSpeed. Its mode and the random state stay as they are.
+        model: plain, a PeftModel, or wrapped by DDP or DeepSpeed. Its mode and the random state do not change.
         batch_size: rows in one forward pass; the scores do not depend on it.
         after_batch: called after each batch; an exception that it raises ends the evaluation.
     """
@@ -75,10 +75,10 @@ def scored_batches(
 
 
 def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bool]]:
-    """This process' items in batches, by number, each with whether it counts.
+    """Numbers of this process's items in batches, each with whether it counts.
 
-    Every process gets the same number of batches, as ZeRO-3's gathering of parameters needs: one that has run out of
-    items repeats the first.
+    Every process gets the same number of batches, as ZeRO-3's gathering of parameters needs: a process without items
+    left repeats the first.
     """
     parallel = dist.is_available() and dist.is_initialized()
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if parallel else (0, 1)
@@ -91,8 +91,7 @@ def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bo
 def score(
     model: nn.Module, fused: FusedLoss | None, batch: Mapping[str, torch.Tensor], labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `score_tokens`; by chunks of the head where the model allows it (`fused_scores`), else from all logits of the
-    batch."""
+    """Like `score_tokens`, by chunks of the head if the model allows it (`fused_scores`)."""
     scored = None if fused is None else fused.score(model, batch, labels)
     if scored is None:
         return score_tokens(model(**batch, use_cache=False).logits, labels)
@@ -101,7 +100,7 @@ def score(
 
 
 def score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each token but the first: its negative log-likelihood, whether it is predicted, and whether it was the most
+    """The negative log-likelihood of each token but the first, whether it is predicted, and whether it was the most
     likely.
 
     Args:
@@ -122,8 +121,7 @@ def score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tens
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """No dropout and no gradients inside; afterwards each module trains or not as before (a frozen part may have been
-    in eval mode)."""
+    """No dropout and no gradients inside; afterwards each module has its own mode again."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

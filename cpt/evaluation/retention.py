@@ -9,11 +9,10 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.ranks import is_main_process
-from cpt.runs.folder import METRICS, read_lines, read_objects
+from cpt.runs.folder import EVALUATED, METRICS, Content, is_bits_per_byte, read_lines, set_name
 from cpt.runs.record import Run
 
 log = logging.getLogger("cpt")
-FIGURE, SUFFIX = "eval_", "_bits_per_byte"
 
 
 @dataclass(frozen=True)
@@ -27,13 +26,12 @@ class Point:
 
 
 class StopWhenForgetting(TrainerCallback):
-    """Ends the training at the evaluation at which a general set has become worse by more than the recipe allows.
+    """End the training when an evaluation finds that a general set has become worse than the recipe allows.
 
     Args:
-        run: whose metrics.jsonl holds the values of before the first step, also for a run that goes on from a
-            checkpoint.
+        run: its metrics.jsonl has the values before the first step, for a resumed run.
         allowed: held-out set -> the largest rise of its bits per byte, as a share of the value before the first step;
-            None is never enough.
+            None allows any.
     """
 
     def __init__(self, run: Run, allowed: Mapping[str, float | None]) -> None:
@@ -44,14 +42,12 @@ class StopWhenForgetting(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Find the first values of a run that was begun before."""
         course = read_course(self.run.folder / METRICS) if state.global_step else []
         self.before = dict(course[0].bits_per_byte) if course and course[0].step == 0 else {}
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Compare with the values before the first step."""
         now = bits_per_byte_of(kwargs["metrics"])
         if not self.before:
             self.before = now
@@ -73,38 +69,24 @@ class StopWhenForgetting(TrainerCallback):
 
 
 def bits_per_byte_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """By held-out set, out of what the Trainer logs."""
-    return {
-        key.removeprefix(FIGURE).removesuffix(SUFFIX): float(value)
-        for key, value in metrics.items()
-        if key.startswith(FIGURE) and key.endswith(SUFFIX)
-    }
+    """Bits per byte by held-out set, out of what the Trainer logs."""
+    return {set_name(key): float(value) for key, value in metrics.items() if is_bits_per_byte(key)}
+
+
+def read_evaluations(metrics: Path) -> list[Content]:
+    """The lines of a metrics.jsonl with something that was evaluated."""
+    lines = [line for line in read_lines(metrics) if {"step", "tokens"} <= line.keys()]
+    return [line for line in lines if any(key.startswith(EVALUATED) for key in line)]
 
 
 def read_course(metrics: Path) -> list[Point]:
-    """Every evaluation in a metrics.jsonl, in order; of a step that was evaluated twice the last one."""
+    return course_of(read_evaluations(metrics))
+
+
+def course_of(evaluations: Sequence[Content]) -> list[Point]:
+    """The evaluations of held-out text, in order; the last one of a step that was evaluated twice."""
     points: dict[int, Point] = {}
-    for logged in read_lines(metrics):
-        figures = bits_per_byte_of(logged)
-        if figures and {"step", "tokens"} <= logged.keys():
-            points[logged["step"]] = Point(logged["step"], logged["tokens"], figures)
+    for line in evaluations:
+        if figures := bits_per_byte_of(line):
+            points[line["step"]] = Point(line["step"], line["tokens"], figures)
     return [points[step] for step in sorted(points)]
-
-
-def last_tokens(metrics: Path) -> int:
-    """Tokens that were read at the last evaluation; 0 where there was none."""
-    logs = read_objects(metrics, [])
-    return max(
-        (int(logged.get("tokens", 0)) for logged in logs if any(key.startswith(FIGURE) for key in logged)), default=0
-    )
-
-
-def evaluated_steps(metrics: Path) -> set[int]:
-    """Steps after which something held out was measured, whatever its figures are."""
-    logs = read_objects(metrics, [])
-    return {logged["step"] for logged in logs if "step" in logged and any(key.startswith(FIGURE) for key in logged)}
-
-
-def average(point: Point, names: Sequence[str]) -> float:
-    """Bits per byte of several sets together, each as important as the others."""
-    return sum(point.bits_per_byte[name] for name in names) / len(names)

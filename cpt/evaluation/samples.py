@@ -1,4 +1,4 @@
-"""What the model writes: greedy continuations of a few prompts, for the eye."""
+"""Samples: greedy continuations of a few prompts before and after the training."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +33,7 @@ class PromptSamples(TrainerCallback):
     continuation.
 
     Args:
-        before_each: called before each prompt; it raises Interrupted, on all processes alike, where the run is to
-            stop.
+        before_each: called before each prompt; it raises Interrupted on all processes to stop.
     """
 
     def __init__(
@@ -54,18 +53,17 @@ class PromptSamples(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A resumed run has its first samples already."""
+        """A resumed run has its first samples."""
         if state.global_step == 0:
             self.sample(kwargs["model"], 0, control)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """After the last step; what a signal stopped is not at its end."""
         self.sample(kwargs["model"], state.global_step, control)
 
     def sample(self, model: nn.Module, step: int, control: TrainerControl) -> None:
-        """Every process generates (ZeRO-3 needs all of them), the main one writes."""
+        """Every process generates, as ZeRO-3 needs; the main one writes."""
         try:
             texts = continue_prompts(
                 model, self.tokenizer, self.prompts, max_new_tokens=self.max_new_tokens, before_each=self.before_each
@@ -77,8 +75,7 @@ class PromptSamples(TrainerCallback):
             self.write(step, texts)
 
     def write(self, step: int, continuations: Sequence[str]) -> None:
-        """In place of those that a run wrote which was killed right after; they wait in memory where the disk is
-        full."""
+        """Replace the samples of a run that was killed after them; on a full disk they wait in memory."""
         path = self.lines.path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,11 +83,10 @@ class PromptSamples(TrainerCallback):
         except OSError as problem:
             record_event(path.parent, "not_written", f"{path.name} cannot be changed: {problem.strerror}.", step=step)
         for prompt, continuation in zip(self.prompts, continuations, strict=True):
-            self.lines.add(
-                json.dumps({"step": step, "prompt": prompt, "continuation": continuation}, ensure_ascii=False)
-            )
+            sample = {"step": step, "prompt": prompt, "continuation": continuation}
+            self.lines.add(json.dumps(sample, ensure_ascii=False))
         if self.lines.waiting:
-            text = f"Samples of step {step} wait for room in {path.name}; without it they are lost when the run ends."
+            text = f"The disk is full: samples of step {step} are lost if it stays full until the run ends."
             record_event(path.parent, "not_written", text, step=step)
 
 
@@ -102,15 +98,14 @@ def continue_prompts(
     max_new_tokens: int = 64,
     before_each: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """The most likely next token, again and again, until the document ends or `max_new_tokens` are there.
+    """Generate greedily until the document ends or `max_new_tokens` are reached.
 
     Every process of the run must call it, and all get the same texts. The model's mode, its configs and the random
-    state are left as they were.
+    state do not change.
 
     Args:
         model: plain, a PeftModel, or wrapped by DDP or DeepSpeed.
-        prompts: beginnings of documents: the begin token is put before each where the tokenizer adds one, as in
-            training.
+        prompts: beginnings of documents. They get the begin token if the tokenizer adds one, as in training.
         before_each: called before each of them.
     """
     generator = unwrapped(model)
@@ -128,15 +123,15 @@ def continue_prompts(
 
 
 def unwrapped(model: nn.Module) -> Any:
-    """The module that has `generate`: inside DDP or a DeepSpeed engine, both of which keep it as `module`."""
+    """The module that has `generate`: DDP and a DeepSpeed engine keep it as `module`."""
     is_generator = isinstance(model, PreTrainedModel) or "base_model" in dict(model.named_children())
     return model if is_generator and not isinstance(model, DistributedDataParallel) else model.module
 
 
 @contextmanager
 def plain_greedy(model: Any, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> Iterator[None]:
-    """Set aside what the model's own generation config adds (sampling, penalties) and the training's
-    `use_cache=False`."""
+    """Replace the model's own generation config (sampling, penalties) and the training's `use_cache=False` for a
+    while."""
     before, used_cache = model.generation_config, model.config.use_cache
     model.generation_config = GenerationConfig(
         do_sample=False,

@@ -1,4 +1,4 @@
-"""Benchmarks by name, through lm-eval-harness: our loaded model, its tasks and its scores."""
+"""Tasks of lm-eval-harness: our loaded model, its tasks and its scores."""
 
 import logging
 import os
@@ -43,7 +43,7 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class TaskChoice:
-    """Some tasks, and how they are run."""
+    """Tasks, and how they are run."""
 
     names: tuple[str, ...]
     """lm-eval's tasks, groups or tags, or those of `folder`."""
@@ -71,35 +71,35 @@ def task_of_recipe(
     Args:
         folder: YAML files of your own tasks.
         limit: only the first so many questions of each.
-        num_fewshot: solved examples before each question; by default as the task says.
+        num_fewshot: solved examples before each question; by default the task's.
         allow_code_execution: of code that the model writes, on this machine, with your rights.
     """
     return TaskChoice((name,), None if folder is None else Path(folder), allow_code_execution, limit, num_fewshot)
 
 
 def domain_test_of_recipe(*, questions: int = 200) -> int:
-    """The test that is made of the held-out documents without being named.
+    """The test that is made of the held-out documents, also without an entry.
 
     Args:
-        questions: at most, of each kind and set; 0 refuses it.
+        questions: at most, of each kind and set; 0 turns it off.
     """
     return questions
 
 
 def domain_questions(tasks: Sequence[Component]) -> int:
-    """How many `evaluation.tasks` allows, where it says nothing too."""
+    """How many questions `evaluation.tasks` allows."""
     return next(
         (domain_test_of_recipe(**task.options) for task in tasks if task.name == DOMAIN_TEST), domain_test_of_recipe()
     )
 
 
 def tasks_of_recipe(tasks: Sequence[Component]) -> list[TaskChoice]:
-    """What `evaluation.tasks` asks for of lm-eval, once `check_tasks` found nothing wrong with it."""
+    """The tasks of lm-eval in `evaluation.tasks`, which `check_tasks` has checked."""
     return [task_of_recipe(task.name, **task.options) for task in tasks if task.name != DOMAIN_TEST]
 
 
 def check_tasks(tasks: Sequence[Component]) -> Iterator[CptError]:
-    """What is wrong with each entry of `evaluation.tasks`, found by loading its data."""
+    """The mistakes in `evaluation.tasks`, found by loading the data of each task."""
     for number, task in enumerate(tasks):
         key = f"evaluation.tasks[{number}]"
         try:
@@ -113,10 +113,10 @@ def check_tasks(tasks: Sequence[Component]) -> Iterator[CptError]:
 
 
 def allowed_tasks(choice: TaskChoice) -> "tuple[TaskManager, dict[str, Any]]":
-    """What knows the tasks, and the tasks with their data.
+    """lm-eval's task manager, and the tasks with their data.
 
     Raises:
-        RecipeError: no such task, or it executes code and may not.
+        RecipeError: there is no such task, or it executes code and may not.
         ResourceError: lm-eval is not installed, or a task's data cannot be fetched.
     """
     manager = task_manager(choice.names, choice.folder)
@@ -139,8 +139,7 @@ def run_tasks(
     """Evaluate the model on tasks, in this process; the scores are those of lm-eval's own command.
 
     Raises:
-        RecipeError: no such task, or it executes code and may not.
-        ResourceError: lm-eval is not installed, or a task's data cannot be fetched.
+        RecipeError, ResourceError: as `allowed_tasks`.
     """
     manager, _ = allowed_tasks(choice)
     from lm_eval import simple_evaluate
@@ -160,8 +159,7 @@ def run_tasks(
 
 
 def task_manager(names: Sequence[str], folder: Path | None) -> "TaskManager":
-    """What knows the tasks. lm-eval's own, of which there are thousands, are indexed only where a name is not in the
-    folder."""
+    """The task manager. lm-eval's own thousands of tasks are indexed only if a name is not in the folder."""
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as problem:
@@ -186,10 +184,10 @@ def task_manager(names: Sequence[str], folder: Path | None) -> "TaskManager":
 
 
 def load_tasks(manager: "TaskManager", names: Sequence[str]) -> dict[str, Any]:
-    """Name -> lm-eval's task, members of groups included.
+    """Name -> task, members of groups included.
 
     Raises:
-        ResourceError: a task's data are not here and cannot be fetched.
+        ResourceError: a task's data cannot be fetched.
         DataError: they are not what the task expects.
     """
     try:
@@ -207,7 +205,7 @@ def load_tasks(manager: "TaskManager", names: Sequence[str]) -> dict[str, Any]:
 
 
 def scores_of(found: dict[str, Any], names: Sequence[str]) -> Iterator[TaskScore]:
-    """Every metric of the tasks and groups that were asked for; a tag stands for its tasks."""
+    """Every metric of the requested tasks and groups; a tag means its tasks."""
     results, subtasks = found["results"], found.get("group_subtasks", {})
     asked = [name for name in results if name in names]
     below = {task for group in asked for task in subtasks.get(group, [])}
@@ -237,12 +235,11 @@ def scores_of(found: dict[str, Any], names: Sequence[str]) -> Iterator[TaskScore
 
 
 def leaves(name: str, subtasks: dict[str, list[str]]) -> list[str]:
-    """The tasks of a group, of groups in it too; a task itself."""
+    """The tasks of a group and of groups in it; a task itself."""
     return [task for below in subtasks[name] for task in leaves(below, subtasks)] if subtasks.get(name) else [name]
 
 
 def is_better_higher(found: dict[str, Any], task: str, metric: str) -> bool:
-    """As the task says."""
     told = found.get("higher_is_better", {}).get(task, {}).get(metric)
     return not any(word in metric for word in LOWER_IS_BETTER) if told is None else bool(told)
 
@@ -250,36 +247,28 @@ def is_better_higher(found: dict[str, Any], task: str, metric: str) -> bool:
 def task_differences(
     before: Sequence[TaskScore], after: Sequence[TaskScore]
 ) -> dict[tuple[str, str], Difference | None]:
-    """(task, metric) -> what lies between two models' answers to the same questions; None where a metric is not one of
-    single questions."""
+    """(task, metric) -> difference on the same questions; None if the metric has no score for each question."""
     old = {(score.task, score.metric): score for score in before}
     differences: dict[tuple[str, str], Difference | None] = {}
     for score in after:
-        base = old[score.task, score.metric]
-        is_paired = base.by_question is not None and score.by_question is not None and base.hashes == score.hashes
-        pairs = (base.by_question, score.by_question) if is_paired and len(score.hashes) > 1 else None
-        differences[score.task, score.metric] = mean_difference(*pairs) if pairs is not None else None  # type: ignore[arg-type]
+        base, found = old[score.task, score.metric], None
+        if base.by_question is not None and score.by_question is not None and len(score.hashes) > 1:
+            found = mean_difference(base.by_question, score.by_question) if base.hashes == score.hashes else None
+        differences[score.task, score.metric] = found
     return differences
 
 
 def task_texts(names: Sequence[str], folder: Path | None = None) -> Iterator[tuple[str, str, str]]:
-    """(task, place, text) of each question with its choices or answer, to look for among training documents.
+    """(task, place, text) of each question with its choices or answer, to search training documents for.
 
     Raises:
         RecipeError, ResourceError: as `run_tasks`.
     """
     for name, task in load_tasks(task_manager(names, folder), names).items():
         for number, document in enumerate(task.eval_docs, 1):
-            choices = (
-                task.doc_to_choice(document)
-                if task.config.doc_to_choice is not None
-                else [task.doc_to_target(document)]
-            )
+            has_choices = task.config.doc_to_choice is not None
+            choices = task.doc_to_choice(document) if has_choices else [task.doc_to_target(document)]
             question = task.doc_to_text(document)
-            # Where the question is a number it is the place of the choice that fills the gap, and the choices hold the
-            # text.
-            yield (
-                name,
-                f"{name}: question {number}",
-                " ".join(str(part) for part in [question, *choices] if not isinstance(part, int)),
-            )
+            # A number is the place of the choice that fills the gap; then the choices have the text.
+            text = " ".join(str(part) for part in [question, *choices] if not isinstance(part, int))
+            yield name, f"{name}: question {number}", text

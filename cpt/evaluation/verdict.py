@@ -16,7 +16,7 @@ from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.held_out_examples import ExampleSet, read_example_sets
 from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses
 from cpt.evaluation.paired import FEW, TOO_FEW, Difference, Outcome, bits_per_byte_difference
-from cpt.evaluation.retention import Point, last_tokens, read_course
+from cpt.evaluation.retention import Point, course_of, read_evaluations
 from cpt.files import DAMAGED, write_atomic
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
@@ -269,7 +269,8 @@ def verdict_of_run(
         is_complete: False if more will be measured.
     """
     recipe, run = load_recipe(folder / RECIPE), Run(folder)
-    course = read_course(folder / METRICS)
+    evaluations = read_evaluations(folder / METRICS)
+    course = course_of(evaluations)
     before, after = losses_before_and_after(folder)
     sets, examples = judged_sets(course, before, after, recipe.evaluation.retain), read_example_sets(folder / METRICS)
 
@@ -289,7 +290,7 @@ def verdict_of_run(
         run=folder.name,
         model=str(run.export_folder),
         base=None if recipe.model.from_scratch else recipe.model.path,
-        tokens=last_tokens(folder / METRICS),
+        tokens=max((line["tokens"] for line in evaluations), default=0),
         sets=sets,
         domain=together(False),
         general=together(True),

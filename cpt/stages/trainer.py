@@ -18,7 +18,7 @@ from cpt.data.mixture import RowsOfSteps
 from cpt.data.rows.rows import stack_rows
 from cpt.errors import Interrupted, RecipeError, ResourceError
 from cpt.evaluation.document_losses import measure_and_keep
-from cpt.evaluation.retention import evaluated_steps
+from cpt.evaluation.retention import read_evaluations
 from cpt.models.compiled import compile_layers, take_compiling
 from cpt.models.documents import add_document_bounds, wants_bounds
 from cpt.models.fused_loss import keep_liger_to_layers, set_up_loss
@@ -123,7 +123,7 @@ class CPTTrainer(GuardedTrainer):
             return False
         is_due = step % int(self.args.eval_steps or 1) == 0 or step >= self.args.max_steps
         metrics = self.run_folder / METRICS
-        return is_due and main_process_decides(lambda: step not in evaluated_steps(metrics))
+        return is_due and main_process_decides(lambda: all(line["step"] != step for line in read_evaluations(metrics)))
 
     def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
         """Train, unless the evaluation at the start said to stop, or was stopped by a signal."""

@@ -38,28 +38,17 @@ ENVIRONMENT = {
     "git": {"commit": "0123456789abcdef", "changes": " M cpt/train.py\n", "diff": "-old\n+new\n"},
 }
 VERDICT = {"headline": "It worked: 10 % fewer bits per byte."}
+CODE = {
+    "documents": 90,
+    "held_out": 10,
+    "tokens": 600,
+    "share": 0.75,
+    "dropped": {"short": 3},
+    "files": {"c.jsonl": "ab"},
+}
+PROSE = {"documents": 40, "held_out": 10, "tokens": 400, "share": 0.25, "dropped": {}, "files": {}}
 INPUTS = {
-    "data": {
-        "sources": {
-            "code": {
-                "documents": 90,
-                "held_out": 10,
-                "tokens": 600,
-                "share": 0.75,
-                "dropped": {"short": 3},
-                "files": {"code.jsonl": "ab"},
-            },
-            "prose": {
-                "documents": 40,
-                "held_out": 10,
-                "tokens": 400,
-                "share": 0.25,
-                "licence": "CC0",
-                "dropped": {},
-                "files": {},
-            },
-        }
-    },
+    "data": {"sources": {"code": CODE, "prose": PROSE}},
     "tokenizer": {"path": "base/final", "xxh3": "cd"},
     "weights": {"sha256": {"model.safetensors": "ef"}},
 }
@@ -74,54 +63,24 @@ PLAN = {
     "assumed_mfu": 0.4,
 }
 EVENTS = [
-    {
-        "time": "2026-01-02T03:05:00.123+00:00",
-        "kind": "nan_skipped",
-        "step": 40,
-        "message": "Step 40 was skipped: its loss is not a number.",
-    },
+    {"time": "2026-01-02T03:05:00.123+00:00", "kind": "nan_skipped", "step": 40, "message": "Step 40 was skipped."},
     {"time": "2026-01-02T03:06:00.123+00:00", "kind": "restart", "step": None, "message": "Starting again."},
-]
-SAMPLES = [
-    {"step": 0, "prompt": "def ", "continuation": "the"},
-    {"step": 100, "prompt": "def ", "continuation": "main():\n    pass"},
 ]
 
 
 def log_line(step):
     """What a step logs."""
-    figures = {
-        "loss": 5 - math.log(1 + step),
-        "loss_smoothed": 5.1 - math.log(1 + step),
-        "learning_rate": 1e-3,
-        "grad_norm": 1.0,
-    }
-    speed = {
-        "tokens_per_second": 100.0,
-        "data_wait": 0.001,
-        "mfu": 0.4,
-        "step_seconds_p50": 0.16,
-        "step_seconds_p95": 0.2,
-    }
-    memory = {
-        "gpu_memory_peak_gib": 6.5,
-        "gpu_memory_reserved_gib": 7.0,
-        "gpu_memory_allocated_gib": 6.0,
-        "host_memory_gib": 3.5,
-    }
+    figures = {"loss": 5 - math.log(1 + step), "learning_rate": 1e-3, "grad_norm": 1.0, "cost": 0.01 * step}
+    speed = {"tokens_per_second": 100.0, "mfu": 0.4, "step_seconds_p50": 0.16, "step_seconds_p95": 0.2}
+    memory = {"gpu_memory_peak_gib": 6.5, "gpu_memory_reserved_gib": 7.0, "host_memory_gib": 3.5}
     sources = {"share_code": 0.74, "share_prose": 0.26, "loss_code": 4.0, "loss_prose": 4.5}
-    return {"step": step, "tokens": 16 * step, **figures, **speed, **memory, **sources, "cost": 0.01 * step}
+    return {"step": step, "tokens": 16 * step, **figures, **speed, **memory, **sources}
 
 
 def evaluation_line(step, code, prose):
     """What an evaluation logs."""
-    return {
-        "step": step,
-        "tokens": 16 * step,
-        "eval_code_bits_per_byte": code,
-        "eval_prose_bits_per_byte": prose,
-        "eval_code_loss": 3 * code,
-    }
+    bits = {"eval_code_bits_per_byte": code, "eval_prose_bits_per_byte": prose}
+    return {"step": step, "tokens": 16 * step, "eval_code_loss": 3 * code, **bits}
 
 
 METRICS = [
@@ -143,6 +102,6 @@ def run_folder(tmp_path):
     parts = {"environment": ENVIRONMENT, "inputs": INPUTS, "plan": PLAN, "status": status, "verdict": VERDICT}
     for name, content in parts.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    for name, lines in {"metrics": METRICS, "events": EVENTS, "samples": SAMPLES}.items():
+    for name, lines in {"metrics": METRICS, "events": EVENTS}.items():
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return folder

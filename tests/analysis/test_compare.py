@@ -162,7 +162,7 @@ FILES = ("recipe.yaml", "environment.json", "inputs.json", "status.json", "metri
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", [None, b"", b'{"a": '])
+@pytest.mark.parametrize("damage", [None, b'{"a": '])
 def test_a_missing_or_damaged_file_costs_only_its_own_rows(tmp_path, name, damage):
     first, second = two_runs(tmp_path, one_key)
     for run in (first, second):

@@ -133,7 +133,7 @@ def test_what_cannot_be_measured_leaves_the_rest_and_says_how_to_repeat_it(run, 
 
 
 @pytest.mark.long
-def test_tasks_are_put_to_model_and_base_and_logged(run, tmp_path):
+def test_tasks_are_put_to_model_and_base(run, tmp_path):
     pytest.importorskip("lm_eval")
     questions = [
         {"question": f"in step {n} the", "choices": ["vessel", "metal", "step"], "answer": n % 3} for n in range(12)
@@ -154,13 +154,6 @@ def test_tasks_are_put_to_model_and_base_and_logged(run, tmp_path):
     finished = run(tasks=[*NO_TEST, {"name": "exam", "folder": str(tmp_path), "limit": 10}])
     (score,) = judge_run(finished).tasks
     assert (score.name, score.questions, score.against.items) == ("exam", 10, 10)
-    logged = [json.loads(line) for line in (finished.folder / "metrics.jsonl").read_text().splitlines()][2:]
-    assert [(line["step"], line["eval_task_exam_acc"]) for line in logged] == [
-        (0, score.against.before),
-        (8, score.value),
-    ]
-    judge_run(finished)
-    assert len((finished.folder / "metrics.jsonl").read_text().splitlines()) == 4
 
 
 @pytest.fixture

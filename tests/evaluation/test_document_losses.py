@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -60,7 +57,9 @@ def by_hand(model, tokenizer, text, window):
     return nats, tokens, correct
 
 
-@pytest.mark.parametrize(("packing", "batch_size"), [("best_fit", 1), ("best_fit", 5), ("none", 3)])
+@pytest.mark.parametrize(
+    ("packing", "batch_size"), [("best_fit", 1), ("best_fit", 5), ("none", 3), ("token_budget", 2)]
+)
 def test_each_documents_losses_equal_a_loop_by_hand_whatever_packing_and_batch_size(
     corpus, tokenizer, model, texts, packing, batch_size
 ):
@@ -74,25 +73,6 @@ def test_each_documents_losses_equal_a_loop_by_hand_whatever_packing_and_batch_s
     )
     assert max(found.num_tokens) > 64, "a document longer than a row is among them"
     assert found.bits_per_byte == pytest.approx(expected[:, 0].sum() / np.log(2) / found.num_bytes.sum(), rel=1e-6)
-
-
-def test_rows_of_a_token_budget_give_the_same(corpus, tokenizer, model):
-    packed, padded = (
-        document_losses(model, sets(corpus, tokenizer, packing), batch_size=2)["held"]
-        for packing in ("none", "token_budget")
-    )
-    assert (
-        padded.nats == pytest.approx(packed.nats, rel=1e-5)
-        and padded.num_tokens.tolist() == packed.num_tokens.tolist()
-    )
-
-
-def test_no_token_is_lost_where_rows_are_short(corpus, tokenizer, model):
-    long, short = (
-        document_losses(model, sets(corpus, tokenizer, "best_fit", length), batch_size=4)["held"]
-        for length in (128, 16)
-    )
-    assert long.num_tokens.tolist() == short.num_tokens.tolist()
 
 
 def test_a_run_keeps_what_each_evaluation_found(corpus, tokenizer, model, tmp_path):
@@ -146,35 +126,6 @@ def test_a_damaged_file_is_told(corpus, tokenizer, model, tmp_path):
         load_losses(tmp_path / "x.npz")
 
 
-@pytest.mark.long
-def test_two_processes_give_the_same_losses(corpus, tokenizer, model, tokenizer_folder, tmp_path):
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    found = {}
-    command = [
-        sys.executable,
-        "-m",
-        "cpt.cli",
-        "evaluate",
-        str(tmp_path),
-        "--text",
-        f"held={corpus / 'held_out.jsonl'}",
-    ]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    for name, before in {"one": [sys.executable], "two": launcher}.items():
-        options = ["--sequence-length", "64", "--json"]
-        answer = subprocess.run(
-            [*before, *command[1:], *options], capture_output=True, text=True, timeout=300, env=environment
-        )
-        assert answer.returncode == 0, answer.stderr[-3000:]
-        found[name] = json.loads(answer.stdout)["sets"][0]
-    expected = document_losses(model, sets(corpus, tokenizer), batch_size=4)["held"]
-    for figures in found.values():
-        assert figures["bits_per_byte"] == pytest.approx(expected.bits_per_byte, rel=1e-6)
-    assert found["one"]["tokens"] == found["two"]["tokens"]
-
-
 def test_an_empty_set_is_a_data_error(tmp_path, tokenizer):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(DataError, match="empty"):
@@ -197,15 +148,13 @@ def test_logits_in_chunks_give_the_same_figures(corpus, tokenizer, model, monkey
     assert bits(model, held_out) == pytest.approx(whole, rel=1e-9)
 
 
-def test_a_uniform_model_needs_log2_of_the_vocabulary_for_each_token_and_a_lost_one_does_not_raise(corpus, tokenizer):
+def test_a_uniform_model_needs_log2_of_the_vocabulary_for_each_token(corpus, tokenizer):
     model, held_out = tiny_model(), sets(corpus, tokenizer)
     with torch.no_grad():
         model.lm_head.weight.zero_()
         assert document_losses(model, held_out, batch_size=4)["held"].perplexity == pytest.approx(
             model.config.vocab_size, rel=1e-5
         )
-        model.lm_head.weight.fill_(1e6)[0] = -1e6
-    assert document_losses(model, held_out, batch_size=4)["held"].perplexity > 1e6
 
 
 def test_training_goes_on_as_if_there_had_been_no_evaluation(corpus, tokenizer):

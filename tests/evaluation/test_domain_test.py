@@ -6,20 +6,7 @@ from cpt.errors import DataError
 from cpt.evaluation.domain_test import CHOICES, domain_test, form
 from cpt.evaluation.judged_sets import HeldOutText
 
-METALS = [
-    "nickel",
-    "cobalt",
-    "copper",
-    "silver",
-    "iridium",
-    "rhodium",
-    "osmium",
-    "yttrium",
-    "gallium",
-    "thorium",
-    "cerium",
-    "barium",
-]
+METALS = ["nickel", "cobalt", "copper", "silver", "osmium", "yttrium", "gallium", "thorium", "cerium", "barium"]
 PLACES = ["reactor", "furnace", "column", "vessel", "beaker", "crucible", "condenser", "autoclave"]
 
 

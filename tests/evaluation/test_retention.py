@@ -3,7 +3,7 @@ import json
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from cpt.evaluation.retention import StopWhenForgetting, average, last_tokens, read_course
+from cpt.evaluation.retention import StopWhenForgetting, read_course
 from cpt.runs.record import Run
 
 
@@ -65,16 +65,4 @@ def test_the_course_is_every_evaluation_in_order(tmp_path):
         (0, 0, 2.0),
         (10, 100, 1.1),
     ]
-    assert average(course[1], ["domain", "general"]) == pytest.approx(1.3)
     assert read_course(tmp_path / "none.jsonl") == []
-
-
-def test_the_tokens_of_a_run_are_those_of_its_last_evaluation(tmp_path):
-    assert last_tokens(tmp_path / "metrics.jsonl") == 0
-    lines = [
-        {"step": 0, "tokens": 0, "eval_a_loss": 1},
-        {"step": 4, "tokens": 400, "eval_a_loss": 1},
-        {"step": 5, "tokens": 500, "loss": 1},
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert last_tokens(tmp_path / "metrics.jsonl") == 400

@@ -106,7 +106,7 @@ def test_on_a_full_disk_samples_wait_for_room(model, tokenizer, tmp_path, caplog
         samples = PromptSamples(disk / "samples.jsonl", tokenizer, ["def", "x"], max_new_tokens=3)
         ballast = fill(disk)
         samples.on_train_begin(None, TrainerState(), TrainerControl(), model=model)
-        assert "wait for room in samples.jsonl" in caplog.text
+        assert "samples of step 0" in caplog.text
         ballast.unlink()
         samples.on_train_end(None, TrainerState(global_step=9), TrainerControl(), model=model)
         assert [json.loads(line)["step"] for line in samples.lines.path.read_text().splitlines()] == [0, 0, 9, 9]

@@ -84,16 +84,6 @@ def test_one_document_with_much_of_the_bytes_is_warned_of():
     assert "44 % of the bytes" in page and "44 %" not in verdict_page(VERDICT)
 
 
-def test_a_run_of_which_little_is_known_has_a_short_page():
-    page = verdict_page(Verdict("r", "r/final", None, 0, [], None, None, []))
-    assert (
-        page
-        == "# Verdict on r\n\n**"
-        + Verdict("r", "r", None, 0, [], None, None, []).headline()
-        + "**\n\nThe model in `r/final` was trained from new weights on 0 tokens.\n"
-    )
-
-
 @pytest.fixture
 def run(tiny_recipe, corpus, tmp_path):
     """A run's folder with a recipe and two evaluations."""
@@ -134,12 +124,3 @@ def test_pairs_have_a_table_of_their_own():
     assert "| pairs: margin | 40 | 0.0000 | 0.5000 | none |" in page and page.index("pairs: loss") < page.index(
         "| code | domain"
     )
-
-
-def test_a_model_that_gives_scores_is_not_served(run):
-    logs = [
-        {"step": step, "tokens": step, "eval_p_examples": 9, "eval_p_loss": 0.7, "eval_p_accuracy": 0.5}
-        for step in (0, 9)
-    ]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logs))
-    assert verdict_of_run(run, serve="cpt serve x").serve is None
