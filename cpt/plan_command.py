@@ -1,14 +1,13 @@
 """`cpt plan RECIPE --gpu NAME`: does it fit, how long does it take, what does it cost, and what would make it fit."""
 
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
 from transformers import PreTrainedConfig
 
 from cpt.command_line import refuse_ignored
@@ -32,6 +31,7 @@ from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Recipe
 from cpt.recipe.words import in_yaml
+from cpt.recipe.yaml_writing import write_yaml
 from cpt.stages.deepspeed_profile import read_profile
 from cpt.stages.fsdp_profile import refuse_for_any_machine
 
@@ -100,8 +100,7 @@ def command(
     speed = measured_speed(measured) if measured is not None else planned_speed(facts, setup, target, mfu)
     tokens, is_measured = planned.recipe.budget.tokens, measured is not None
     tell_all(format_speed(speed, tokens, target, setup, price_per_gpu_hour, is_measured=is_measured))
-    with_master = setup.zero is not None and not setup.zero.is_fsdp
-    needs = disk_needs(planned.recipe, facts.parameters, with_master_weights=with_master, on_gpu=not setup.on_cpu)
+    needs = disk_needs(planned.recipe, facts, setup)
     checkpoints = f"{needs.checkpoints_at_once} checkpoints of {needs.checkpoint / GIB:.1f} GiB at once"
     tell(f"Disk: {needs.total / GIB:,.0f} GiB: {checkpoints}, and the model of {needs.export / GIB:.1f}.\n")
     where = f"{target.name} x {setup.gpus}"
@@ -216,38 +215,27 @@ def write_fitted(
     lora: bool = False,
     force: bool = False,
 ) -> None:
-    """Write a recipe with a few keys changed: beside the recipe with its comments, elsewhere as the whole recipe.
+    """Write a recipe with a few keys changed: on top of the given one, or whole where the command line changed it too.
 
     Args:
-        overrides: `key.path=value` of the command line, which the written recipe holds too.
         changes: key with dots -> value.
 
     Raises:
-        RecipeError: the output exists, or the recipe cannot be rewritten.
+        RecipeError: the output exists, or the changed recipe has mistakes.
     """
     if output.exists() and not force:
         raise RecipeError(f"{output} exists. Choose another name with --write, or write over it with --force.")
     words = [*overrides, *(f"{key}={in_yaml(value)}" for key, value in changes.items())]
-    whole = load_recipe(recipe, words, lora=lora)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    if output.resolve().parent != recipe.resolve().parent or overrides or lora:  # its relative paths would break
+    whole, folder = load_recipe(recipe, words, lora=lora), output.resolve().parent
+    folder.mkdir(parents=True, exist_ok=True)
+    if overrides or lora:
         output.write_text(dump_recipe(whole), encoding="utf-8")
         return
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    yaml.width = 1000
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    tree = yaml.load(recipe.read_text(encoding="utf-8"))
+    tree: dict[str, Any] = {"base": os.path.relpath(recipe.resolve(), folder)}
     for key, value in changes.items():
         *above, last = key.split(".")
         section = tree
         for step in above:
-            if not isinstance(section.get(step), dict):
-                section[step] = CommentedMap()
-            section = section[step]
+            section = section.setdefault(step, {})
         section[last] = value
-    with output.open("w", encoding="utf-8") as file:
-        yaml.dump(tree, file)
-    if load_recipe(output) != whole:
-        output.unlink()
-        raise RecipeError(f"{recipe} cannot be rewritten with its comments. Give --write a file in another folder.")
+    output.write_text(write_yaml(tree), encoding="utf-8")

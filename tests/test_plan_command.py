@@ -18,7 +18,7 @@ model:
 tokenizer: {path: nowhere}
 data: {sequence_length: 2048, sources: [{path: documents}]}
 budget: {tokens: 1_000_000_000}
-training: {per_device_train_batch_size: 8, bf16: true}   # rows
+training: {per_device_train_batch_size: 8, bf16: true}
 """  # noqa: E501
 
 
@@ -42,8 +42,7 @@ def test_one_that_does_not_with_its_remedy_written(plan, tmp_path):
         and "The cheapest change that makes it fit:" in result.output
     )
     written = plan("--gpu", "RTX 4090", "--host-memory", "64", "--write", "fitted.yaml")
-    assert written.exit_code == 0 and "# rows" in (tmp_path / "fitted.yaml").read_text()
-    load_recipe(tmp_path / "fitted.yaml")
+    assert written.exit_code == 0 and (tmp_path / "fitted.yaml").read_text().startswith("base: recipe.yaml")
     again = CliRunner().invoke(
         application("plan"), ["plan", "fitted.yaml", "--gpu", "RTX 4090", "--host-memory", "64"]
     )

@@ -57,7 +57,7 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
         training: the recipe's `training:` section.
 
     Raises:
-        LaunchError: the launcher started fewer processes than it was asked for, or contradicts the recipe.
+        LaunchError: the processes do not know each other, or the launcher contradicts the recipe.
         ResourceError: DeepSpeed, or the compilers that it needs here, are missing.
     """
     deepspeed_config = agree_with_launcher(training)

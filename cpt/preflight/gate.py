@@ -40,7 +40,7 @@ from cpt.preflight.craft import craft_warnings
 from cpt.preflight.examples import check_conversations
 from cpt.preflight.found import PreflightReport, placed
 from cpt.preflight.model import TEACHER, check_model, check_reward_models, check_teacher, check_tokenizer, with_key
-from cpt.preflight.resources import check_disk, check_memory
+from cpt.preflight.resources import check_resources
 from cpt.ranks import tell, world_size
 from cpt.recipe.automatic import automatic_keys
 from cpt.recipe.run_results import unfinished_run
@@ -138,10 +138,9 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
         found.unchecked.append(
             "`training.bf16`: memory, since this machine has no GPU. `cpt plan RECIPE --gpu NAME` computes it"
         )
-    elif model is not None:
-        check_memory(recipe, model.config, profile, find_gpus(), found)
-    if found.run(probe_output_folder, recipe) and model is not None:
-        found.run(check_disk, recipe, model, with_master_weights=profile is not None)
+    has_disk = bool(found.run(probe_output_folder, recipe))
+    if model is not None:
+        check_resources(recipe, model.config, profile, found, has_disk=has_disk)
     expect_results_of_other_runs(recipe, found)
     return found
 
