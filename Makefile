@@ -29,7 +29,7 @@ export PATH := $(BIN):$(PATH)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test coverage mutations test-slow test-long test-browser test-quantized test-cluster test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test coverage mutations test-slow test-long test-browser test-quantized test-cluster test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,9 +113,6 @@ bench-peers: $(INSTALLED) ## environments for the peers that the benchmark runs,
 
 bench-vocabulary: $(INSTALLED) ## extend the demo's vocabulary for code and judge it: 10 minutes on 2 cores; then the tables of docs/vocabulary.md
 	$(BIN)/python -m benchmarks.vocabulary $(ARGS)
-
-bench-plan: $(INSTALLED) ## what `cpt plan` adds up beside a dry run of the whole step: 5 minutes
-	$(BIN)/python -m benchmarks.plan $(ARGS)
 
 bench-gpu: $(INSTALLED) ## training steps on a GPU compared with four other systems: 9 minutes on an H100 (ARGS="--cases D E F" for the rest); then docs/gpu.md
 	$(BIN)/python -m benchmarks.gpu.session $(or $(ARGS),--cases A B C)
