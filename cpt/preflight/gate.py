@@ -283,15 +283,16 @@ def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: Prefligh
 
 def probe_output_folder(recipe: Recipe) -> bool:
     """Write a file where the run's folder is or will be."""
-    folder = recipe.output_dir / recipe.name
-    place = nearest_existing(folder)
+    probe("output_dir", nearest_existing(recipe.output_dir / recipe.name))
+    return True
+
+
+def probe(key: str, folder: Path) -> None:
     try:
-        with tempfile.TemporaryFile(dir=place):
-            return True
+        with tempfile.TemporaryFile(dir=folder):
+            return
     except OSError as problem:
-        raise RecipeError(
-            f"`output_dir`: cannot write to {place} ({problem.strerror}), where {folder} belongs. Choose another."
-        ) from problem
+        raise RecipeError(f"`{key}`: cannot write to {folder} ({problem.strerror}). Choose another.") from problem
 
 
 def check_archive(place: str) -> None:
@@ -302,12 +303,5 @@ def check_archive(place: str) -> None:
         raise ResourceError(f"`checkpoints.archive`: {place} needs a package: {problem}") from problem
     except ValueError as problem:
         raise RecipeError(f"`checkpoints.archive`: {place}: {problem}") from problem
-    if not isinstance(files, LocalFileSystem):
-        return
-    folder = nearest_existing(Path(path))
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return
-    except OSError as problem:
-        reason = problem.strerror
-        raise RecipeError(f"`checkpoints.archive`: cannot write to {folder} ({reason}). Choose another.") from problem
+    if isinstance(files, LocalFileSystem):
+        probe("checkpoints.archive", nearest_existing(Path(path)))

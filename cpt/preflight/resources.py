@@ -65,14 +65,14 @@ def checkpoints_at_once(recipe: Recipe) -> int:
     return int(min(saves, kept + 1))
 
 
-def check_disk(recipe: Recipe, needs: DiskNeeds) -> None:
+def check_disk(recipe: Recipe, needs: DiskNeeds, freed: int = 0) -> None:
     """Raises:
-    ResourceError: the disk will be full before the run ends.
+    ResourceError: the disk will be full before the run ends, even with `freed` more bytes.
     """
     folder = recipe.output_dir / recipe.name
-    free = free_disk_gib(folder)
-    there = sum(size_of(path) for pattern in ("checkpoint-*", "final") for path in folder.glob(pattern)) / GIB
-    if needs.total / GIB <= free + there:
+    there = sum(size_of(path) for pattern in ("checkpoint-*", "final") for path in folder.glob(pattern))
+    free = free_disk_gib(folder) + (there + freed) / GIB
+    if needs.total / GIB <= free:
         return
     count = needs.checkpoints_at_once
     raise ResourceError(

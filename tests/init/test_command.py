@@ -98,13 +98,6 @@ def test_bad_rows_and_repeats_become_settings(run, here):
     assert check_reality(recipe).mistakes == []
 
 
-def test_a_file_that_is_there_is_not_written_over_without_force(run):
-    run()
-    with pytest.raises(RecipeError, match="recipe.yaml"):
-        run()
-    assert run(force=True)
-
-
 def test_wrong_things_are_refused_before_documents_are_read(run, here, base_folder):
     (here / "nemo").mkdir()
     (here / "nemo" / "m.nemo").touch()
