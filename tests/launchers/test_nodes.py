@@ -80,9 +80,3 @@ def test_files_are_compared_by_name_and_size(tiny_recipe, tmp_path):
     (folder / "a.jsonl").rename(folder / "b.jsonl")
     changed = {key for key, value in files_of_recipe(recipe).items() if value != before[key]}
     assert changed == {"`data.sources[0].path`"}
-
-
-def test_a_missing_source_is_a_fact_and_no_error(tiny_recipe, tmp_path):
-    tiny_recipe["data"]["sources"] = [{"path": str(tmp_path / "gone.jsonl")}]
-    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"), ())
-    assert "not readable" in files_of_recipe(recipe)["`data.sources[0].path`"]

@@ -14,7 +14,7 @@ from cpt.planner.facts import facts_of
 from cpt.planner.memory import plan_memory
 from cpt.planner.setup import Zero
 from cpt.planner.stages import TILES, Beside, Other
-from cpt.planner.terms import GIB, checkpoint_bytes, state_bytes
+from cpt.planner.terms import GIB, state_bytes
 
 SMALL = replace(FACTS, in_linear_layers=700, largest_in_layers=60)
 ROW = Activations(kept=10_000, largest_layer=2_000, layer_inputs=500, backward=300, again=2_300, forward=640)
@@ -32,19 +32,6 @@ def moments(setup, facts=SMALL):
 
 def host(setup, **options):
     return {term.name: term.size for term in plan_memory(SMALL, setup, COUNTED, **options).host.terms}
-
-
-def test_fsdp_divides_weights_moments_and_gradients_and_gathers_two_layers_and_the_head():
-    setup = replace(AUTOCAST, gpus=4, zero=FSDP)
-    there = moments(setup)["the update"]
-    assert (there["weights"], there["optimizer"], there["layers in use"]) == (1000, 2000, 2 * 700)
-    assert there["communication buffers"] == (2 + 4) * 300 and there["gradients"] == 1000
-    assert moments(replace(setup, accumulation=2))["the update"]["gradients"] == 4000
-    each = replace(FSDP, reduces_each_micro_batch=True)
-    assert moments(replace(setup, accumulation=2, zero=each))["the update"]["gradients"] == 1000
-    whole = moments(replace(setup, zero=replace(FSDP, keeps_gathered=True)))["the update"]
-    assert whole["layers in use"] == 2 * 1000
-    assert checkpoint_bytes(FACTS, setup) == (4 + 4 + 8) * FACTS.trained
 
 
 def test_a_loss_in_tiles_scores_what_the_model_wrote():
@@ -65,20 +52,6 @@ def test_gradients_accumulate_in_fp32_with_our_optimizers():
     assert "gradients" not in of(gpus=2) and of(gpus=2)["gradient buckets"] == 2000
     assert "gradients" not in moments(AUTOCAST)["the loss"]
     assert moments(replace(AUTOCAST, accumulation=2))["the loss"]["gradients"] == 4000
-
-
-@pytest.mark.parametrize(
-    ("changes", "each"),
-    [
-        ({}, 12),  # moments and master
-        ({"rounding": "kahan"}, 10),
-        ({"rounding": "stochastic"}, 8),
-        ({"lora": {"r": 1}}, 8),
-        ({"optimizer": "sgd"}, 0),
-    ],
-)
-def test_states_of_adamw(changes, each):
-    assert state_bytes(SMALL, replace(PLAIN, **changes)) == each * 1000
 
 
 @pytest.mark.parametrize(("rounding", "each"), [("kahan", 2), ("stochastic", 0)])

@@ -5,11 +5,11 @@ import pytest
 from planned_setups import PLAIN
 from planner_facts import FACTS
 
-from cpt.errors import RecipeError, ResourceError
+from cpt.errors import RecipeError
 from cpt.hardware import GPU_TYPES, Gpu, simplified_gpu
 from cpt.planner.setup import Zero
 from cpt.planner.speed import measured_speed, planned_speed, sent_bytes
-from cpt.planner.target import LINKS, find_gpu_type, find_target, named_gpus
+from cpt.planner.target import LINKS, find_gpu_type, find_target
 
 HERE = [Gpu("NVIDIA L4", 24, 23, "550", "8.9")] * 4
 H100 = replace(find_target("H100", 1, 64.0), bandwidth=0.0)  # updates take no time
@@ -34,12 +34,6 @@ def test_a_gpu_is_known_by_the_names_that_people_and_drivers_give_it(written, me
 def test_every_gpu_has_a_name_of_its_own_and_links():
     assert {kind.name for kind in GPU_TYPES} == LINKS.keys()
     assert len({simplified_gpu(kind.name) for kind in GPU_TYPES}) == len(GPU_TYPES)
-
-
-@pytest.mark.parametrize("words", [("H100", 9, 2), ("H100", None, 2), ("cpu", None, 2), (None, None, 1)])
-def test_what_contradicts_itself_is_refused(words):
-    with pytest.raises(ResourceError):
-        named_gpus(*words, [])
 
 
 def test_tokens_a_second_are_the_peak_over_the_operations():

@@ -5,7 +5,7 @@ from planned_setups import SHAPES
 from cpt.errors import RecipeError
 from cpt.planner.target import find_target
 from cpt.preflight import automatic
-from cpt.preflight.automatic import nodes_here, with_chosen_values, with_placeholders
+from cpt.preflight.automatic import with_chosen_values, with_placeholders
 from cpt.recipe.schema import Budget, Recipe
 
 
@@ -52,18 +52,6 @@ def test_a_model_that_cannot_be_planned_asks_for_a_number(monkeypatch):
     monkeypatch.setattr(automatic, "count_activations", fails)
     with pytest.raises(RecipeError, match=r"gradient_checkpointing: auto.*Write a number"):
         with_chosen_values(recipe(gradient_checkpointing="auto"))
-
-
-@pytest.mark.parametrize(
-    ("processes", "nodes_of_launcher", "expected"), [("6", "2", 2), ("6", None, 1), ("6", "4", 1), ("1", "2", 1)]
-)
-def test_nodes_are_those_of_the_launcher_if_they_have_equally_many_processes(
-    monkeypatch, processes, nodes_of_launcher, expected
-):
-    monkeypatch.setenv("WORLD_SIZE", processes)
-    if nodes_of_launcher is not None:
-        monkeypatch.setenv("GROUP_WORLD_SIZE", nodes_of_launcher)
-    assert nodes_here() == expected
 
 
 def on_an_h100(written, **options):

@@ -7,11 +7,8 @@ import time
 import pytest
 from launching import ROOT, environment_of_a_run, launch, zero_profile
 from tiny import write_documents, write_recipe
-from typer.testing import CliRunner
 
 from cpt.checkpoints.manifest import hash_file
-from cpt.cli import application
-from cpt.errors import LaunchError
 from cpt.recipe.load import load_recipe
 from cpt.rehearsal.command import scratch_folder
 
@@ -74,12 +71,6 @@ def test_zero_3_on_two_processes_is_rehearsed_as_it_will_run(tiny_recipe, tmp_pa
     _, findings, code = verdicts(evaluated_recipe(tiny_recipe, tmp_path, training=training), "--processes", "2")
     assert code == 0, findings
     assert findings["resume"]["figure"].endswith("the same losses, bit for bit")
-
-
-def test_a_launcher_cannot_start_a_rehearsal(tiny_recipe, tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    recipe = evaluated_recipe(tiny_recipe, tmp_path)
-    assert isinstance(CliRunner().invoke(application("rehearse"), ["rehearse", str(recipe)]).exception, LaunchError)
 
 
 def test_a_recipe_is_rehearsed_once_at_a_time_in_an_empty_folder(tiny_recipe, tmp_path):
