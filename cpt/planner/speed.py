@@ -56,14 +56,16 @@ def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -
     waiting = waiting_seconds(facts, setup, target, computing=computing, backward=backward)
     step = setup.accumulation * max(computing, moving) + updating + waiting
     slow = {
-        "moving weights and gradients over PCIe": setup.accumulation * (moving - computing),
-        "waiting for other GPUs": waiting,
-        "moving the optimizer's states over PCIe": updating if paging else 0.0,
-        "the update in host memory": updating if setup.zero is not None and setup.zero.offload_optimizer else 0.0,
+        "moving weights and gradients over PCIe: larger micro-batches": setup.accumulation * (moving - computing),
+        "waiting for other GPUs: larger micro-batches": waiting,
     }
+    if paging:
+        slow["moving the optimizer's states over PCIe: more tokens in a step"] = updating
+    elif setup.zero is not None and setup.zero.offload_optimizer:
+        slow["the update in host memory: more tokens in a step"] = updating
     what, seconds = max(slow.items(), key=lambda one: one[1])
     is_notable = seconds > NOTED * step
-    waits = f"{seconds / step:.0%} of a step is {what}: more tokens in a step make that less" if is_notable else ""
+    waits = f"{seconds / step:.0%} of a step is {what} make that less" if is_notable else ""
     source = f"{mfu:.0%} of {target.name}'s peak of {peak / 1e12:.3g} TFLOP/s{IN_WORDS[setup.precision]}"
     return Speed(setup.tokens_per_step / step, source, waits)
 

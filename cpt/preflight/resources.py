@@ -42,7 +42,7 @@ def disk_needs(recipe: Recipe, facts: ModelFacts, setup: Setup) -> DiskNeeds:
     checkpoint = checkpoint_bytes(facts, setup)
     if setup.optimizer not in (*MOMENTS, *IN_8_BIT):  # its states are unknown
         checkpoint = float(setup.weights_bytes * facts.trained)
-    if setup.zero is not None and setup.zero.stage < 3:  # DeepSpeed writes the weights once more with its own states
+    if setup.zero is not None and not setup.zero.is_fsdp:  # DeepSpeed writes the weights once more with its own states
         checkpoint += setup.weights_bytes * facts.trained
     return DiskNeeds(checkpoint, float(setup.weights_bytes * facts.parameters), checkpoints_at_once(recipe))
 

@@ -39,7 +39,6 @@ def test_what_stays_and_the_one_being_written_are_counted(load, checkpoints, at_
         ({"optimizer": "sgd"}, 2, 2),
         ({"optimizer": "my_lab.optim:sophia"}, 2, 2),
         ({"zero": Zero(2)}, 2 + 12 + 2, 2),
-        ({"zero": Zero(3)}, 2 + 12, 2),
         ({"zero": Zero(3, is_fsdp=True), "weights_bytes": 4}, 4 + 12, 4),
     ],
 )
