@@ -100,8 +100,7 @@ def command(
     speed = measured_speed(measured) if measured is not None else planned_speed(facts, setup, target, mfu)
     tokens, is_measured = planned.recipe.budget.tokens, measured is not None
     tell_all(format_speed(speed, tokens, target, setup, price_per_gpu_hour, is_measured=is_measured))
-    with_master = setup.zero is not None and not setup.zero.is_fsdp
-    needs = disk_needs(planned.recipe, facts.parameters, with_master_weights=with_master, on_gpu=not setup.on_cpu)
+    needs = disk_needs(planned.recipe, facts, setup)
     checkpoints = f"{needs.checkpoints_at_once} checkpoints of {needs.checkpoint / GIB:.1f} GiB at once"
     tell(f"Disk: {needs.total / GIB:,.0f} GiB: {checkpoints}, and the model of {needs.export / GIB:.1f}.\n")
     where = f"{target.name} x {setup.gpus}"
@@ -219,7 +218,6 @@ def write_fitted(
     """Write a recipe with a few keys changed: on the recipe as its `base`, or whole where that gives another one.
 
     Args:
-        overrides: `key.path=value` of the command line, which the written recipe holds too.
         changes: key with dots -> value.
 
     Raises:

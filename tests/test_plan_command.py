@@ -1,12 +1,8 @@
-import json
-import re
-
 import pytest
 from typer.testing import CliRunner
 
 from cpt.cli import application
 from cpt.errors import RecipeError, ResourceError
-from cpt.recipe.load import load_recipe
 
 RECIPE = """\
 name: run
@@ -18,7 +14,7 @@ model:
 tokenizer: {path: nowhere}
 data: {sequence_length: 2048, sources: [{path: documents}]}
 budget: {tokens: 1_000_000_000}
-training: {per_device_train_batch_size: 8, bf16: true}   # rows
+training: {per_device_train_batch_size: 8, bf16: true}
 """  # noqa: E501
 
 
@@ -31,65 +27,6 @@ def plan(tmp_path, monkeypatch):
         return CliRunner().invoke(application("plan"), ["plan", "recipe.yaml", *words])
 
     return run
-
-
-@pytest.mark.slow
-def test_one_that_does_not_with_its_remedy_written(plan, tmp_path):
-    result = plan("--gpu", "RTX 4090", "--host-memory", "64")
-    assert (
-        result.exit_code == 3
-        and "does not fit" in result.output
-        and "The cheapest change that makes it fit:" in result.output
-    )
-    written = plan("--gpu", "RTX 4090", "--host-memory", "64", "--write", "fitted.yaml")
-    assert written.exit_code == 0 and "# rows" in (tmp_path / "fitted.yaml").read_text()
-    load_recipe(tmp_path / "fitted.yaml")
-    again = CliRunner().invoke(
-        application("plan"), ["plan", "fitted.yaml", "--gpu", "RTX 4090", "--host-memory", "64"]
-    )
-    assert again.exit_code == 0 and "Verdict: it fits" in again.output
-
-
-@pytest.mark.slow
-def test_each_way_that_is_told_fits_when_it_is_written(plan, tmp_path):
-    config = load_recipe(tmp_path / "recipe.yaml").model.config | {
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 16,
-    }
-    (tmp_path / "base").mkdir()
-    (tmp_path / "base/config.json").write_text(json.dumps(config))
-    (tmp_path / "base/model.safetensors").touch()
-    words = (
-        "--gpu",
-        "RTX 4090",
-        "--host-memory",
-        "16",
-        "budget.global_batch_tokens=131072",
-        "stage=cpt",
-        "model={path: base}",
-    )
-    told = plan(*words)
-    blocks = told.output.partition("The cheapest change")[2].split("Another way that fits")
-    assert told.exit_code == 3 and len(blocks) == 2
-    for block in blocks:
-        changes = [
-            line.strip().replace(": ", "=", 1) for line in block.splitlines()[1:] if re.match(r"  [a-z_.]+: ", line)
-        ]
-        result = plan(*words, *changes)
-        assert result.exit_code == 0 and "Verdict: it fits" in result.output, (
-            changes,
-            result.output,
-            result.exception,
-        )
-
-
-def test_a_measured_run_gives_the_speed(plan, tmp_path):
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"tokens_per_second": 10_000.0}))
-    assert (
-        "Speed: 10,000 tokens a second (the median of 1 measurements"
-        in plan("--gpu", "H200", "--measured", ".").output
-    )
 
 
 def test_nothing_is_written_for_a_recipe_that_fits(plan):
@@ -119,8 +56,7 @@ def test_what_fsdp_cannot_train_is_not_planned(plan):
 @pytest.mark.slow
 def test_a_stage_with_a_reference_tells_of_it(plan):
     result = plan("stage=dpo", "--gpu", "H200", "data.sequence_length=1024")
-    assert "  reference model  " in result.output and "8 x 2 x 1,024 tokens at once" in result.output
-    assert "Each example counts as full" in result.output
+    assert "  reference model  " in result.output and "16 x 1,024 tokens at once (8 pairs)" in result.output
     assert "reference model  " not in plan("stage=dpo", "--lora", "--gpu", "H200", "data.sequence_length=1024").output
     assert isinstance(plan("stage=dpo", "--gpu", "H200", "--exact").exception, RecipeError)
 
@@ -136,11 +72,5 @@ def test_several_machines_wait_for_a_slow_network(plan, tmp_path):
     assert result.exit_code == 0, result.output
     assert "16 x H100 in 2 machines" in result.output and "Memory of each machine's host:" in result.output
     assert "in 2 machines, each with" in result.output and "waiting for other GPUs" not in result.output
-    assert "waiting for other GPUs, over 1.25 GB/s" in plan(*words, "--network-gbit", "10", *SMALL).output
+    assert "waiting for other GPUs" in plan(*words, "--network-gbit", "10", *SMALL).output
     assert isinstance(plan("--gpu", "H100", "--network-gbit", "10").exception, RecipeError)
-
-
-def test_more_machines_than_rows_are_refused(plan):
-    result = plan("--gpu", "H100", "--nodes", "64", "--gpus", "512", "budget.global_batch_tokens=524288")
-    assert isinstance(result.exception, RecipeError) and "`budget.global_batch_tokens`" in str(result.exception)
-    assert plan("--gpu", "H100", "--nodes", "0").exit_code == 2

@@ -1,1 +1,1 @@
-"""The planner's sum beside a dry run of the whole step, over shipped models and ways to train them."""
+"""What `cpt plan` prints of the shipped recipes."""

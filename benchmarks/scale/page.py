@@ -11,6 +11,18 @@ from benchmarks.marked import table, with_part
 RESULTS = Path(__file__).parents[1] / "results" / "scale.json"
 PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 BEGIN, END = "<!-- python -m benchmarks.scale.page: begin -->\n", "<!-- python -m benchmarks.scale.page: end -->\n"
+COUNTS = {"text files of 1 GiB": "files", **{name: name for name in ("shards", "windows", "documents", "rows")}}
+BYTES = {
+    "tokens on the disk, 4 bytes each": "tokens",
+    "documents: where each begins, its hash and size": "documents",
+    "packing: which piece stands in which row": "packing",
+    "lists of shards": "manifests",
+    "what is known of windows, a file each and the table": "windows",
+}
+OF_INDEX = ("documents", "packing", "manifests", "windows")
+TIMES = {"start of a process": "start", "a row anywhere": "lookup_anywhere", "the next row": "lookup_next"}
+RESUME = "first batch of a new process, at any row"
+MEMORY = {"memory of a process after its start": "memory_start", "memory after rows from anywhere": "memory_read"}
 UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
@@ -21,78 +33,26 @@ def write_page() -> None:
 
 
 def part(results: dict[str, Any]) -> str:
-    """What there is, what it costs, and what was asked of it."""
-    parts = (what_there_is(results["cells"]), what_it_costs(results["cells"]), targets(results["measurements"]))
-    return "\n".join(table(lines[0], lines[1:]) for lines in parts)
-
-
-def what_there_is(cells: list[dict[str, Any]]) -> list[list[str]]:
-    """Counts, and bytes on the disk."""
-    lines = [["", *(f"{cell['tokens']:.0e} tokens" for cell in cells)]]
-    for name, key in (
-        ("text files of 1 GiB", "files"),
-        ("shards", "shards"),
-        ("windows", "windows"),
-        ("documents", "documents"),
-        ("rows", "rows"),
-    ):
-        lines.append([name, *(f"{cell[key]:,}" for cell in cells)])
-    for name, key in (
-        ("tokens on the disk, 4 bytes each", "tokens"),
-        ("documents: where each begins, its hash and size", "documents"),
-        ("packing: which piece stands in which row", "packing"),
-        ("lists of shards", "manifests"),
-        ("what is known of windows, a file each and the table", "windows"),
-    ):
-        lines.append([name, *(in_units(cell["index"][key]) for cell in cells)])
-    index = [
-        sum(cell["index"][key] for key in ("documents", "packing", "manifests", "windows")) / cell["index"]["tokens"]
-        for cell in cells
-    ]
-    return [*lines, ["all of the index beside the tokens", *(f"{share:.2%}" for share in index)]]
-
-
-def what_it_costs(cells: list[dict[str, Any]]) -> list[list[str]]:
-    """Times beside those of the smallest size, and memory."""
-    lines = [["", *(f"{cell['tokens']:.0e} tokens" for cell in cells)]]
-    lines.append(["start of a process", *times([cell["start"] / cell["copy"] for cell in cells])])
-    lines.append(
-        [
-            "first batch of a new process, at any row",
-            *times([median(cell["resume"]) / cell["copy"] for cell in cells]),
-        ]
-    )
-    lines.append(["a row anywhere", *times([cell["lookup_anywhere"] / cell["copy"] for cell in cells])])
-    lines.append(["the next row", *times([cell["lookup_next"] / cell["copy"] for cell in cells])])
-    lines.append(
-        ["memory of a process after its start", *(f"{cell['memory_start'] / 2**20:,.0f} MiB" for cell in cells)]
-    )
-    lines.append(["memory after rows from anywhere", *(f"{cell['memory_read'] / 2**20:,.0f} MiB" for cell in cells)])
-    lines.append(["the data's part of a checkpoint", *(f"{cell['state'] / 1000:.1f} kB" for cell in cells)])
-    lines.append(
-        ["shares of tokens at the end, off by points", *(f"{cell['off_points']['1.0']:.3f}" for cell in cells)]
-    )
-    return lines
+    """Counts and bytes on the disk; times beside those of the smallest size, and memory."""
+    cells = results["cells"]
+    heads = ["", *(f"{cell['tokens']:.0e} tokens" for cell in cells)]
+    there = [[name, *(f"{cell[key]:,}" for cell in cells)] for name, key in COUNTS.items()]
+    there += [[name, *(in_units(cell["index"][key]) for cell in cells)] for name, key in BYTES.items()]
+    index = [sum(cell["index"][key] for key in OF_INDEX) / cell["index"]["tokens"] for cell in cells]
+    there.append(["all of the index beside the tokens", *(f"{share:.2%}" for share in index)])
+    costs = [[name, *times([cell[key] / cell["copy"] for cell in cells])] for name, key in TIMES.items()]
+    costs.insert(1, [RESUME, *times([median(cell["resume"]) / cell["copy"] for cell in cells])])
+    costs += [[name, *(f"{cell[key] / 2**20:,.0f} MiB" for cell in cells)] for name, key in MEMORY.items()]
+    costs.append(["the data's part of a checkpoint", *(f"{cell['state'] / 1000:.1f} kB" for cell in cells)])
+    off = [f"{cell['off_points']['1.0']:.3f}" for cell in cells]
+    costs.append(["shares of tokens at the end, off by points", *off])
+    return f"{table(heads, there)}\n{table(heads, costs)}"
 
 
 def times(values: list[float]) -> list[str]:
     """Values beside that of the smallest size."""
     ratios = [value / values[0] for value in values]
     return [f"{ratio:.2g} x" if ratio < 100 else f"{ratio:.0f} x" for ratio in ratios]
-
-
-def targets(measurements: list[dict[str, Any]]) -> list[list[str]]:
-    """What was asked."""
-    lines = [["asked", "at most", "measured", "met"]]
-    for row in measurements:
-        is_bytes = row["unit"] == "bytes"
-        bound = float(row["target"].removeprefix("<= "))
-        shown = [
-            f"{number / 2**20:,.0f} MiB" if is_bytes else f"{number:.2g} {row['unit']}"
-            for number in (bound, row["measured"])
-        ]
-        lines.append([row["name"], *shown, "yes" if row["met"] else "no"])
-    return lines
 
 
 def in_units(num_bytes: float) -> str:

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.guards.steps import prepare
-from benchmarks.marked import with_part
+from benchmarks.marked import table, with_part
 from benchmarks.measurement import measurement
 from benchmarks.step.systems import MARK, SYSTEMS
 
@@ -113,17 +113,13 @@ def results_of(seconds: dict[str, list[float]], steps: int) -> dict[str, Any]:
 
 def part(results: dict[str, Any]) -> str:
     """That of docs/step.md."""
-    lines = [
-        "| processor time of a step, where the host is the limit | target | median | quartiles |",
-        "| --- | ---: | ---: | ---: |",
+    heads = ["processor time of a step, where the host is the limit", "target", "median", "quartiles"]
+    rows = [row for row in results["measurements"] if row["unit"] == "ratio"]
+    cells = [
+        [row["name"], row["target"] or "", f"{row['measured']:.3f}", "{:.3f} to {:.3f}".format(*row["quartiles"])]
+        for row in rows
     ]
-    for row in results["measurements"]:
-        if row["unit"] == "ratio":
-            low, high = row["quartiles"]
-            lines.append(
-                f"| {row['name']} | {row['target'] or ''} | {row['measured']:.3f} | {low:.3f} to {high:.3f} |"
-            )
-    return "\n".join(lines) + "\n"
+    return table(heads, cells)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Refuse a launch that contradicts the recipe, or that lost processes on its way: the recipe decides."""
+"""Refuse a launch that contradicts the recipe: the recipe decides."""
 
 import json
 import logging
@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-from accelerate.commands.config.config_args import ClusterConfig, default_config_file, load_config_from_file
-from accelerate.commands.launch import launch_command_parser
-from accelerate.utils import DeepSpeedPlugin, DistributedType
+from accelerate.utils import DeepSpeedPlugin
 
 from cpt.errors import LaunchError
 from cpt.parallelism import KEY
@@ -33,20 +30,24 @@ def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | N
         What `TrainingArguments.deepspeed` must be: from the recipe, or from accelerate's config.
 
     Raises:
-        LaunchError: the launcher started fewer processes than it was asked for, or contradicts the recipe.
+        LaunchError: the processes do not know each other, or the launcher contradicts the recipe.
     """
     if world_size() > 1 and "RANK" not in os.environ:  # every process would be the main one
         raise LaunchError(
             f"WORLD_SIZE is {world_size()}, but RANK is not set. Use a launcher (torchrun, accelerate, deepspeed), or"
             " set both."
         )
-    refuse_lost_processes()
+    for variable, starter in OTHER_STARTERS.items():
+        count = os.environ.get(variable, "1")
+        if "RANK" not in os.environ and count.isdigit() and int(count) > 1:
+            raise LaunchError(
+                f"{starter} started {count} processes, but without RANK and WORLD_SIZE each of them would train alone."
+                f" Start one launcher per host instead: torchrun --nnodes N --nproc_per_node M {training_program()}"
+                " RECIPE"
+            )
     check_precision(training)
     check_sharding(training)
     return agreed_deepspeed(training)
-
-
-# --- accelerate's settings ----------------------------------------------------------------------------------------
 
 
 def check_precision(training: Mapping[str, Any]) -> None:
@@ -121,69 +122,3 @@ def contents(config: str | dict[str, Any]) -> dict[str, Any]:
     except (OSError, json.JSONDecodeError) as problem:
         raise LaunchError(f"DeepSpeed config {config}: {problem}") from problem
     return read
-
-
-# --- lost processes -----------------------------------------------------------------------------------------------
-
-
-def refuse_lost_processes() -> None:
-    """Refuse a launch that silently became one process.
-
-    `accelerate launch` starts one process, with exit code 0 and no warning, where its config says MULTI_CPU or where
-    `--cpu` is combined with several processes or DeepSpeed. The child's environment does not show it, only the
-    launcher's command line and config do. Under `mpirun` and `srun` each process believes that it is alone.
-    """
-    if "RANK" in os.environ:
-        return
-    for variable, starter in OTHER_STARTERS.items():
-        count = os.environ.get(variable, "1")
-        if count.isdigit() and int(count) > 1:
-            raise LaunchError(
-                f"{starter} started {count} processes, but without RANK and WORLD_SIZE each of them would train alone."
-                f" Start one launcher per host instead: torchrun --nnodes N --nproc_per_node M {training_program()}"
-                " RECIPE"
-            )
-    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # set by `accelerate launch`
-        for ancestor in psutil.Process().parents():
-            try:
-                words = ancestor.cmdline()
-            except (psutil.AccessDenied, psutil.NoSuchProcess):
-                continue
-            if (arguments := arguments_of_accelerate(words)) is not None:
-                check_accelerate(arguments)
-
-
-def arguments_of_accelerate(words: list[str]) -> list[str] | None:
-    """What follows `accelerate launch`, `accelerate-launch` or `-m accelerate.commands.launch` in a command line."""
-    for place, word in enumerate(words[:4]):
-        if Path(word).name == "accelerate" and words[place + 1 : place + 2] == ["launch"]:
-            return words[place + 2 :]
-        if Path(word).name == "accelerate-launch" or word.endswith(
-            ("accelerate.commands.launch", "accelerate/commands/launch.py")
-        ):
-            return words[place + 1 :]
-    return None
-
-
-def check_accelerate(arguments: list[str]) -> None:
-    """Compare what accelerate was asked for with the single process that this is."""
-    asked = launch_command_parser().parse_args(arguments)
-    config = None  # it reads its default file unless --cpu is given
-    if asked.config_file is not None or (not asked.cpu and Path(default_config_file).is_file()):
-        config = load_config_from_file(asked.config_file)
-    if not isinstance(config, ClusterConfig):
-        config = None
-    where = f" ({asked.config_file or default_config_file})" if config else ""
-    processes = asked.num_processes or (config.num_processes if config else 1) or 1
-    if processes > 1:
-        raise LaunchError(
-            f"accelerate was told to start {processes} processes{where}, but started one: on the CPU it needs"
-            " `distributed_type: MULTI_GPU` with `use_cpu: false` (see launch/cpu_2_processes.yaml), never MULTI_CPU"
-            f" nor --cpu. Or: torchrun --nproc_per_node {processes} {training_program()} RECIPE"
-        )
-    of_config = config is not None and config.distributed_type == DistributedType.DEEPSPEED
-    if asked.use_deepspeed or (of_config and not (asked.multi_gpu or asked.use_fsdp)):
-        raise LaunchError(
-            f"accelerate was told to use DeepSpeed{where}, but does not: --cpu turns it off. Remove --cpu; without a"
-            " GPU, DeepSpeed runs on the CPU anyway."
-        )

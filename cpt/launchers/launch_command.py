@@ -38,12 +38,6 @@ LAUNCHERS = {  # name -> the command on one node, and on each of several
         "torchrun --standalone --nproc-per-node $GPUS_PER_NODE",
         f"torchrun {TOGETHER} --master-port $MASTER_PORT",
     ),
-    # Without --no_ssh it would start the other hosts by pdsh, and kill the run there 30 s after SIGTERM.
-    "deepspeed": (
-        "deepspeed --num_gpus $GPUS_PER_NODE --master_port $MASTER_PORT",
-        "deepspeed --hostfile $FOLDER/hostfile --no_ssh --num_nodes $NODES --node_rank $NODE_RANK"
-        " --num_gpus $GPUS_PER_NODE --master_addr $MASTER_ADDR --master_port $MASTER_PORT",
-    ),
     "slurm": (f"torchrun {TOGETHER} --master-port $MASTER_PORT",) * 2,
 }
 ALONE = """NODE_RANK=0
@@ -103,7 +97,7 @@ def command(
     takes_any_port = in_slurm or (nodes == 1 and launcher == "torchrun")
     refuse_ignored({"--port": port != PORT and takes_any_port}, "on one node with torchrun, nor with SLURM")
     loaded = load_recipe(recipe, overrides or (), lora=lora)
-    check_processes(loaded, launcher, nodes, gpus_per_node)
+    check_processes(loaded, nodes, gpus_per_node)
     work, alone = Path.cwd(), nodes == 1 and not in_slurm
     folder = folder_below(work, output or Path("launch") / f"{loaded.name}-{launcher}-{nodes}x{gpus_per_node}")
     if in_slurm and not loaded.training.get("use_cpu"):
@@ -130,7 +124,7 @@ def command(
     if in_slurm:
         files["job.sbatch"] = template("job.sbatch", values)
     elif not alone:
-        files["hostfile"] = text_of_hostfile(hosts, nodes, gpus_per_node)
+        files["hostfile"] = text_of_hostfile(hosts, nodes)
         files["start.sh"] = template("start.sh", values)
     elif hosts:
         raise LaunchError("--hosts is for several nodes: add --nodes N.")
@@ -156,18 +150,13 @@ def check_options(sbatch: Sequence[str], in_slurm: bool, hosts: str | None) -> N
         )
 
 
-def check_processes(recipe: Recipe, launcher: str, nodes: int, gpus_per_node: int) -> None:
-    """Refuse a launcher or a number of processes that does not fit the recipe, before the job waits in a queue.
+def check_processes(recipe: Recipe, nodes: int, gpus_per_node: int) -> None:
+    """Refuse a number of processes that does not fit the recipe, before the job waits in a queue.
 
     Raises:
-        LaunchError: DeepSpeed's launcher without a DeepSpeed profile; a global batch that does not divide.
+        LaunchError: the global batch does not divide.
         RecipeError: groups of processes that share rows do not divide the processes.
     """
-    if launcher == "deepspeed" and (recipe.training.get("fsdp") or not recipe.training.get("deepspeed")):
-        raise LaunchError(
-            "--launcher deepspeed, but the recipe has no DeepSpeed profile. Add"
-            " `training.deepspeed=deepspeed_configs/ds_config_production.json`, or use --launcher torchrun."
-        )
     groups = groups_of_rows(recipe.training, nodes * gpus_per_node)
     tokens, micro_batch = recipe.budget.global_batch_tokens, recipe.training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH)
     if tokens is None or micro_batch == AUTO:
@@ -197,7 +186,7 @@ def folder_below(work: Path, folder: Path) -> Path:
     return whole.relative_to(work)
 
 
-def text_of_hostfile(hosts: str | None, nodes: int, slots: int) -> str:
+def text_of_hostfile(hosts: str | None, nodes: int) -> str:
     """A line for each host.
 
     Raises:
@@ -211,7 +200,7 @@ def text_of_hostfile(hosts: str | None, nodes: int, slots: int) -> str:
             f"--nodes {nodes}, but --hosts names {len(names)}. Write --hosts node-a,node-b; where SLURM chooses the"
             " nodes: --launcher slurm"
         )
-    return "".join(f"{name} slots={slots}\n" for name in names)
+    return "".join(f"{name}\n" for name in names)
 
 
 # --- files --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import platform
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -29,9 +29,7 @@ Facts = dict[str, str]  # what is compared -> its value on this node
 Value = TypeVar("Value")
 ONLY_SLOWER = ("GPUs", "GPU driver", "NCCL_", "GLOO_")  # a difference in these is a warning
 MOST_REPORTED = 5  # differences of one node
-MOST_FILES_NAMED = 1000  # of a folder with more, one hash of all files is compared
-MOST_FILES_OPENED = 64
-END_BYTES = 1 << 16  # read at the beginning and at the end of a file
+SMALL, FEW = 1 << 16, 64  # bytes and number of files that are read: configs and tokenizers
 SECONDS_TO_APPEAR = 5.0  # file servers show a new file late
 
 
@@ -140,48 +138,32 @@ def keys_of(value: Any, above: Location = ()) -> Iterator[tuple[str, str]]:
 
 
 def files_of_recipe(recipe: Recipe) -> Facts:
-    """The files that the recipe reads from this node's disks: names, sizes, and hashes of their ends."""
+    """The files that the recipe reads from this node's disks: how many, their bytes, and a hash of names and sizes."""
     found: Facts = {}
-    data, evaluation = sections_of(recipe)
-    for key, source in keyed_sources(data, evaluation):
+    for key, source in keyed_sources(*sections_of(recipe)):
         if kind_of(source.path) == "local":
             try:
-                files = [Path(file.name) for file in files_of(source, key)]
+                found[f"`{key}.path`"] = described([Path(file.name) for file in files_of(source, key)])
             except (CptError, OSError) as problem:
                 found[f"`{key}.path`"] = f"not readable: {problem}"
-            else:
-                found |= described(f"{key}.path", Path(os.path.commonpath([file.parent for file in files])), files)
     profile = recipe.training.get("deepspeed")
     paths = {"model.path": recipe.model.path, "tokenizer.path": recipe.tokenizer.path}
     for key, text in {**paths, "training.deepspeed": profile if isinstance(profile, str) else None}.items():
         if text is not None and kind_of(text) == "local":
             path = Path(text).expanduser()
-            files = [path] if path.is_file() else sorted(path.glob("[!.]*"))
-            found |= described(
-                key, path.parent if path.is_file() else path, [file for file in files if file.is_file()]
-            )
+            files = [path] if path.is_file() else path.glob("[!.]*")
+            found[f"`{key}`"] = described([file for file in files if file.is_file()])
     return found
 
 
-def described(key: str, folder: Path, files: Iterable[Path]) -> Facts:
-    """A line about all files, and one for each where they are few enough to be named."""
-    sizes = {file: file.stat().st_size for file in sorted(files)}
-    every = max(1, -(-len(sizes) // MOST_FILES_OPENED))  # rounded up
-    marks = {
-        str(file.relative_to(folder)): f"{size:,} bytes"
-        + (f" {hash_of_ends(file, size)}" if number % every == 0 else "")
-        for number, (file, size) in enumerate(sizes.items())
-    }
-    whole = f"{len(sizes):,} files, {sum(sizes.values()):,} bytes"
-    if len(sizes) > MOST_FILES_NAMED:
-        return {f"`{key}`": f"{whole}, {xxh3_64(repr(sorted(marks.items())).encode()).hexdigest()}"}
-    return {f"`{key}`": whole, **{f"`{key}`: {name}": mark for name, mark in marks.items()}}
-
-
-def hash_of_ends(file: Path, size: int) -> str:
-    """Hash of a file's first and last 64 KiB."""
-    with file.open("rb") as stream:
-        digest = xxh3_64(stream.read(END_BYTES))
-        stream.seek(max(END_BYTES, size - END_BYTES))
-        digest.update(stream.read(END_BYTES))
-    return digest.hexdigest()
+def described(files: list[Path]) -> str:
+    """Names below their common folder, and sizes; a few small files by their content too."""
+    folder = os.path.commonpath([str(file.parent) for file in files] or ["."])
+    sizes, digest = 0, xxh3_64()
+    for file in sorted(files):
+        size = file.stat().st_size
+        sizes += size
+        digest.update(f"{file.relative_to(folder)} {size}\n".encode())
+        if size <= SMALL and len(files) <= FEW:
+            digest.update(file.read_bytes())
+    return f"{len(files):,} files, {sizes:,} bytes, {digest.hexdigest()}"

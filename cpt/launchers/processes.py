@@ -20,7 +20,7 @@ import torch.distributed as dist
 from cpt.errors import LaunchError, ResourceError
 from cpt.hardware import Gpu, announce_compiling, find_gpus, require_programs, scripts_folder
 from cpt.launchers.agreement import agree_with_launcher
-from cpt.ranks import is_main_process, leave, name_of_launcher, rank, world_size
+from cpt.ranks import is_main_process, leave, rank, world_size
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +37,6 @@ DEFAULT_TIMEOUT_SECONDS = 1800  # of TrainingArguments.ddp_timeout
 class LaunchedAs:
     """How this run was started."""
 
-    launcher: str
-    """accelerate, torchrun, deepspeed, or python where nothing but Python started it."""
-    rank: int
-    world_size: int
     on_cpu: bool
     """Train on the CPU: no accelerator here, or the recipe says so."""
     deepspeed_config: str | dict[str, Any] | None
@@ -57,7 +53,7 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
         training: the recipe's `training:` section.
 
     Raises:
-        LaunchError: the launcher started fewer processes than it was asked for, or contradicts the recipe.
+        LaunchError: the processes do not know each other, or the launcher contradicts the recipe.
         ResourceError: DeepSpeed, or the compilers that it needs here, are missing.
     """
     deepspeed_config = agree_with_launcher(training)
@@ -67,7 +63,6 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
         or not torch.cuda.is_available()
     )
     timeout = timedelta(seconds=training.get("ddp_timeout", DEFAULT_TIMEOUT_SECONDS))
-    launched = LaunchedAs(name_of_launcher(), rank(), world_size(), on_cpu, deepspeed_config, timeout)
     quiet_known_noise()
     if on_cpu:
         os.environ.setdefault(
@@ -80,9 +75,9 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
         prepare_deepspeed(on_cpu)
     if deepspeed_config is not None or training.get("fsdp"):
         join_alone()
-    if deepspeed_config is not None or training.get("fsdp") or launched.world_size > 1:
+    if deepspeed_config is not None or training.get("fsdp") or world_size() > 1:
         start_process_group(on_cpu, timeout)
-    return launched
+    return LaunchedAs(on_cpu, deepspeed_config, timeout)
 
 
 def quiet_known_noise() -> None:

@@ -7,7 +7,6 @@ from cpt.planner.facts import ModelFacts
 from cpt.planner.memory import SAMPLING, MemoryPlan
 from cpt.planner.setup import Setup
 from cpt.planner.speed import Speed
-from cpt.planner.stages import KINDS
 from cpt.planner.target import Target
 from cpt.planner.terms import GIB, Moment
 from cpt.recipe.words import in_yaml
@@ -19,19 +18,10 @@ def format_setup(facts: ModelFacts, setup: Setup, target: Target) -> str:
     where = f"{setup.gpus} x {target.name}" + (f" in {setup.nodes} machines" if setup.nodes > 1 else "")
     if target.on_cpu:
         where = f"{setup.gpus} process{'es' if setup.gpus > 1 else ''} on the CPU"
-    rows, length, written = setup.micro_batch, setup.sequence_length, setup.beside.completion
-    at_once = f"{rows} x {length:,} tokens at once"
-    if setup.beside.sequences > 1:
-        at_once = f"{rows} x {setup.beside.sequences} x {length:,} tokens at once (a pair has two answers)"
-    elif written:
-        at_once = (
-            f"{rows} x {setup.length:,} tokens at once (prompts of up to {length:,}, completions of up to {written:,})"
-        )
-    by_budget = " as the budget counts them" if setup.tokens_at_once != rows * length else ""
-    return (
-        f"{facts.parameters / 1e9:.3g}B parameters ({facts.name}), {trained}; {format_zero(setup)}; {at_once},"
-        f" {setup.tokens_per_step:,} in a step{by_budget}; {where}."
-    )
+    pairs = f" ({setup.micro_batch} pairs)" if setup.beside.sequences > 1 else ""
+    at_once = f"{setup.sequences} x {setup.length:,} tokens at once{pairs}, {setup.tokens_per_step:,} in a step"
+    what = f"{facts.parameters / 1e9:.3g}B parameters ({facts.name}), {trained}"
+    return f"{what}; {format_zero(setup)}; {at_once}; {where}."
 
 
 def format_zero(setup: Setup) -> str:
@@ -70,8 +60,6 @@ def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1
         yield f"  Sampling takes the most: {setup.sampled} completions at once. To have fewer: {fewer}."
     if beside.uncounted:
         yield f"  Not counted: {'; '.join(beside.uncounted)}."
-    if beside.judges:
-        yield "  Of reward models only the weights are counted."
 
 
 def table(title: str, moment: Moment) -> Iterator[str]:
@@ -100,13 +88,9 @@ def format_speed(
         money = "" if price is None else f", {hours * max(1, target.gpus) * price:,.0f} at {price:g} per GPU hour"
         yield f"{text}: {time} for {tokens:,} tokens{money}, without evaluation and saving."
         if speed.waits:
-            yield f"  {speed.waits[0].upper()}{speed.waits[1:]}."
-    if is_measured:
-        return
-    if setup.sampled:
+            yield f"  {speed.waits}."
+    if setup.sampled and not is_measured:
         yield "  Sampling and judging completions are not planned; --measured RUN includes them."
-    elif setup.beside.stage in KINDS:
-        yield "  Each example counts as full; shorter ones take less time."
 
 
 def format_proposal(proposal: Proposal, target: Target) -> Iterator[str]:

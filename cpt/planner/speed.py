@@ -21,7 +21,7 @@ BOTH_WAYS = 0.85  # of that, while as much goes the other way
 REACHED_BANDWIDTH = 0.85  # of the GPU's memory, by kernels that only read and write
 HIDDEN = 0.8  # share of the computing that communication can overlap with; assumed
 REDUCED = 4  # bytes of a gradient that FSDP2 reduces
-NOTED = 0.02  # share of a step that is worth a line
+NOTED = 0.05  # share of a step that is worth a line
 IN_WORDS = {"half": "", "tf32": " in tf32", "fp32": " in fp32"}
 
 
@@ -55,18 +55,17 @@ def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -
     updating = max(update_seconds(facts, setup, target), paging - (backward if setup.releases else 0.0))
     waiting = waiting_seconds(facts, setup, target, computing=computing, backward=backward)
     step = setup.accumulation * max(computing, moving) + updating + waiting
-    waits = ""
-    if moving > computing:
-        times = f"{moving / computing:.1f} times the computing"
-        waits = f"moving weights and gradients over PCIe takes {times}: more tokens in a micro-batch help"
-    elif waiting > max(updating, NOTED * step):
-        link = "links in the machine" if setup.nodes == 1 else f"{target.network / 1e9:.3g} GB/s between machines"
-        waits = f"{waiting / step:.0%} of a step is waiting for other GPUs, over {link}"
-    elif updating > 0.1 * step and paging > 0:
-        share = f"{updating / step:.0%} of a step"
-        waits = f"{share} is moving the optimizer's states over PCIe: more tokens in a step make that less"
-    elif updating > 0.1 * step and setup.zero is not None and setup.zero.offload_optimizer:
-        waits = f"{updating / step:.0%} of a step is the update in host memory: more tokens in a step make that less"
+    slow = {
+        "moving weights and gradients over PCIe: larger micro-batches": setup.accumulation * (moving - computing),
+        "waiting for other GPUs: larger micro-batches": waiting,
+    }
+    if paging:
+        slow["moving the optimizer's states over PCIe: more tokens in a step"] = updating
+    elif setup.zero is not None and setup.zero.offload_optimizer:
+        slow["the update in host memory: more tokens in a step"] = updating
+    what, seconds = max(slow.items(), key=lambda one: one[1])
+    is_notable = seconds > NOTED * step
+    waits = f"{seconds / step:.0%} of a step is {what} make that less" if is_notable else ""
     source = f"{mfu:.0%} of {target.name}'s peak of {peak / 1e12:.3g} TFLOP/s{IN_WORDS[setup.precision]}"
     return Speed(setup.tokens_per_step / step, source, waits)
 

@@ -114,6 +114,7 @@ def beside_of(recipe: Recipe) -> Beside:
     kind = KINDS.get(stage, Kind(WHOLE))
     reference = kind.reference or kind.beta is not None and float(training.get("beta", kind.beta)) > 0
     judges, uncounted = judges_of(recipe)
+    uncounted += ["activations of reward models"] if judges else []
     completion = 0
     if kind.written is not None and (stage != "gkd" or float(training.get("lmbda", LMBDA))):
         key, default = kind.written

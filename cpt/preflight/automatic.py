@@ -1,10 +1,10 @@
 """What `auto` under `training:` means on a machine: the fastest micro-batch and checkpointing that fit by plan."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -64,15 +64,26 @@ def with_chosen_values(
         RecipeError: the model's memory cannot be planned.
         ResourceError: the model's config cannot be read.
     """
-    number = processes or world_size()
-    recipe = with_compiling(recipe, deepspeed, config, target, number)
+    choice = Choice(
+        recipe,
+        deepspeed,
+        config,
+        target,
+        processes or world_size(),
+        nodes or nodes_here(),
+        share,
+        runs_on_cpu(recipe, target),
+    )
+    where = "here" if target is None else "there"
+    if recipe.training.get(COMPILING, AUTO) == AUTO and (COMPILING in recipe.training or not choice.on_cpu):
+        is_on, reason = main_process_decides(choice.compiling)
+        if not choice.on_cpu:
+            tell(f"training.{COMPILING}: auto is {str(is_on).lower()} {where}: {reason}.")
+        recipe = recipe.model_copy(update={"training": {**recipe.training, COMPILING: is_on}})
     asked = automatic_keys(recipe.training)
     if not asked:
         return recipe
-    values = main_process_decides(
-        partial(values_here, recipe, deepspeed, config, target, number, nodes or nodes_here(), share)
-    )
-    where = "here" if target is None else "there"
+    values = main_process_decides(replace(choice, recipe=recipe).values)
     for key in asked:
         value = "decided by the others" if values[key] is None else values[key]
         tell(f"training.{key}: auto is {value} {where}.")
@@ -81,55 +92,94 @@ def with_chosen_values(
     return recipe.model_copy(update={"training": left})
 
 
-def with_compiling(
-    recipe: Recipe,
-    deepspeed: str | Profile | None,
-    config: PreTrainedConfig | None,
-    target: Target | None,
-    processes: int,
-) -> Recipe:
-    """The recipe with `torch_compile` decided; on a CPU it is off, without a line if the recipe does not name it."""
-    if recipe.training.get(COMPILING, AUTO) != AUTO:
-        return recipe
-    on_cpu = runs_on_cpu(recipe, target)
-    if on_cpu and COMPILING not in recipe.training:
-        return recipe
-    is_on, reason = main_process_decides(partial(compiling_there, recipe, deepspeed, config, target, processes))
-    if not on_cpu:
-        tell(f"training.{COMPILING}: auto is {str(is_on).lower()} {'here' if target is None else 'there'}: {reason}.")
-    return recipe.model_copy(update={"training": {**recipe.training, COMPILING: is_on}})
-
-
-def compiling_there(
-    recipe: Recipe,
-    deepspeed: str | Profile | None,
-    config: PreTrainedConfig | None,
-    target: Target | None,
-    processes: int,
-) -> tuple[bool, str]:
-    """Whether layers are compiled on that machine, and the reason."""
-    given = deepspeed or recipe.training.get("deepspeed")
-    zero3 = given is not None and zero_section(read_profile(given)).get("stage") == 3
-    on_cpu, model = runs_on_cpu(recipe, target), None
-    if not on_cpu:
-        with suppress(Exception):  # of a model's own code; the gate reports it
-            model = build_on_meta(config if config is not None else load_config(recipe.model))
-    is_on, reason = compiles(recipe, zero3=zero3, on_cpu=on_cpu, model=model)
-    if not is_on or target is not None:
-        return is_on, reason
-    if processes == 1 and torch.cuda.device_count() > 1:
-        return False, "without a launcher torch's DataParallel copies the model to each GPU"
-    try:
-        check_compiling({COMPILING: True}, zero3=zero3, has_gpu=True)
-    except ResourceError as missing:
-        return False, str(missing).removesuffix(".")
-    return True, reason
-
-
 def runs_on_cpu(recipe: Recipe, target: Target | None) -> bool:
     if target is not None:
         return target.on_cpu
     return bool(recipe.training.get("use_cpu")) or not torch.cuda.is_available()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the values depend on; the arguments of `with_chosen_values`."""
+
+    recipe: Recipe
+    deepspeed: str | Profile | None
+    config: PreTrainedConfig | None
+    target: Target | None
+    processes: int
+    nodes: int
+    share: float
+    on_cpu: bool
+
+    @cached_property
+    def profile(self) -> Profile | None:
+        given = self.deepspeed or self.recipe.training.get("deepspeed")
+        return read_profile(given) if given else None
+
+    @cached_property
+    def shape(self) -> PreTrainedConfig:
+        return self.config if self.config is not None else load_config(self.recipe.model)
+
+    def compiling(self) -> tuple[bool, str]:
+        """Whether layers are compiled on that machine, and the reason."""
+        zero3, model = self.profile is not None and zero_section(self.profile).get("stage") == 3, None
+        if not self.on_cpu:
+            with suppress(Exception):  # of a model's own code; the gate reports it
+                model = build_on_meta(self.shape)
+        is_on, reason = compiles(self.recipe, zero3=zero3, on_cpu=self.on_cpu, model=model)
+        if not is_on or self.target is not None:
+            return is_on, reason
+        if self.processes == 1 and torch.cuda.device_count() > 1:
+            return False, "without a launcher torch's DataParallel copies the model to each GPU"
+        try:
+            check_compiling({COMPILING: True}, zero3=zero3, has_gpu=True)
+        except ResourceError as missing:
+            return False, str(missing).removesuffix(".")
+        return True, reason
+
+    def values(self) -> Mapping[str, Any]:
+        """A value for each key that says `auto`, None to remove it; the smallest if nothing fits, since plans are
+        estimates."""
+        recipe, training, on_cpu = self.recipe, self.recipe.training, self.on_cpu
+        asked = automatic_keys(training)
+        if MICRO_BATCH in asked and training.get("steps_per_generation") is not None:
+            raise RecipeError(
+                f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it decides how many completions are"
+                " sampled at the same time. Write a number, or `generation_batch_size` in place of"
+                " `steps_per_generation`."
+            )
+        values: dict[str, Any] = dict.fromkeys(asked)  # accumulation follows from the global batch
+        if LOADING[0] in asked:
+            values[LOADING[0]] = 0  # the loader's threads follow the measured wait
+        switches = [key for key in CHECKPOINTING if key in asked]
+        if MICRO_BATCH not in asked and not switches:
+            return values
+        filled = with_placeholders(recipe)
+        attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(filled, self.shape)
+        setup = setup_of(filled, self.processes, self.profile, attention=attention, on_cpu=on_cpu, nodes=self.nodes)
+        readers = groups_of_rows(training, self.processes)
+        rows = max(1, (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * readers))
+        most = max(1, BUSY_TOKENS // (setup.beside.sequences * setup.length))
+        sizes = [size for size in range(1, min(rows, most) + 1) if rows % size == 0]
+        try:
+            best = fastest_that_fits(
+                setup,
+                self.target or this_machine(self.processes, on_cpu=on_cpu),
+                (facts_for(self.shape, setup), count_activations(self.shape, setup)),
+                micro_batches=sizes if MICRO_BATCH in asked else [setup.micro_batch],
+                checkpointing=[False, True] if switches else [setup.checkpointing],
+                share=self.share,
+            )
+        except Exception as problem:  # of a model's own code
+            raise RecipeError(
+                f"`training.{asked[0]}: auto`: how much memory the model takes could not be planned"
+                f" ({type(problem).__name__}: {problem}). Write a number; `cpt rehearse` tries it."
+            ) from problem
+        return (
+            values
+            | ({MICRO_BATCH: best.micro_batch} if MICRO_BATCH in asked else {})
+            | dict.fromkeys(switches, best.checkpointing)
+        )
 
 
 def with_placeholders(recipe: Recipe) -> Recipe:
@@ -137,44 +187,6 @@ def with_placeholders(recipe: Recipe) -> Recipe:
     asked = automatic_keys(recipe.training)
     training = {key: PLACEHOLDERS[key] if key in asked else value for key, value in recipe.training.items()}
     return recipe.model_copy(update={"training": training})
-
-
-def values_here(
-    recipe: Recipe,
-    deepspeed: str | Profile | None,
-    config: PreTrainedConfig | None,
-    target: Target | None,
-    processes: int,
-    nodes: int,
-    share: float,
-) -> Mapping[str, Any]:
-    """The chosen values by key; None removes a key."""
-    asked = automatic_keys(recipe.training)
-    if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
-        raise RecipeError(
-            f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it decides how many completions are sampled"
-            " at once. Write a number, or `generation_batch_size` in place of `steps_per_generation`."
-        )
-    filled, on_cpu = with_placeholders(recipe), runs_on_cpu(recipe, target)
-    given = deepspeed or recipe.training.get("deepspeed")
-    profile = read_profile(given) if given else None
-    shape = config if config is not None else load_config(recipe.model)
-    attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(filled, shape)
-    setup = setup_of(filled, processes, profile, attention=attention, on_cpu=on_cpu, nodes=nodes)
-    readers = groups_of_rows(recipe.training, processes)
-    rows = max(1, (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * readers))
-    machine = target or this_machine(processes, on_cpu=on_cpu)
-
-    def count(of: Setup) -> tuple[ModelFacts, Counted]:
-        return facts_for(shape, of), count_activations(shape, of)
-
-    try:
-        return chosen_values(recipe.training, setup, machine, count, rows=rows, share=share)
-    except Exception as problem:  # of a model's own code
-        raise RecipeError(
-            f"`training.{asked[0]}: auto`: how much memory the model takes could not be planned"
-            f" ({type(problem).__name__}: {problem}). Write a number; `cpt rehearse` tries it."
-        ) from problem
 
 
 def nodes_here() -> int:
@@ -190,45 +202,6 @@ def this_machine(processes: int, *, on_cpu: bool, gpus: list[Gpu] | None = None)
         return Target("CPU", 0, memory / processes, 1.0, memory, "this machine")
     smallest = min(gpus, key=lambda gpu: gpu.memory_gib)
     return Target(smallest.name, processes, smallest.memory_gib, peak_of(smallest.name), memory, "this machine")
-
-
-def chosen_values(
-    training: Mapping[str, Any],
-    setup: Setup,
-    target: Target,
-    count: Callable[[Setup], tuple[ModelFacts, Counted]],
-    *,
-    rows: int,
-    share: float = 1.0,
-) -> dict[str, Any]:
-    """A value for each key that says `auto`; the smallest if nothing fits, since plans are estimates.
-
-    Args:
-        setup: the recipe's, with placeholders for what is chosen.
-        rows: of a step, on each process; micro-batches divide it.
-        share: of a GPU's memory that the run may have.
-    """
-    asked = automatic_keys(training)
-    values: dict[str, Any] = dict.fromkeys(key for key in LOADING if key in asked)
-    if LOADING[0] in asked:
-        values[LOADING[0]] = 0  # the loader's threads follow the measured wait
-    switches = [key for key in CHECKPOINTING if key in asked]
-    if MICRO_BATCH in asked or switches:
-        most = max(1, BUSY_TOKENS // (setup.beside.sequences * setup.length))
-        sizes = [size for size in range(1, min(rows, most) + 1) if rows % size == 0]
-        best = fastest_that_fits(
-            setup,
-            target,
-            count(setup),
-            micro_batches=sizes if MICRO_BATCH in asked else [setup.micro_batch],
-            checkpointing=[False, True] if switches else [setup.checkpointing],
-            share=share,
-        )
-        values |= {MICRO_BATCH: best.micro_batch} if MICRO_BATCH in asked else {}
-        values |= dict.fromkeys(switches, best.checkpointing)
-    if training.get(ACCUMULATION) == AUTO:
-        values[ACCUMULATION] = None  # it follows from the global batch
-    return values
 
 
 def fastest_that_fits(

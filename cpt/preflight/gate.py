@@ -40,7 +40,7 @@ from cpt.preflight.craft import craft_warnings
 from cpt.preflight.examples import check_conversations
 from cpt.preflight.found import PreflightReport, placed
 from cpt.preflight.model import TEACHER, check_model, check_reward_models, check_teacher, check_tokenizer, with_key
-from cpt.preflight.resources import check_disk, check_memory
+from cpt.preflight.resources import check_resources
 from cpt.ranks import tell, world_size
 from cpt.recipe.automatic import automatic_keys
 from cpt.recipe.run_results import unfinished_run
@@ -137,10 +137,9 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
         found.unchecked.append(
             "`training.bf16`: memory, since this machine has no GPU. `cpt plan RECIPE --gpu NAME` computes it"
         )
-    elif model is not None:
-        check_memory(recipe, model.config, profile, find_gpus(), found)
-    if found.run(probe_output_folder, recipe) and model is not None:
-        found.run(check_disk, recipe, model, with_master_weights=profile is not None)
+    has_disk = bool(found.run(probe_output_folder, recipe))
+    if model is not None:
+        check_resources(recipe, model.config, profile, found, has_disk=has_disk)
     expect_results_of_other_runs(recipe, found)
     return found
 
@@ -282,15 +281,16 @@ def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: Prefligh
 
 def probe_output_folder(recipe: Recipe) -> bool:
     """Write a file where the run's folder is or will be."""
-    folder = recipe.output_dir / recipe.name
-    place = nearest_existing(folder)
+    probe("output_dir", nearest_existing(recipe.output_dir / recipe.name))
+    return True
+
+
+def probe(key: str, folder: Path) -> None:
     try:
-        with tempfile.TemporaryFile(dir=place):
-            return True
+        with tempfile.TemporaryFile(dir=folder):
+            return
     except OSError as problem:
-        raise RecipeError(
-            f"`output_dir`: cannot write to {place} ({problem.strerror}), where {folder} belongs. Choose another."
-        ) from problem
+        raise RecipeError(f"`{key}`: cannot write to {folder} ({problem.strerror}). Choose another.") from problem
 
 
 def check_archive(place: str) -> None:
@@ -301,12 +301,5 @@ def check_archive(place: str) -> None:
         raise ResourceError(f"`checkpoints.archive`: {place} needs a package: {problem}") from problem
     except ValueError as problem:
         raise RecipeError(f"`checkpoints.archive`: {place}: {problem}") from problem
-    if not isinstance(files, LocalFileSystem):
-        return
-    folder = nearest_existing(Path(path))
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return
-    except OSError as problem:
-        reason = problem.strerror
-        raise RecipeError(f"`checkpoints.archive`: cannot write to {folder} ({reason}). Choose another.") from problem
+    if isinstance(files, LocalFileSystem):
+        probe("checkpoints.archive", nearest_existing(Path(path)))

@@ -5,29 +5,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from cpt.cache import size_of
-from cpt.errors import ResourceError
-from cpt.hardware import GIB, Gpu, free_disk_gib
-from cpt.models.build import DTYPES
-from cpt.models.inventory import count_model_parameters
-from cpt.optim.adamw import DEFAULT_ROUNDING, automatic_dtype
+from cpt.errors import CptError, ResourceError
+from cpt.hardware import GIB, find_gpus, free_disk_gib
 from cpt.planner.activations import count_activations
 from cpt.planner.advice import fits
+from cpt.planner.facts import ModelFacts
 from cpt.planner.memory import facts_for, plan_memory
-from cpt.planner.setup import attention_on_gpu, setup_of
+from cpt.planner.setup import Setup, attention_on_gpu, setup_of
 from cpt.planner.speed import assumed_mfu, planned_speed
-from cpt.planner.terms import IN_8_BIT
+from cpt.planner.terms import IN_8_BIT, MOMENTS, checkpoint_bytes
 from cpt.preflight.automatic import nodes_here, this_machine
 from cpt.preflight.found import PreflightReport
 from cpt.ranks import world_size
 from cpt.recipe.schema import Recipe
 
-# Bytes for each trained parameter, of 8-bit ones with the embedding's in full; unknown optimizers count as none.
-MOMENTS: dict[str, float] = {"adamw": 8, "adamw_8bit": 3, "paged_adamw_8bit": 3, "sgd": 0}
-OF_ROUNDING = {"kahan": 2, "stochastic": 0}
 LAST = 3  # of the rule `newest`
 
 
@@ -35,36 +29,22 @@ LAST = 3  # of the rule `newest`
 class DiskNeeds:
     """What a run takes at its largest, in bytes; an estimate from below."""
 
-    checkpoint: int
-    export: int
+    checkpoint: float
+    export: float
     checkpoints_at_once: int
 
     @property
-    def total(self) -> int:
+    def total(self) -> float:
         return self.checkpoints_at_once * self.checkpoint + self.export
 
 
-def disk_needs(recipe: Recipe, parameters: int, *, with_master_weights: bool, on_gpu: bool = False) -> DiskNeeds:
-    """Sizes of checkpoints and of the exported model.
-
-    Args:
-        with_master_weights: DeepSpeed has fp32 weights, and writes the weights once more among its own states.
-    """
-    automatic = automatic_dtype(recipe, deepspeed=with_master_weights, on_gpu=on_gpu)
-    bytes_each = DTYPES.get(recipe.model.dtype, automatic).itemsize
-    export = parameters * bytes_each
-    if recipe.model.lora is not None:  # adapters are small beside the model that they are merged into
-        return DiskNeeds(0, export, checkpoints_at_once(recipe))
-    states = MOMENTS.get(recipe.optimizer.name, 0)
-    if with_master_weights:
-        states += 4 + bytes_each
-    elif bytes_each == 2:  # a master copy, or what rounding keeps
-        name, rounding = recipe.optimizer.name, recipe.optimizer.options.get("rounding")
-        rounding = rounding or (DEFAULT_ROUNDING if name in IN_8_BIT else None)
-        if name in ("adamw", *IN_8_BIT):
-            states += 4 if rounding is None else OF_ROUNDING.get(rounding, 0)
-    parts = bytes_each if recipe.training.get("fsdp") else 0  # FSDP's weights once more, each process its own
-    return DiskNeeds(export + round(parameters * (states + parts)), export, checkpoints_at_once(recipe))
+def disk_needs(recipe: Recipe, facts: ModelFacts, setup: Setup) -> DiskNeeds:
+    checkpoint = checkpoint_bytes(facts, setup)
+    if setup.optimizer not in (*MOMENTS, *IN_8_BIT):  # its states are unknown
+        checkpoint = float(setup.weights_bytes * facts.trained)
+    if setup.zero is not None and not setup.zero.is_fsdp:  # DeepSpeed writes the weights once more with its own states
+        checkpoint += setup.weights_bytes * facts.trained
+    return DiskNeeds(checkpoint, float(setup.weights_bytes * facts.parameters), checkpoints_at_once(recipe))
 
 
 def checkpoints_at_once(recipe: Recipe) -> int:
@@ -85,17 +65,14 @@ def checkpoints_at_once(recipe: Recipe) -> int:
     return int(min(saves, kept + 1))
 
 
-def check_disk(recipe: Recipe, model: PreTrainedModel, *, with_master_weights: bool) -> None:
+def check_disk(recipe: Recipe, needs: DiskNeeds, freed: int = 0) -> None:
     """Raises:
-    ResourceError: the disk will be full before the run ends.
+    ResourceError: the disk will be full before the run ends, even with `freed` more bytes.
     """
-    parameters = count_model_parameters(model).total
-    on_gpu = torch.cuda.is_available() and not recipe.training.get("use_cpu")
-    needs = disk_needs(recipe, parameters, with_master_weights=with_master_weights, on_gpu=on_gpu)
     folder = recipe.output_dir / recipe.name
-    free = free_disk_gib(folder)
-    there = sum(size_of(path) for pattern in ("checkpoint-*", "final") for path in folder.glob(pattern)) / GIB
-    if needs.total / GIB <= free + there:
+    there = sum(size_of(path) for pattern in ("checkpoint-*", "final") for path in folder.glob(pattern))
+    free = free_disk_gib(folder) + (there + freed) / GIB
+    if needs.total / GIB <= free:
         return
     count = needs.checkpoints_at_once
     raise ResourceError(
@@ -106,27 +83,40 @@ def check_disk(recipe: Recipe, model: PreTrainedModel, *, with_master_weights: b
     )
 
 
-def check_memory(
+def check_resources(
     recipe: Recipe,
     config: PreTrainedConfig,
     profile: Mapping[str, Any] | None,
-    gpus: list[Gpu],
     found: PreflightReport,
+    *,
+    has_disk: bool = True,
 ) -> None:
-    """Note the plan, and warn if it does not fit; nothing is planned without a GPU."""
-    if not gpus or recipe.training.get("use_cpu"):
-        return
-    target, nodes = this_machine(world_size(), on_cpu=False, gpus=gpus), nodes_here()
+    """Compare the run with the disk and the GPUs that are here; note the plan for the run's record.
+
+    Args:
+        has_disk: False where the output folder cannot be written anyway.
+    """
+    gpus = [] if recipe.training.get("use_cpu") else find_gpus()
+    nodes = nodes_here()
     try:
-        setup = setup_of(recipe, world_size(), profile, attention=attention_on_gpu(recipe, config), nodes=nodes)
-        facts, activations = facts_for(config, setup), count_activations(config, setup)
-    except Exception as problem:  # of a model's own code, or a missing teacher: an estimate must not stop a run
+        attention = attention_on_gpu(recipe, config)
+        setup = setup_of(recipe, world_size(), profile, attention=attention, on_cpu=not gpus, nodes=nodes)
+        facts = facts_for(config, setup)
+        if has_disk:
+            found.run(check_disk, recipe, disk_needs(recipe, facts, setup))
+        if not gpus:
+            return
+        activations = count_activations(config, setup)
+    except CptError:  # such as a missing teacher, which its own check reports
+        return
+    except Exception as problem:  # of a model's own code: an estimate must not stop a run
         why = f"({type(problem).__name__}: {problem})"
         found.unchecked.append(f"`model`: how much memory it takes {why}. `cpt rehearse` tries it")
         return
+    target = this_machine(world_size(), on_cpu=False, gpus=gpus)
     plan = plan_memory(facts, setup, activations, snapshot=recipe.checkpoints.in_background)
     mfu = assumed_mfu(setup)
-    found.plan = {  # for the run's record
+    found.plan = {
         "gpu": target.name,
         "gpus": target.gpus,
         "nodes": nodes,

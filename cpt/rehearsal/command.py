@@ -38,12 +38,12 @@ from cpt.errors import (
 from cpt.extend import import_user_module
 from cpt.files import locked
 from cpt.formatting import format_bytes
-from cpt.hardware import GIB, free_disk_gib, host_memory_gib
+from cpt.hardware import host_memory_gib
 from cpt.launchers.attempts import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
 from cpt.launchers.processes import environment_alone
 from cpt.preflight.found import placed
 from cpt.preflight.gate import check_reality
-from cpt.preflight.resources import checkpoints_at_once
+from cpt.preflight.resources import DiskNeeds, check_disk, checkpoints_at_once
 from cpt.process import Child
 from cpt.recipe.load import dump_recipe, load_with_places
 from cpt.recipe.schema import Checkpoints, Recipe
@@ -211,17 +211,10 @@ class Rehearsal:
         checkpoint = self.checkpoint()
         if checkpoint is None:
             raise NotRun("nothing was saved that could be measured")
-        each, export, count = size_of(checkpoint), size_of(self.run / EXPORT), checkpoints_at_once(self.recipe)
-        folder = self.recipe.output_dir / self.recipe.name
-        there = sum(size_of(path) for pattern in ("checkpoint-*", EXPORT) for path in folder.glob(pattern))
-        free = free_disk_gib(folder) * GIB + size_of(self.scratch) + there
-        needed = count * each + export
-        parts = f"{count} x {format_bytes(each)} of checkpoints + {format_bytes(export)} of {EXPORT}"
-        told = f"{parts} = {format_bytes(needed)} of {format_bytes(free)} free in {self.recipe.output_dir}"
-        if needed > free:
-            fewer = " Or set `checkpoints.keep` lower." if count > 2 else ""
-            raise ResourceError(f"{told}. Free some, or set `output_dir` to another disk.{fewer}")
-        return told
+        needs = DiskNeeds(size_of(checkpoint), size_of(self.run / EXPORT), checkpoints_at_once(self.recipe))
+        check_disk(self.recipe, needs, freed=size_of(self.scratch))
+        parts = f"{needs.checkpoints_at_once} x {format_bytes(needs.checkpoint)} of checkpoints"
+        return f"{parts} + {format_bytes(needs.export)} of {EXPORT} = {format_bytes(needs.total)}, which fits"
 
     def checkpoint(self) -> Path | None:
         return next(iter(published_checkpoints(self.run)), None)
@@ -276,13 +269,10 @@ class Rehearsal:
             last = "".join(text.splitlines(keepends=True)[-5:]).strip()
             return LaunchError(f"the processes ended with code {code}:\n{last}\nThe log is {log}.")
         error, message = status["error"], str(status["message"])
-        kind = getattr(errors, error, None)
-        if kind is not None:
+        if (kind := getattr(errors, error, None)) is not None:
             return cast(CptError, kind(message))
         if "OutOfMemory" in error or "out of memory" in message.lower():
-            remedy = (
-                "Set `gradient_checkpointing: true` or smaller batches under `training`; `cpt plan` proposes a fit"
-            )
+            remedy = "Set `gradient_checkpointing: true` or smaller batches; `cpt plan` proposes a fit"
             return ResourceError(f"out of memory: {message.splitlines()[0][:400]} {remedy}.")
         return TrainingError(f"{error}: {message[:400]}. The traceback is in {log}.")
 
@@ -341,7 +331,6 @@ def command(
     launcher: Annotated[
         str | None, typer.Option(help='The launcher that starts them, such as "accelerate launch".')
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's folder.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
 ) -> None:
     """Rehearse a run: longest rows, first steps, evaluation, save, export, resume, disk. Exit code 2 on a failure.
@@ -374,7 +363,7 @@ def command(
             typer.echo("Interrupted. The processes have ended, and the rehearsal's folder is removed.", err=True)
             raise typer.Exit(130) from problem
         failed = [finding.step for finding in findings if finding.verdict == "FAILED"]
-        is_kept = keep or bool(failed) and failed != ["recipe"]
+        is_kept = bool(failed) and failed != ["recipe"]
         if not is_kept:
             remove_scratch(scratch)
     if json_output:
@@ -388,4 +377,4 @@ def command(
         words = ["cpt", "train", str(recipe), *(overrides or ()), *(["--lora"] if lora else [])]
         if processes > 1 or launcher is not None:
             words += ["--supervise", *(["--launcher", launcher] if launcher else ["--processes", str(processes)])]
-        typer.echo(f"Every step succeeded.{where} Start the run: {shlex.join(words)}")
+        typer.echo(f"Every step succeeded. Start the run: {shlex.join(words)}")

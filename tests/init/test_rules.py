@@ -81,10 +81,6 @@ def test_too_little_text_and_a_model_without_layers_for_adapters_are_refused(cho
         choices("no layers", full=False)
 
 
-def test_an_architecture_that_cannot_be_packed_gets_rows_that_are_batches(choices):
-    assert choices("mamba", "cpu").way.micro_batch == 1 and choices("mamba", "cpu").sequence_length == 512
-
-
 def test_a_base_of_our_own_has_its_learning_rates_batch_and_rows(tmp_path, tiny_recipe):
     final = tmp_path / "run" / "final"
     final.mkdir(parents=True)
@@ -94,14 +90,6 @@ def test_a_base_of_our_own_has_its_learning_rates_batch_and_rows(tmp_path, tiny_
     made = own_run(str(final))
     assert made is not None and (made.peak_learning_rate, made.final_learning_rate) == (3e-3, 1e-4)
     assert (made.batch_tokens, made.sequence_length) == (256, 64) and own_run("some/base") is None
-
-
-def test_a_small_folder_is_counted_exactly(tmp_path, read):
-    texts = [f"document number {i} about catalysts" for i in range(60)]
-    facts = read(write(tmp_path / "d", [{"content": text} for text in texts]))
-    assert (facts.documents, facts.is_whole, facts.bad_rows, facts.repeats) == (60, True, 0, 0)
-    assert facts.text_bytes == sum(len(text) for text in texts) and facts.source.text_column == "content"
-    assert facts.tokens == pytest.approx(facts.text_bytes / facts.bytes_per_token, abs=1)
 
 
 def test_of_much_only_a_part_is_read_and_the_rest_is_estimated(tmp_path, read, monkeypatch):

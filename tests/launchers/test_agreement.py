@@ -2,30 +2,17 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from cpt.errors import LaunchError
-from cpt.hardware import scripts_folder
-from cpt.launchers.agreement import agree_with_launcher, arguments_of_accelerate
+from cpt.launchers.agreement import agree_with_launcher
 
 ROOT = Path(__file__).parents[2]
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}
 DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true"}
 PROFILE = ROOT / "deepspeed_configs/ds_config_production.json"
-CHILD = """
-from cpt.errors import LaunchError
-from cpt.launchers.agreement import agree_with_launcher
-try:
-    agree_with_launcher({})
-except LaunchError as problem:
-    print("refused:", problem)
-else:
-    print("accepted")
-"""
 
 
 @pytest.fixture
@@ -90,38 +77,3 @@ def test_processes_that_do_not_know_each_other_are_refused(launched, monkeypatch
     monkeypatch.delenv("RANK")
     with pytest.raises(LaunchError, match="4"):
         agree_with_launcher({})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "config", "answer"),
-    [
-        ([], {"num_processes": 2, "use_cpu": True, "distributed_type": "MULTI_CPU"}, "start 2 processes"),
-        (
-            ["--cpu"],
-            {"num_processes": 1, "distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2}},
-            "use DeepSpeed",
-        ),
-        ([], {"num_processes": 1, "use_cpu": True, "distributed_type": "NO"}, "accepted"),
-    ],
-)
-def test_what_accelerate_launch_silently_leaves_out_is_noticed(tmp_path, options, config, answer):
-    (tmp_path / "child.py").write_text(CHILD)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"compute_environment": "LOCAL_MACHINE", **config}))
-    environment = {"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [f"{scripts_folder()}/accelerate", "launch", *options, "--config_file", "config.yaml", "child.py"]
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert answer in run.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "arguments"),
-    [
-        (["/venv/bin/python", "/venv/bin/accelerate", "launch", "train.py"], ["train.py"]),
-        (["python", "/venv/bin/accelerate-launch", "train.py"], ["train.py"]),
-        (["python", "-m", "accelerate.commands.launch", "train.py"], ["train.py"]),
-        (["python", "accelerate", "config"], None),
-    ],
-)
-def test_each_form_of_accelerate_launch_is_recognized(words, arguments):
-    assert arguments_of_accelerate(words) == arguments

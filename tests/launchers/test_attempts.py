@@ -1,18 +1,7 @@
 import pytest
 
 from cpt.errors import LaunchError
-from cpt.launchers.attempts import command_of_attempt, names_several_hosts, refuse_more_than_the_machine_holds
-
-
-def test_one_process_needs_no_launcher():
-    assert command_of_attempt(["r.yaml"], 1, None)[1:] == [command_of_attempt([], 1, None)[-1], "r.yaml"]
-    assert "--nproc_per_node=4" in command_of_attempt(["r.yaml"], 4, None)
-
-
-def test_another_launchers_words_may_be_quoted():
-    words = command_of_attempt(["r.yaml", "seed=2"], 1, "accelerate launch --config_file 'my file.yaml'")
-    assert words[:4] == ["accelerate", "launch", "--config_file", "my file.yaml"]
-    assert words[-2:] == ["r.yaml", "seed=2"]
+from cpt.launchers.attempts import names_several_hosts, refuse_more_than_the_machine_holds
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_the_node_that_differs_from_most_is_named():
     assert list(differences("d", nodes)) == [("torch", "torch is missing, but 2.13 on a, c")]
 
 
-def test_files_are_compared_by_name_size_and_ends(tiny_recipe, tmp_path):
+def test_files_are_compared_by_name_and_size(tiny_recipe, tmp_path):
     folder = tmp_path / "documents"
     folder.mkdir()
     (folder / "a.jsonl").write_text('{"text": "a"}\n' * 20_000)
@@ -77,16 +77,6 @@ def test_files_are_compared_by_name_size_and_ends(tiny_recipe, tmp_path):
     recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"), ())
     before = files_of_recipe(recipe)
     assert before["`data.sources[0].path`"].startswith("1 files")
-    with (folder / "a.jsonl").open("r+") as file:
-        file.seek(10)
-        file.write("b")
-    changed = {key for key, value in files_of_recipe(recipe).items() if value != before[key]}
-    assert changed == {"`data.sources[0].path`: a.jsonl"}
     (folder / "a.jsonl").rename(folder / "b.jsonl")
-    assert "`data.sources[0].path`: b.jsonl" in files_of_recipe(recipe)
-
-
-def test_a_missing_source_is_a_fact_and_no_error(tiny_recipe, tmp_path):
-    tiny_recipe["data"]["sources"] = [{"path": str(tmp_path / "gone.jsonl")}]
-    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"), ())
-    assert "not readable" in files_of_recipe(recipe)["`data.sources[0].path`"]
+    changed = {key for key, value in files_of_recipe(recipe).items() if value != before[key]}
+    assert changed == {"`data.sources[0].path`"}

@@ -18,7 +18,7 @@ import json, os, sys
 from pathlib import Path
 from cpt.errors import CptError
 from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
-from cpt.ranks import main_process_first, rank
+from cpt.ranks import main_process_first, name_of_launcher, rank
 try:
     launched = join_processes(json.loads(os.environ["TRAINING"]))
     start_deepspeed(launched)
@@ -31,7 +31,7 @@ if launched.deepspeed_config is not None:
     import deepspeed.comm
     world = deepspeed.comm.get_world_size()
 group = dist.get_backend() if dist.is_initialized() else None
-Path(os.environ["FOLDER"], f"{rank()}.json").write_text(json.dumps([launched.launcher, rank(), group, world]))
+Path(os.environ["FOLDER"], f"{rank()}.json").write_text(json.dumps([name_of_launcher(), rank(), group, world]))
 leave_processes()
 """
 ZERO2 = {"deepspeed": {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}}

@@ -1,14 +1,11 @@
-"""What the files of `cpt launch` do, with stand-ins for Python, ssh and SLURM; one test starts real runs."""
+"""What the files of `cpt launch` do, with stand-ins for Python, ssh and SLURM."""
 
-import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tiny import write_recipe
 
 from cpt.cli import main
 
@@ -19,7 +16,6 @@ data: {sequence_length: 64, sources: [{path: documents.jsonl}]}
 budget: {tokens: 65536, global_batch_tokens: 4096}
 training: {per_device_train_batch_size: 2}
 """
-ZERO = "training.deepspeed={zero_optimization: {stage: 2}}"
 # In the place of `python -m cpt train`: prints its words, or waits for the signal that it exits with 75 after.
 WAITS = 'trap "echo stopped; exit 75" INT TERM HUP USR1; echo ready; while :; do sleep 0.03; done'
 SSH = """while [ $# -gt 2 ]; do shift; done
@@ -90,10 +86,10 @@ def test_a_signal_to_a_node_reaches_the_run_once(written, number):
 
 
 def test_each_node_of_several_takes_its_place_from_the_hostfile(written):
-    folder = written("--nodes", "2", "--hosts", "a,b", "--launcher", "deepspeed", ZERO)
-    (folder / "hostfile").write_text("  # mine\n\nc slots=2 # new\na slots=2\nspare slots=2\n")
+    folder = written("--nodes", "2", "--hosts", "a,b")
+    (folder / "hostfile").write_text("  # mine\n\nc # new\na\nspare\n")
     code, output = end(start(folder / "node.sh", "1", python='echo "$*"', getent="exit 2"))
-    assert code == 0 and "--node_rank 1 " in output and "--master_addr c --master_port 29500" in output
+    assert code == 0 and "--node-rank 1 " in output and "--master-addr c --master-port 29500" in output
     assert end(start(folder / "node.sh"))[0] != 0, "it has to be told which node it is"
 
 
@@ -117,7 +113,7 @@ def test_several_nodes_use_the_interface_that_leads_to_the_others(written):
 
 def started(folder: Path, node: str, hosts: str = "a b", seconds: int = 60) -> subprocess.Popen[str]:
     """start.sh with this in the place of node.sh, and less waiting."""
-    (folder / "hostfile").write_text("".join(f"{host} slots=2\n" for host in hosts.split()))
+    (folder / "hostfile").write_text("".join(f"{host}\n" for host in hosts.split()))
     (folder / "node.sh").write_text(f'echo "$$" > there/node-$1.pid\n{node}\n')
     script = (folder / "start.sh").read_text()
     script = script.replace("THE_OTHERS=60", f"THE_OTHERS={seconds}").replace("sleep 1 ", "sleep 0.1 ")
@@ -195,38 +191,3 @@ def test_a_node_of_a_job_takes_its_place_from_slurm(in_slurm):
     names = {"scontrol": "printf 'n1\\nn2\\n'", "getent": "exit 2", "python": 'echo "$*"'}
     code, output = end(start(in_slurm / "node.sh", variables=variables, **names))
     assert code == 0 and "--node-rank 1 " in output and "--master-addr n1 --master-port 22345" in output
-
-
-# --- real runs ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
-def test_two_processes_are_stopped_and_resume_as_if_nothing_had_happened(tiny_recipe, tmp_path, monkeypatch, launcher):
-    tiny_recipe["training"]["use_cpu"] = True
-    tiny_recipe |= {"budget": {"tokens": 60 * 256, "global_batch_tokens": 256}, "output_dir": "runs"}
-    write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
-    monkeypatch.chdir(tmp_path)
-    bin_folder = Path(sys.executable).parent
-    scripts = []
-    for name in ("straight", "stopped"):
-        with pytest.raises(SystemExit):
-            words = ["--gpus-per-node", "2", "--launcher", launcher, "--output", f"launch/{name}"]
-            main(["launch", "recipe.yaml", f"name={name}", "--venv", str(bin_folder.parent), *words])
-        scripts.append(tmp_path / "launch" / name / "node.sh")
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(20_000 + os.getpid() % 10_000)}
-    done = subprocess.run(["bash", str(scripts[0])], env=variables, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    words = ["env", "--default-signal", "bash", str(scripts[1])]
-    node = subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    read_until(node, "step 10/")
-    node.send_signal(signal.SIGINT)
-    assert node.communicate(timeout=120) and node.returncode == 75
-    assert json.loads((tmp_path / "runs/stopped/status.json").read_text())["state"] == "interrupted"
-    subprocess.run(words, env=variables, check=True, capture_output=True, timeout=300)
-    assert losses(tmp_path / "runs/stopped") == losses(tmp_path / "runs/straight")
-
-
-def losses(run: Path) -> dict[int, float]:
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return {line["step"]: line["loss"] for line in lines if "loss" in line}

@@ -17,7 +17,6 @@ from cpt.planner.advice import (
     with_small_states,
 )
 from cpt.planner.facts import facts_of
-from cpt.planner.stages import TILES, Beside
 from cpt.planner.target import find_target
 from cpt.planner.terms import GIB
 
@@ -63,13 +62,6 @@ def test_a_small_card_gets_all_that_keeps_all_parameters():
     assert fits(found.plan, find_target("RTX 4080", 1, 64.0))
 
 
-def test_a_stage_with_its_own_loss_gets_no_fused_one_and_samples_as_many_completions():
-    beside = Beside("grpo", TILES, completion=512, reference=True, steps_per_generation=2)
-    found = proposal_for("RTX 4090", micro_batch=16, beside=beside)
-    assert found is not None and "model.fused_loss" not in found.changes
-    assert found.changes["training.steps_per_generation"] * found.setup.micro_batch == 32 == found.setup.sampled
-
-
 SMALL_STATES = {"model.dtype": "bfloat16", "optimizer.name": "paged_adamw_8bit", "optimizer.release_gradients": True}
 
 
@@ -95,14 +87,6 @@ def test_where_only_an_unknown_host_is_large_enough_the_ways_that_need_none_are_
     ) == 2
     known = proposal_for("RTX 4080", host=64.0)
     assert known.changes == first.changes and not known.others
-
-
-@pytest.mark.parametrize(
-    "changes", [{"lora": {"r": 16}}, {"on_cpu": True}, {"scales_loss": True}, {"optimizer": "muon"}]
-)
-def test_smaller_states_are_for_adamw_over_all_parameters_on_gpus_that_know_bfloat16(changes):
-    target = find_target("cpu" if changes.get("on_cpu") else "RTX 4080", 1, 64.0)
-    assert not list(with_small_states(setup_for(**changes), target))
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -135,15 +119,6 @@ def test_several_gpus_may_divide_the_run_with_fsdp2_and_keep_compiled_layers():
         "training.fsdp" in changes
         for _, changes in with_all_parameters(replace(setup, gpus=1), find_target("RTX 4090", 1, 64.0))
     )
-
-
-@pytest.mark.parametrize(
-    "changes", [{"scales_loss": True}, {"optimizer": "muon"}, {"lora": {"r": 8}}, {"beside": Beside("grpo", TILES)}]
-)
-def test_fsdp2_is_offered_only_for_what_it_trains(changes):
-    target = find_target("RTX 4090", 4, 64.0)
-    offered = [changes for _, changes in with_all_parameters(setup_for(gpus=4, **changes), target)]
-    assert not any("training.fsdp" in each for each in offered)
 
 
 def test_layers_are_not_compiled_under_a_proposed_zero3_profile_or_recomputed_under_fsdp2():

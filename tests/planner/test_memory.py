@@ -11,10 +11,10 @@ from cpt.models.recomputing import Recomputing
 from cpt.optim.paged_states import BUFFER, BUFFERS
 from cpt.planner.activations import Activations, Counted, count_activations
 from cpt.planner.facts import facts_of
-from cpt.planner.memory import moments_of_step, plan_memory
+from cpt.planner.memory import plan_memory
 from cpt.planner.setup import Zero
 from cpt.planner.stages import TILES, Beside, Other
-from cpt.planner.terms import GIB, checkpoint_bytes, state_bytes
+from cpt.planner.terms import GIB, state_bytes
 
 SMALL = replace(FACTS, in_linear_layers=700, largest_in_layers=60)
 ROW = Activations(kept=10_000, largest_layer=2_000, layer_inputs=500, backward=300, again=2_300, forward=640)
@@ -32,41 +32,6 @@ def moments(setup, facts=SMALL):
 
 def host(setup, **options):
     return {term.name: term.size for term in plan_memory(SMALL, setup, COUNTED, **options).host.terms}
-
-
-@pytest.mark.parametrize(
-    ("zero", "weights", "optimizer", "gradients"),
-    [
-        (None, 4000, 8000, None),  # gradients are views of DDP's buckets
-        (Zero(2), 2000, 3000, 500),
-        (ZERO3, 500, 3000, 500),
-        (replace(ZERO3, **ON_HOST), None, None, None),
-    ],
-)
-def test_states_of_four_gpus(zero, weights, optimizer, gradients):
-    there = moments(replace(AUTOCAST, gpus=4, zero=zero, weights_bytes=4 if zero is None else 2))["the update"]
-    assert (there.get("weights"), there.get("gradients")) == (weights, gradients)
-    assert there.get("optimizer", there.get("optimizer and fp32 weights")) == optimizer
-
-
-def test_fsdp_divides_weights_moments_and_gradients_and_gathers_two_layers_and_the_head():
-    setup = replace(AUTOCAST, gpus=4, zero=FSDP)
-    there = moments(setup)["the update"]
-    assert (there["weights"], there["optimizer"], there["layers in use"]) == (1000, 2000, 2 * 700)
-    assert there["communication buffers"] == (2 + 4) * 300 and there["gradients"] == 1000
-    assert moments(replace(setup, accumulation=2))["the update"]["gradients"] == 4000
-    each = replace(FSDP, reduces_each_micro_batch=True)
-    assert moments(replace(setup, accumulation=2, zero=each))["the update"]["gradients"] == 1000
-    whole = moments(replace(setup, zero=replace(FSDP, keeps_gathered=True)))["the update"]
-    assert whole["layers in use"] == 2 * 1000
-    assert checkpoint_bytes(FACTS, setup) == (4 + 4 + 8) * FACTS.trained
-
-
-def test_logits_are_there_three_times_in_fp32_or_in_chunks():
-    there = moments(AUTOCAST)["the loss"]
-    assert (there["logits"], there["half-precision head"]) == (12 * 8 * 50, 200)
-    fused = moments(replace(AUTOCAST, fused_loss=True))["the loss"]["logits"]
-    assert fused == 2 * 8 * 50 + 2 * 8 * 2 + 4 * 100  # with the gradients of the head's inputs and of the head
 
 
 def test_a_loss_in_tiles_scores_what_the_model_wrote():
@@ -89,20 +54,6 @@ def test_gradients_accumulate_in_fp32_with_our_optimizers():
     assert moments(replace(AUTOCAST, accumulation=2))["the loss"]["gradients"] == 4000
 
 
-@pytest.mark.parametrize(
-    ("changes", "each"),
-    [
-        ({}, 12),  # moments and master
-        ({"rounding": "kahan"}, 10),
-        ({"rounding": "stochastic"}, 8),
-        ({"lora": {"r": 1}}, 8),
-        ({"optimizer": "sgd"}, 0),
-    ],
-)
-def test_states_of_adamw(changes, each):
-    assert state_bytes(SMALL, replace(PLAIN, **changes)) == each * 1000
-
-
 @pytest.mark.parametrize(("rounding", "each"), [("kahan", 2), ("stochastic", 0)])
 def test_states_in_8_bit_but_for_the_embedding(rounding, each):
     found = state_bytes(SMALL, replace(PLAIN, optimizer="adamw_8bit", rounding=rounding))
@@ -115,16 +66,6 @@ def test_paged_states_are_on_the_host_and_two_buffers_on_the_gpu():
     found = host(setup, snapshot=True)
     assert found["optimizer"] == pytest.approx(state_bytes(SMALL, setup))
     assert found["copy of the checkpoint that is written"] == pytest.approx(2 * 1000 + state_bytes(SMALL, setup))
-
-
-def test_released_gradients_are_one_at_a_time_or_one_compiled_layer():
-    released = replace(PLAIN, optimizer="adamw_8bit", releases=True)
-    there = moments(released)
-    assert there["the head's update"]["gradients"] == 200 and there["a layer's update"]["gradients"] == 120
-    assert "gradient of the head" in moments(released, replace(SMALL, is_tied=True))["a layer's update"]
-    compiled = moments_of_step(SMALL, replace(released, compiles=True), replace(ROW, layer_gradients=9_000))
-    sizes = {term.name: term.size for moment in compiled for term in moment.terms if moment.name == "a layer's update"}
-    assert sizes["a layer's gradients"] == 9_000
 
 
 @pytest.mark.parametrize(("double", "each"), [(True, 0.5 + 0.127 / 8), (False, 0.5 + 0.5 / 8)])

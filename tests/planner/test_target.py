@@ -5,12 +5,11 @@ import pytest
 from planned_setups import PLAIN
 from planner_facts import FACTS
 
-from cpt.errors import RecipeError, ResourceError
+from cpt.errors import RecipeError
 from cpt.hardware import GPU_TYPES, Gpu, simplified_gpu
 from cpt.planner.setup import Zero
 from cpt.planner.speed import measured_speed, planned_speed, sent_bytes
-from cpt.planner.stages import TILES, Beside, Other
-from cpt.planner.target import LINKS, find_gpu_type, find_target, named_gpus
+from cpt.planner.target import LINKS, find_gpu_type, find_target
 
 HERE = [Gpu("NVIDIA L4", 24, 23, "550", "8.9")] * 4
 H100 = replace(find_target("H100", 1, 64.0), bandwidth=0.0)  # updates take no time
@@ -37,25 +36,6 @@ def test_every_gpu_has_a_name_of_its_own_and_links():
     assert len({simplified_gpu(kind.name) for kind in GPU_TYPES}) == len(GPU_TYPES)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "gpus", "nodes", "meant"),
-    [
-        ("H100", None, 1, ("H100", 1)),
-        ("H100", 16, 2, ("H100", 16)),
-        (None, None, 2, ("NVIDIA L4", 8)),
-        ("cpu", 2, 1, ("cpu", 2)),
-    ],
-)
-def test_what_was_named_and_what_is_here(gpu, gpus, nodes, meant):
-    assert named_gpus(gpu, gpus, nodes, HERE) == meant
-
-
-@pytest.mark.parametrize("words", [("H100", 9, 2), ("H100", None, 2), ("cpu", None, 2), (None, None, 1)])
-def test_what_contradicts_itself_is_refused(words):
-    with pytest.raises(ResourceError):
-        named_gpus(*words, [])
-
-
 def test_tokens_a_second_are_the_peak_over_the_operations():
     speed = planned_speed(FACTS, PLAIN, H100, 0.5)
     assert speed.tokens_per_second == pytest.approx(0.5 * 989.4e12 / FACTS.flops_per_token) and not speed.waits
@@ -68,14 +48,6 @@ def test_offloading_waits_for_the_bus_and_the_host():
     slow, many = (planned_speed(LARGE, replace(PLAIN, zero=zero, micro_batch=rows), H100, 0.35) for rows in (1, 64))
     assert "PCIe" in slow.waits and "update in host memory" in many.waits
     assert many.tokens_per_second > 10 * slow.tokens_per_second
-
-
-def test_pairs_have_twice_the_tokens_and_other_models_take_a_third_or_what_they_are():
-    alone = planned_speed(FACTS, PLAIN, H100, 0.5).tokens_per_second
-    pairs = replace(PLAIN, beside=Beside("dpo", TILES, sequences=2, forward_passes=1.0))
-    assert planned_speed(FACTS, pairs, H100, 0.5).tokens_per_second == pytest.approx(alone / 2 * 3 / 4)
-    taught = replace(PLAIN, beside=Beside("distill", teacher=Other(3000, 1, 1, 4, 2)))
-    assert planned_speed(FACTS, taught, H100, 0.5).tokens_per_second == pytest.approx(alone / 2)
 
 
 @pytest.mark.parametrize(

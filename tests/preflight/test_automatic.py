@@ -3,10 +3,9 @@ import torch
 from planned_setups import SHAPES
 
 from cpt.errors import RecipeError
-from cpt.hardware import Gpu
 from cpt.planner.target import find_target
 from cpt.preflight import automatic
-from cpt.preflight.automatic import nodes_here, this_machine, with_chosen_values, with_placeholders
+from cpt.preflight.automatic import with_chosen_values, with_placeholders
 from cpt.recipe.schema import Budget, Recipe
 
 
@@ -46,18 +45,6 @@ def test_the_machine_that_is_meant_decides_and_so_does_the_number_of_processes()
     assert sizes["large", 4] == 12
 
 
-def test_the_smallest_gpu_of_this_machine_counts(monkeypatch):
-    gpus = [
-        Gpu("NVIDIA H100 80GB HBM3", 79.6, 79.0, "580", "9.0"),
-        Gpu("NVIDIA Nobody Knows", 15.7, 15.0, "580", "9.0"),
-    ]
-    monkeypatch.setattr(automatic, "find_gpus", lambda: gpus)
-    found = this_machine(2, on_cpu=False)
-    assert (found.name, found.gpus, found.memory_gib, found.peak_flops) == ("NVIDIA Nobody Knows", 2, 15.7, 150e12)
-    assert this_machine(2, on_cpu=True).on_cpu
-    assert this_machine(2, on_cpu=True).memory_gib == pytest.approx(this_machine(1, on_cpu=True).memory_gib / 2)
-
-
 def test_a_model_that_cannot_be_planned_asks_for_a_number(monkeypatch):
     def fails(*_):
         raise KeyError("no layers")
@@ -65,24 +52,6 @@ def test_a_model_that_cannot_be_planned_asks_for_a_number(monkeypatch):
     monkeypatch.setattr(automatic, "count_activations", fails)
     with pytest.raises(RecipeError, match=r"gradient_checkpointing: auto.*Write a number"):
         with_chosen_values(recipe(gradient_checkpointing="auto"))
-
-
-def test_micro_batches_that_decide_how_much_is_sampled_are_no_choice():
-    written = recipe(per_device_train_batch_size="auto", steps_per_generation=4)
-    with pytest.raises(RecipeError, match="generation_batch_size"):
-        with_chosen_values(written.model_copy(update={"stage": "grpo"}))
-
-
-@pytest.mark.parametrize(
-    ("processes", "nodes_of_launcher", "expected"), [("6", "2", 2), ("6", None, 1), ("6", "4", 1), ("1", "2", 1)]
-)
-def test_nodes_are_those_of_the_launcher_if_they_have_equally_many_processes(
-    monkeypatch, processes, nodes_of_launcher, expected
-):
-    monkeypatch.setenv("WORLD_SIZE", processes)
-    if nodes_of_launcher is not None:
-        monkeypatch.setenv("GROUP_WORLD_SIZE", nodes_of_launcher)
-    assert nodes_here() == expected
 
 
 def on_an_h100(written, **options):

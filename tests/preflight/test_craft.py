@@ -24,16 +24,6 @@ def warnings(**sections) -> list[str]:
     return craft_warnings(recipe(**sections), 6_700_000_000, 4096)
 
 
-def test_a_recipe_by_the_book_has_no_warnings():
-    assert warnings() == []
-    assert (
-        warnings(
-            model={"path": "a/b", "lora": "cpt"}, optimizer={"learning_rate": 1e-4, "embedding_learning_rate": 1e-5}
-        )
-        == []
-    )
-
-
 def sources(replayed: float) -> dict:
     return {"sources": [{"path": "mine", "weight": 1 - replayed}, {"path": "general-replay", "weight": replayed}]}
 

@@ -1,14 +1,16 @@
 import shutil
+from dataclasses import replace
 
 import pytest
-from planned_setups import SHAPES
+from planned_setups import PLAIN, SHAPES
+from planner_facts import FACTS
 
 from cpt.errors import ResourceError
 from cpt.hardware import Gpu
-from cpt.models.config import config_from, load_config
-from cpt.models.inventory import build_on_meta
+from cpt.models.config import config_from
+from cpt.planner.setup import Zero
 from cpt.preflight.found import PreflightReport
-from cpt.preflight.resources import check_disk, check_memory, checkpoints_at_once, disk_needs
+from cpt.preflight.resources import DiskNeeds, check_disk, check_resources, checkpoints_at_once, disk_needs
 from cpt.recipe.schema import Recipe
 
 
@@ -29,50 +31,31 @@ def test_what_stays_and_the_one_being_written_are_counted(load, checkpoints, at_
 
 
 @pytest.mark.parametrize(
-    ("training", "with_master_weights", "on_gpu", "checkpoint", "export"),
+    ("changes", "each", "exported"),
     [
-        ({}, False, False, 1200, 400),
-        ({"bf16": True}, False, True, 200 + 800 + 400, 200),  # two moments and a master copy
-        ({"bf16": True}, True, False, 1600, 200),
-        ({"bf16": True, "fsdp": True}, False, False, 1600, 400),
+        ({"weights_bytes": 4}, 4 + 8, 4),
+        ({}, 2 + 8 + 4, 2),  # two moments and a master copy
+        ({"rounding": "kahan"}, 2 + 8 + 2, 2),
+        ({"optimizer": "sgd"}, 2, 2),
+        ({"optimizer": "my_lab.optim:sophia"}, 2, 2),
+        ({"zero": Zero(2)}, 2 + 12 + 2, 2),
+        ({"zero": Zero(3, is_fsdp=True), "weights_bytes": 4}, 4 + 12, 4),
     ],
 )
-def test_a_checkpoint_is_weights_and_moments_and_master_weights(
-    load, training, with_master_weights, on_gpu, checkpoint, export
-):
-    recipe = load(training={"per_device_train_batch_size": 2, **training})
-    needs = disk_needs(recipe, 100, with_master_weights=with_master_weights, on_gpu=on_gpu)
-    assert (needs.checkpoint, needs.export) == (checkpoint, export)
+def test_a_checkpoint_is_weights_moments_and_a_master_copy(load, changes, each, exported):
+    needs = disk_needs(load(), FACTS, replace(PLAIN, **changes))
+    assert (needs.checkpoint, needs.export) == (each * FACTS.trained, exported * FACTS.parameters)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "states"),
-    [
-        ({"name": "adamw"}, 12),
-        ({"name": "adamw", "rounding": "kahan"}, 10),
-        ({"name": "adamw_8bit", "rounding": "kahan"}, 5),
-        ({"name": "paged_adamw_8bit"}, 3),
-        ({"name": "sgd"}, 0),
-    ],
-)
-def test_weights_in_bfloat16_and_what_their_optimizer_keeps(load, tiny_recipe, optimizer, states):
-    needs = disk_needs(
-        load(model={**tiny_recipe["model"], "dtype": "bfloat16"}, optimizer=optimizer), 100, with_master_weights=False
-    )
-    assert (needs.checkpoint, needs.export) == (200 + 100 * states, 200)
-
-
-def test_a_disk_too_small_for_what_is_kept_is_refused_with_the_remedy(load, monkeypatch):
-    recipe = load(checkpoints={"every_steps": 1})
-    model = build_on_meta(load_config(recipe.model))
-    needed = disk_needs(recipe, sum(p.numel() for p in model.parameters()), with_master_weights=False).total
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, needed - 1))
+def test_a_disk_too_small_for_the_checkpoints_is_refused_with_the_remedy(load, monkeypatch):
+    recipe, needs = load(checkpoints={"every_steps": 1}), DiskNeeds(2.0**30, 2.0**20, 3)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, int(needs.total) - 1))
     with pytest.raises(ResourceError, match="`checkpoints.keep`"):
-        check_disk(recipe, model, with_master_weights=False)
+        check_disk(recipe, needs)
     there = recipe.output_dir / recipe.name / "checkpoint-1"
     there.mkdir(parents=True)
     (there / "model.safetensors").write_bytes(b"x")
-    check_disk(recipe, model, with_master_weights=False)  # what is there need not fit again
+    check_disk(recipe, needs)  # a resumed run overwrites what is there
 
 
 def gpu(memory_gib: float) -> Gpu:
@@ -94,13 +77,18 @@ def recipe_in_bf16(**training: object) -> Recipe:
 CONFIG = config_from(SHAPES["llama"])
 
 
-def found_in(recipe, gpus):
-    found = PreflightReport()
-    check_memory(recipe, CONFIG, None, gpus, found)
-    return found
+@pytest.fixture
+def found_in(monkeypatch):
+    def check(recipe, gpus):
+        monkeypatch.setattr("cpt.preflight.resources.find_gpus", lambda: gpus)
+        found = PreflightReport()
+        check_resources(recipe, CONFIG, None, found)
+        return found
+
+    return check
 
 
-def test_a_run_that_fits_is_planned_without_a_word():
+def test_a_run_that_fits_is_planned_without_a_word(found_in):
     found = found_in(recipe_in_bf16(), [gpu(24)])
     assert not found.warnings and found.plan is not None
     parts = found.plan["gpu_memory_gib"]
@@ -111,7 +99,7 @@ def test_a_run_that_fits_is_planned_without_a_word():
     assert found.plan["tokens_per_second"] > 0 and found.plan["gpu"] == "Some GPU"
 
 
-def test_memory_is_planned_for_one_of_several_nodes(monkeypatch):
+def test_memory_is_planned_for_one_of_several_nodes(found_in, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "8")
     one = found_in(recipe_in_bf16(), [gpu(24)] * 8).plan
     monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
@@ -121,12 +109,12 @@ def test_memory_is_planned_for_one_of_several_nodes(monkeypatch):
     assert several["host_total_gib"] < 0.6 * one["host_total_gib"]
 
 
-def test_the_smallest_gpu_decides():
+def test_the_smallest_gpu_decides(found_in):
     (warning,) = found_in(recipe_in_bf16(per_device_train_batch_size=16), [gpu(80), gpu(1)]).warnings
     assert "of a Some GPU, which has 1" in warning and "cpt plan" in warning
 
 
-def test_a_model_that_cannot_be_planned_does_not_stop_a_run(monkeypatch):
+def test_a_model_that_cannot_be_planned_does_not_stop_a_run(found_in, monkeypatch):
     def fails(*_):
         raise TypeError("forward() takes no input_ids")
 
