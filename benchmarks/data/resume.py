@@ -32,18 +32,15 @@ class SyntheticRows:
         return endless(turn, SIZE, seed)
 
     def row_at(self, turn: int, seed: str) -> tuple["SyntheticRows", int, int]:
-        """The same, among these rows."""
         epoch, row = self.place(turn, seed)
         return self, row, epoch
 
     def fill(self, number: int, epoch: int, *lines: Any) -> None:
-        """A row of its own number."""
         for line in lines:
             line[:] = number
 
 
 def synthetic(job: Job) -> Measured:
-    """Seconds by position."""
     seconds: dict[int, list[float]] = {position: [] for position in POSITIONS}
     for seed in range(REPETITIONS):
         for position in POSITIONS:
@@ -69,7 +66,6 @@ def real(job: Job) -> Measured:
 
 
 def main(action: str, raw: str) -> None:
-    """Measure, and print JSON."""
     print(json.dumps({"synthetic": synthetic, "real": real}[action](read_job(raw))))
 
 
