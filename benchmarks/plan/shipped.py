@@ -45,16 +45,9 @@ class Planned:
 HOST_192, HOST_64 = ("--host-memory", "192"), ("--host-memory", "64")
 RECIPES = (
     Planned("prototype_rtx4090", "8B, all parameters, ZeRO-3 with all states on the host", "RTX 4090", 1, HOST_192),
-    Planned(
-        "prototype_rtx4090_64gb",
-        "8B, all parameters, 8-bit moments, released gradients",
-        "RTX 4090",
-        1,
-        HOST_64,
-        is_shown=True,
-    ),
+    Planned("prototype_rtx4090_64gb", "8B, all parameters, 8-bit moments, released gradients", "RTX 4090", 1, HOST_64),
     Planned("prototype_rtx4090_lora", "8B, LoRA", "RTX 4090", 1, HOST_64),
-    Planned("prototype_rtx4090_qlora", "8B, LoRA on 4-bit weights", "RTX 4090", 1, HOST_64, is_shown=True),
+    Planned("prototype_rtx4090_qlora", "8B, LoRA on 4-bit weights", "RTX 4090", 1, HOST_64),
     Planned("multi_rtx4090", "8B, all parameters", "RTX 4090", 2, HOST_192),
     Planned("multi_rtx4090", "8B, all parameters", "RTX 4090", 4, HOST_192),
     Planned("multi_rtx4090", "8B, all parameters", "RTX 4090", 8, HOST_192),

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.marked import with_part
 from benchmarks.rewarming.corpus import GENERAL
-from benchmarks.rewarming.results import DOMAIN, RESULTS, side
+from benchmarks.rewarming.results import DOMAIN, RESULTS
 from benchmarks.rewarming.training import BASE
 
 PAGE = Path(__file__).parents[2] / "docs" / "rewarming.md"
@@ -29,11 +29,11 @@ def with_tables(text: str, results: dict[str, Any]) -> str:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """What was run, the arms of each shift, and the claims."""
+    """What was run, and the arms of each shift."""
     arms = "\n".join(
         f"{shift_line(results, shift)}\n\n{arms_table(results, shift['name'])}" for shift in results["shifts"]
     )
-    return f"{scale_line(results)}\n\n{arms}\n{claims_table(results)}"
+    return f"{scale_line(results)}\n\n{arms}"
 
 
 def scale_line(results: dict[str, Any]) -> str:
@@ -85,29 +85,10 @@ def arms_table(results: dict[str, Any], shift: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def claims_table(results: dict[str, Any]) -> str:
-    """Differences between runs of the same seed, and what they say of the paper's claims."""
-    lines = ["| claim | shift | difference, bits per byte | expected | seen |", "| --- | --- | ---: | ---: | --- |"]
-    for row in results["measurements"]:
-        cells = [row["name"], row["shift"], with_reach(row, "{:+.4f}"), row["target"] or "about 0", reading(row)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 def with_reach(found: dict[str, Any], form: str) -> str:
     """A mean and how far its interval goes to each side."""
     shown = form.format(found["mean"])
     return shown if found["reach"] is None else f"{shown} ± {form.replace('+', '').format(found['reach'])}"
-
-
-def reading(row: dict[str, Any]) -> str:
-    """What a difference says, in words."""
-    sign = side(row)
-    if sign is None:
-        return "not told from seed noise"
-    if row["target"] is None:
-        return "lower (better)" if sign == "<" else "higher (worse)"
-    return "yes" if row["met"] else "**the opposite**"
 
 
 if __name__ == "__main__":
