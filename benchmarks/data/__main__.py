@@ -38,11 +38,9 @@ class Bench:
 
     @property
     def minutes(self) -> float:
-        """Since the start."""
         return (time.perf_counter() - self.start) / 60
 
     def say(self, line: str) -> None:
-        """A line of progress."""
         print(f"{self.minutes:5.1f} min  {line}", flush=True)
 
     def job(self, name: str, size: int) -> Job:
@@ -56,14 +54,12 @@ class Bench:
         )
 
     def keep(self, name: str, measured: Measured) -> Measured:
-        """One of the single measurements."""
         self.samples[name] = measured
         self.say(f"{name}: {json.dumps(measured)[:300]}")
         return measured
 
 
 def main() -> None:
-    """Measure, and write what was measured."""
     options = parse()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="bench-data-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +98,6 @@ def measure_all(bench: Bench) -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.data", description=__doc__)
     parser.add_argument("--mb", type=int, default=320, help="of text for us and for gigatoken")
     parser.add_argument(
@@ -131,7 +126,6 @@ def parse() -> argparse.Namespace:
 
 
 def sizes_of(text: str) -> list[int]:
-    """20,80 as numbers."""
     return [size for size in map(int, text.split(",")) if size]
 
 
@@ -152,7 +146,6 @@ def systems(bench: Bench) -> None:
 
 
 def repeat(bench: Bench, name: str, which: str) -> None:
-    """One repetition of one system."""
     sample = bench.samples["systems"][name]
     for action in SYSTEMS[name].actions:
         measured = measure(name, action, bench.job(name, sample["megabytes"]))
@@ -165,7 +158,6 @@ def repeat(bench: Bench, name: str, which: str) -> None:
 
 
 def size_for(bench: Bench, name: str) -> int:
-    """MB of text for a system."""
     return bench.options.mb if SYSTEMS[name].is_whole else bench.options.slow_mb
 
 
@@ -183,7 +175,7 @@ def waste(bench: Bench) -> None:
 
 
 def single_measurements(bench: Bench) -> None:
-    """Resuming, the mixture's shares, the quality of the shuffle: each in a process of its own."""
+    """Resuming and the mixture's shares, each in a process of its own."""
     ours, small = bench.job("ours", bench.options.mb), bench.job("single", bench.options.slow_mb)
     cold = bench.samples["systems"].get("ours", {}).get("cold")
     if cold:
@@ -191,9 +183,6 @@ def single_measurements(bench: Bench) -> None:
         bench.keep("resume", program("benchmarks.data.resume", "real", rows))
     bench.keep("resume_synthetic", program("benchmarks.data.resume", "synthetic", small))
     bench.keep("mixture", program("benchmarks.data.mixture", "shares", small))
-    bench.keep(
-        "shuffle", program("benchmarks.data.shuffle", "distances", replace(ours, folder=bench.folder / "shuffle"))
-    )
 
 
 def program(name: str, action: str, job: Job) -> Measured:
@@ -218,7 +207,6 @@ def growth(bench: Bench) -> None:
 
 
 def write(bench: Bench) -> None:
-    """What is known so far."""
     write_results(bench.options.results or RESULTS, bench.samples, bench.corpora, bench.minutes)
 
 

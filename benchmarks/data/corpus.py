@@ -57,7 +57,6 @@ def write_corpora(folder: Path, sizes: list[int]) -> dict[int, Facts]:
 
 
 def path_of(folder: Path, size: int) -> Path:
-    """The corpus of a size."""
     return folder / f"{size}.jsonl"
 
 
@@ -81,6 +80,5 @@ def texts_of(path: Path, limit: int | None = None) -> list[str]:
 
 
 def write_texts(path: Path, texts: Iterator[str]) -> None:
-    """A jsonl file of these."""
     with path.open("wb") as file:
         file.writelines(orjson.dumps({"text": text}) + b"\n" for text in texts)

@@ -20,7 +20,6 @@ DOCUMENTS_AT_ONCE = 1000  # datasets.map's batch; more at once are no faster
 
 
 def hugging_face(texts: list[str], tokenizer: Path) -> Lengths:
-    """`encode_batch_fast` of tokenizers on all cores."""
     backend = AutoTokenizer.from_pretrained(tokenizer).backend_tokenizer
     parts = (texts[first : first + DOCUMENTS_AT_ONCE] for first in range(0, len(texts), DOCUMENTS_AT_ONCE))
     return np.array(
@@ -29,7 +28,6 @@ def hugging_face(texts: list[str], tokenizer: Path) -> Lengths:
 
 
 def gigatoken_alone(texts: list[str], tokenizer: Path) -> Lengths:
-    """`encode_batch` of gigatoken, all documents at once."""
     return np.diff(
         np.asarray(gigatoken.Tokenizer(str(tokenizer / "tokenizer.json")).encode_batch(texts).layout.offsets)
     )

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).parent / "peers"
-NAMES = ("datatrove", "litdata", "mosaicml")
+NAMES = ("datatrove", "litdata")
 
 
 def main() -> None:
@@ -24,17 +24,14 @@ def main() -> None:
 
 
 def folder_of(name: str) -> Path:
-    """Where a peer's environment stands."""
     return Path(os.environ.get("CPT_BENCH_ENVS") or "~/.cache/cpt-bench").expanduser() / name
 
 
 def python_of(name: str) -> Path:
-    """The interpreter of a peer's environment."""
     return folder_of(name) / "bin" / "python"
 
 
 def requirements_of(name: str) -> Path:
-    """What is installed there."""
     return REQUIREMENTS / f"{name}.txt"
 
 

@@ -34,12 +34,10 @@ class Watch:
         self.thread.join()
 
     def look_until_the_end(self) -> None:
-        """The thread's work."""
         while not self.ended.wait(SECONDS_BETWEEN_LOOKS):
             self.look()
 
     def look(self) -> None:
-        """Take what is higher than before."""
         for process in below(self.process):
             peak, own = memory_of(process)
             if process == self.process:
@@ -48,7 +46,6 @@ class Watch:
                 self.worker, self.worker_own = max(self.worker, peak), max(self.worker_own, own)
 
     def measured(self) -> dict[str, float]:
-        """For the results."""
         return {
             "own_memory_mb": self.main_own,
             "worker_peak_memory_mb": self.worker,

@@ -41,7 +41,6 @@ def shares(corpus: Path, tokenizer: PreTrainedTokenizerBase, folder: Path, token
 
 
 def write_sources(corpus: Path, folder: Path) -> dict[str, Path]:
-    """About as many characters of each."""
     texts = texts_of(corpus, 20_000)
     kinds = {
         "lines": (line for text in texts for line in text.splitlines() if line.strip()),
@@ -55,7 +54,6 @@ def write_sources(corpus: Path, folder: Path) -> dict[str, Path]:
 
 
 def books(texts: list[str]) -> Iterator[str]:
-    """Files joined until they are long."""
     pages: list[str] = []
     for text in texts:
         pages.append(text)
@@ -74,7 +72,6 @@ def up_to(texts: Iterator[str], characters: int) -> Iterator[str]:
 
 
 def lengths_of(path: Path, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """Of each document, in tokens."""
     return np.array(
         [len(e.ids) for e in tokenizer.backend_tokenizer.encode_batch_fast(texts_of(path), add_special_tokens=False)]
     )
@@ -98,7 +95,6 @@ def realised(
 
 
 def interleaved(lengths: dict[str, np.ndarray], tokens: int) -> dict[str, float]:
-    """The same weights as probabilities of documents."""
     sources = [Dataset.from_dict({"source": [name] * len(some), "tokens": some}) for name, some in lengths.items()]
     mixed = interleave_datasets(
         sources, list(WEIGHTS.values()), seed=0, stopping_strategy="all_exhausted"
@@ -109,7 +105,6 @@ def interleaved(lengths: dict[str, np.ndarray], tokens: int) -> dict[str, float]
 
 
 def main(action: str, raw: str) -> None:
-    """Measure, and print JSON."""
     job = read_job(raw)
     print(json.dumps(shares(job.corpus, job.load_tokenizer(), job.folder)))
 

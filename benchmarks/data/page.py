@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data.results import ORDERS, RESULTS, Results
+from benchmarks.data.results import RESULTS, Results
 from benchmarks.data.systems import SYSTEMS
 from benchmarks.marked import table, with_part
 
@@ -14,7 +14,6 @@ BEGIN, END = "<!-- python -m benchmarks.data.page: begin -->\n", "<!-- python -m
 
 
 def main() -> None:
-    """Write the tables into the page."""
     results = json.loads((RESULTS / "data.json").read_text())
     PAGE.write_text(with_tables(PAGE.read_text(), results))
 
@@ -25,11 +24,10 @@ def with_tables(text: str, results: Results) -> str:
 
 
 def tables(results: Results) -> str:
-    """All of them, as Markdown."""
     failed = "".join(f"Not measured: {name}: {why}\n\n" for name, why in results["failures"].items()).removesuffix(
         "\n"
     )
-    parts = [side_by_side(results), target_table(results), order_table(results), failed]
+    parts = [side_by_side(results), target_table(results), share_table(results), failed]
     return "\n".join(part for part in parts if part)
 
 
@@ -94,37 +92,21 @@ def target_table(results: Results) -> str:
 
 
 def figure(value: float) -> str:
-    """Three digits that matter."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.001 else f"{value:.1g}"
 
 
-def order_table(results: Results) -> str:
-    """Shares and shuffle."""
-    lines = []
-    if "ours" in (mixture := results.get("mixture", {})):
-        heads = ["share of tokens", *mixture["asked"]]
-        ways = {"asked": "asked", "ours": "cpt", "interleave_datasets": "`datasets.interleave_datasets`, by documents"}
-        rows = [
-            [title, *(f"{100 * mixture[way][name]:.2f} %" for name in mixture["asked"])] for way, title in ways.items()
-        ]
-        means = mixture["mean_document_tokens"]
-        rows.append(["tokens in a document", *(f"{means[name]:,.0f}" for name in mixture["asked"])])
-        lines.append(table(heads, rows))
-    if "orders" in (shuffle := results.get("shuffle", {})):
-        heads = [
-            "order of rows",
-            "distance of neighbours",
-            "near neighbours",
-            "largest difference of distributions",
-            "order that is left",
-        ]
-        keys = ("mean", "near", "largest_difference", "order")
-        rows = [
-            [ORDERS.get(n, f"shuffle {n}"), *(f"{one[key]:.3f}" for key in keys)]
-            for n, one in shuffle["orders"].items()
-        ]
-        lines.append(table(heads, rows))
-    return "\n".join(lines)
+def share_table(results: Results) -> str:
+    mixture = results.get("mixture", {})
+    if "ours" not in mixture:
+        return ""
+    heads = ["share of tokens", *mixture["asked"]]
+    ways = {"asked": "asked", "ours": "cpt", "interleave_datasets": "`datasets.interleave_datasets`, by documents"}
+    rows = [
+        [title, *(f"{100 * mixture[way][name]:.2f} %" for name in mixture["asked"])] for way, title in ways.items()
+    ]
+    means = mixture["mean_document_tokens"]
+    rows.append(["tokens in a document", *(f"{means[name]:,.0f}" for name in mixture["asked"])])
+    return table(heads, rows)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,10 @@ from cpt.data.store.parallel import num_workers
 
 RESULTS = Path(__file__).parents[1] / "results"
 Results = dict[str, Any]
-ORDERS = {"ours": "cpt", "ours_one_window": "cpt, in one window", "permutation": "drawn at random"}
 LIBRARIES = ("torch", "transformers", "tokenizers", "gigatoken", "datasets", "orjson", "numpy")
 
 
 def write_results(folder: Path, samples: Results, corpora: dict[int, Facts], minutes: float) -> None:
-    """data_samples.json as it was measured, and data.json."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "data_samples.json").write_text(json.dumps(samples, indent=1) + "\n")
     (folder / "data.json").write_text(json.dumps(results_of(samples, corpora, minutes), indent=1) + "\n")
@@ -40,13 +38,12 @@ def results_of(samples: Results, corpora: dict[int, Facts], minutes: float) -> R
         "waste": wasted(samples.get("waste", {})),
         "growth": grown(samples["growth"]),
         "failures": failures(samples),
-        **{name: some for name, some in samples.items() if name.startswith(("resume", "mixture", "shuffle"))},
+        **{name: some for name, some in samples.items() if name.startswith(("resume", "mixture"))},
     }
     return {**results, "measurements": measurements(results)}
 
 
 def medians(name: str, sample: Results, corpora: dict[int, Facts]) -> Results:
-    """Of one system over its repetitions."""
     system, cold, warm = SYSTEMS[name], sample["cold"], sample["warm"]
     megabytes = corpora[sample["megabytes"]]["text_megabytes"]
     found: Results = {
@@ -70,7 +67,6 @@ def medians(name: str, sample: Results, corpora: dict[int, Facts]) -> Results:
 
 
 def spread(seconds: list[float]) -> float:
-    """The slowest over the fastest repetition."""
     return max(seconds) / min(seconds)
 
 
@@ -110,7 +106,7 @@ def failures(samples: Results) -> dict[str, str]:
     """What could not be measured beside the systems themselves, and why."""
     points = {f"growth of {sample['system']} to {sample['megabytes']} MB": sample for sample in samples["growth"]}
     waste = {f"waste of {name}": counts for name, counts in samples.get("waste", {}).get("systems", {}).items()}
-    single = {name: some for name, some in samples.items() if name.startswith(("resume", "mixture", "shuffle"))}
+    single = {name: some for name, some in samples.items() if name.startswith(("resume", "mixture"))}
     return {name: some["failed"] for name, some in {**points, **waste, **single}.items() if "failed" in some}
 
 
@@ -188,7 +184,6 @@ def to_the_whole_store(whole: Results, systems: Results) -> list[Row]:
 
 
 def resuming(results: Results) -> list[Row]:
-    """How long it takes at any position."""
     rows: list[Row] = []
     titles = {
         "resume": "slowest resume at 10, 50 and 90 % of the corpus",
@@ -206,7 +201,6 @@ def by_position(measured: Results) -> dict[float, float]:
 
 
 def quality(results: Results) -> list[Row]:
-    """Waste, shares, shuffle."""
     rows: list[Row] = []
     if ours := results["waste"]["systems"].get("ours"):
         rows.append(("padding", "<= 0.003", ours["padding"], "share"))
@@ -227,15 +221,6 @@ def quality(results: Results) -> list[Row]:
                 "<= 0.1",
                 100 * error,
                 "points",
-            )
-        )
-    if "orders" in (shuffle := results.get("shuffle", {})):
-        rows.append(
-            (
-                "distance of neighbours in the corpus / a permutation's",
-                None,
-                shuffle["orders"]["ours"]["mean"],
-                "times",
             )
         )
     return rows
@@ -265,7 +250,6 @@ def memory(results: Results) -> list[Row]:
 
 
 def measurement(name: str, target: str | None, measured: float, unit: str) -> Results:
-    """A row of the results."""
     met = None
     if target is not None:
         sign, _, bound = target.partition(" ")
@@ -274,7 +258,6 @@ def measurement(name: str, target: str | None, measured: float, unit: str) -> Re
 
 
 def device() -> str:
-    """The processor and its cores."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     model = next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()

@@ -33,13 +33,11 @@ class SyntheticRows:
         return self, shuffled(place, SIZE, seed_of(seed, epoch)), epoch
 
     def fill(self, number: int, epoch: int, *lines: Any) -> None:
-        """A row of its own number."""
         for line in lines:
             line[:] = number
 
 
 def synthetic(job: Job) -> Measured:
-    """Seconds by position."""
     seconds: dict[int, list[float]] = {position: [] for position in POSITIONS}
     for seed in range(REPETITIONS):
         for position in POSITIONS:
@@ -65,7 +63,6 @@ def real(job: Job) -> Measured:
 
 
 def main(action: str, raw: str) -> None:
-    """Measure, and print JSON."""
     print(json.dumps({"synthetic": synthetic, "real": real}[action](read_job(raw))))
 
 

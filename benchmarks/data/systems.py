@@ -24,8 +24,6 @@ UNSET = ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "CPT_
 
 @dataclass(frozen=True)
 class System:
-    """One way from text to batches."""
-
     title: str
     program: str
     """A file of peers/, or a module of ours."""
@@ -54,7 +52,6 @@ class System:
         return why_not(self.environment) if self.environment else ""
 
     def command(self, action: str, job: Job) -> list[str]:
-        """How one measurement is started."""
         python = str(python_of(self.environment)) if self.environment else sys.executable
         program = [str(PEERS / self.program)] if self.program.endswith(".py") else ["-m", self.program]
         return [python, *program, action, replace(job, variant=self.variant).as_json()]
@@ -78,7 +75,6 @@ SYSTEMS = {
     "trl": System("TRL packing, `bfd_split`", "trl_packing.py", "trl"),
     "datatrove": System("datatrove", "datatrove_ds.py", "datatrove", "datatrove"),
     "litdata": System("litdata `TokensLoader`", "litdata_tokens.py", "litdata", "litdata"),
-    "mosaicml": System("mosaicml-streaming", "mosaicml_mds.py", "mosaicml-streaming", "mosaicml"),
 }
 
 

@@ -68,8 +68,6 @@ LIMITS = {
 
 @dataclass
 class Content:
-    """What a reference holds."""
-
     words: Counter[str] = field(default_factory=Counter)
     headings: Counter[str] = field(default_factory=Counter)
     code: list[str] = field(default_factory=list)
@@ -79,7 +77,6 @@ class Content:
 
 
 def main() -> None:
-    """Convert all, compare, and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.documents", description=__doc__)
     parser.add_argument("folder", type=Path, help="of the unpacked packages")
     folder = parser.parse_args().folder
@@ -209,7 +206,6 @@ def words_of(text: str) -> Counter[str]:
 
 
 def key_of(heading: str) -> str:
-    """Its letters and digits."""
     return re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", heading).casefold())
 
 

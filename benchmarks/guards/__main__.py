@@ -28,7 +28,6 @@ Samples = list[dict[str, float]]
 
 
 def main() -> None:
-    """Measure each way, and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.guards", description=__doc__)
     parser.add_argument("--steps", type=int, default=800, help="of the small model; half of them are guarded")
     asked = parser.parse_args()
@@ -53,7 +52,6 @@ def measure(folder: Path, steps: int) -> dict[str, dict[str, Samples]]:
 
 
 def run(folder: Path, processes: int, size: str, steps: int) -> Samples:
-    """One run in processes of its own."""
     out = folder / f"{size}-{processes}.json"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     words = [

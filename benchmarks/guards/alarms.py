@@ -52,7 +52,6 @@ def main() -> None:
 
 
 def train(work: Path, name: str, steps: int, draw: random.Random) -> dict[str, Any]:
-    """One run, and what its guard did."""
     family, width, layers = draw.choice(FAMILIES), draw.choice((64, 96, 128)), draw.choice((2, 3, 4))
     rows, rate = draw.choice((4, 8)), 10 ** draw.uniform(-3.3, -2.3)
     kinds, seed = draw.choice((["domain"], ["general"], ["domain", "general"])), draw.randrange(10**6)
@@ -91,7 +90,6 @@ def train(work: Path, name: str, steps: int, draw: random.Random) -> dict[str, A
 
 
 def shape(family: str, width: int, layers: int) -> dict[str, Any]:
-    """A model's config."""
     common = {"model_type": family, "vocab_size": VOCABULARY, "max_position_embeddings": SEQUENCE}
     if family == "gpt2":
         return {
@@ -130,7 +128,6 @@ def alarms(folder: Path) -> dict[str, Any]:
 
 
 def results_of(made: list[dict[str, Any]]) -> dict[str, Any]:
-    """Over all runs."""
     steps, skipped = sum(one["steps"] for one in made), sum(one["skipped"] for one in made)
     runs, most = sum(one["skipped"] > 0 for one in made), upper_limit(skipped) / steps
     share = {

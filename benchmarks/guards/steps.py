@@ -56,7 +56,6 @@ class ByTurns(TrainerCallback):
         self.began = (time.perf_counter(), time.process_time())
 
     def turn(self, *, on: bool) -> None:
-        """For the next step."""
         handler, trainer = self.trainer.callback_handler, self.trainer
         others = [callback for callback in handler.callbacks if not isinstance(callback, GUARDS)]
         handler.callbacks = [*others, *self.guards] if on else others
@@ -95,7 +94,6 @@ def recipe_of(folder: Path, size: str, steps: int) -> Recipe:
 
 
 def prepare(folder: Path) -> None:
-    """Corpus and tokenizer."""
     draw = random.Random(1)
     words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randint(2, 9))) for _ in range(900)]
     texts = [" ".join(draw.choices(words, k=200)) for _ in range(400)]

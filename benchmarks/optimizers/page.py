@@ -18,7 +18,6 @@ BEGIN, END = (
 
 
 def write_page() -> None:
-    """Write the table between its markers."""
     PAGE.write_text(
         with_part(PAGE.read_text(encoding="utf-8"), BEGIN, END, table(json.loads(RESULTS.read_text())), PAGE.name)
     )

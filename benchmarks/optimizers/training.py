@@ -49,8 +49,6 @@ ARMS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an arm came to."""
-
     loss: float
     """Of rows that it never saw."""
     moved: torch.Tensor
@@ -58,13 +56,11 @@ class Outcome:
 
 
 def chain(seed: int) -> torch.Tensor:
-    """How likely each word follows each."""
     numbers = torch.randn(WORDS, WORDS, generator=torch.Generator().manual_seed(seed))
     return torch.softmax(PEAKEDNESS * numbers, -1)
 
 
 def batches(likely: torch.Tensor, first: int, count: int) -> Batches:
-    """Rows of words."""
     found = []
     for seed in range(first, first + count):
         draw = torch.Generator().manual_seed(seed)
@@ -83,7 +79,6 @@ def other_words(seed: int) -> torch.Tensor:
 
 
 def base_model(seed: int, likely: torch.Tensor, steps: int) -> PreTrainedModel:
-    """Trained on the old text, in fp32."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(
         "llama",
@@ -103,7 +98,6 @@ def base_model(seed: int, likely: torch.Tensor, steps: int) -> PreTrainedModel:
 
 
 def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> None:
-    """One step, clipped as recipes do."""
     model(input_ids=ids, labels=ids).loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
@@ -111,7 +105,6 @@ def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, ids: torch.
 
 
 def continued(base: PreTrainedModel, arm: Arm, rate: float, text: Batches, unseen: Batches) -> Outcome:
-    """The base, after the new text."""
     model = copy.deepcopy(base).to(arm.dtype)
     before = [parameter.detach().float().clone() for parameter in model.parameters()]
     optimizer = arm.make(parameter_groups(model, embeddings_apart=True), rate)

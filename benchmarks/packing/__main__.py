@@ -27,7 +27,6 @@ PADDED = ("cpt, padded to the row", "TRL's SFTTrainer, padded to the longest")
 
 
 def main() -> None:
-    """Measure, and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.packing", description=__doc__)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8, help="in a turn")
@@ -79,7 +78,6 @@ def results_of(samples: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def part(results: dict[str, Any]) -> str:
-    """That of docs/stages.md."""
     lines = [
         "| supervised fine-tuning, processor time of a real token | target | median | quartiles |",
         "| --- | ---: | ---: | ---: |",

@@ -77,12 +77,10 @@ class Turns(TrainerCallback):
             self.began = time.process_time()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """It stops."""
         self.seconds = time.process_time() - self.began
 
 
 def recipe_of(folder: Path, packing: str, steps: int) -> Recipe:
-    """Ours, packed or padded."""
     rows = MICRO_BATCH["padded" if packing == "none" else "packed"]
     return Recipe.model_validate(
         {

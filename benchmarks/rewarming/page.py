@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.marked import table, with_part
 from benchmarks.rewarming.corpus import GENERAL
-from benchmarks.rewarming.results import DOMAIN, RESULTS, side
+from benchmarks.rewarming.results import DOMAIN, RESULTS
 from benchmarks.rewarming.training import BASE
 
 PAGE = Path(__file__).parents[2] / "docs" / "rewarming.md"
@@ -70,16 +70,6 @@ def with_reach(found: dict[str, Any], form: str) -> str:
     """A mean and how far its interval goes to each side."""
     shown = form.format(found["mean"])
     return shown if found["reach"] is None else f"{shown} ± {form.replace('+', '').format(found['reach'])}"
-
-
-def reading(row: dict[str, Any]) -> str:
-    """What a difference says, in words."""
-    sign = side(row)
-    if sign is None:
-        return "not told from seed noise"
-    if row["target"] is None:
-        return "lower (better)" if sign == "<" else "higher (worse)"
-    return "yes" if row["met"] else "**the opposite**"
 
 
 if __name__ == "__main__":

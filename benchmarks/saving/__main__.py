@@ -39,7 +39,6 @@ Samples = list[dict[str, float]]
 
 
 def main() -> None:
-    """Measure each way, and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.saving", description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=1.1, help="of a checkpoint")
     parser.add_argument("--rounds", type=int, default=11)
@@ -58,7 +57,6 @@ def main() -> None:
 
 
 def measure(folder: Path, name: str, gigabytes: float, rounds: int) -> Samples:
-    """Samples of one way to run."""
     processes, stage = WAYS[name]
     out = folder / f"stage{stage}.json"
     recipe = write_recipe(folder, stage, rounds=rounds + 1, gigabytes=gigabytes)
@@ -143,7 +141,6 @@ def results_of(samples: dict[str, Samples]) -> dict[str, Any]:
 
 
 def rows_of(name: str, rounds: Samples) -> list[dict[str, Any]]:
-    """Of one way to run."""
     way = f"{name}, {rounds[0]['bytes'] / 1e9:.2f} GB"
     added = f"{way}: hash, fsync and rename add"
     durable = [one["theirs"] + one["syncing_theirs"] for one in rounds]
@@ -177,17 +174,14 @@ def rows_of(name: str, rounds: Samples) -> list[dict[str, Any]]:
 
 
 def column(rounds: Samples, key: str) -> list[float]:
-    """One figure of each round."""
     return [one[key] for one in rounds]
 
 
 def share(these: list[float], those: list[float]) -> list[float]:
-    """Percent, pair by pair."""
     return [100 * this / that for this, that in zip(these, those, strict=True)]
 
 
 def more(these: list[float], those: list[float]) -> list[float]:
-    """Percent above it, pair by pair."""
     return [percent - 100 for percent in share(these, those)]
 
 

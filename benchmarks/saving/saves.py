@@ -52,7 +52,6 @@ class InAllWays(TrainerCallback):
         trainer.kinds_read_back.add("full")  # once in a run, and not the cost of a save
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Its clock starts."""
         self.waited, self.began = 0.0, time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -79,7 +78,6 @@ class InAllWays(TrainerCallback):
         self.samples[-1]["bytes"] = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
 
     def save_ours(self) -> None:
-        """As we do, while training waits."""
         self.measure("ours", partial(self.save_once, in_background=False))
 
     def save_bare(self) -> None:
@@ -88,11 +86,9 @@ class InAllWays(TrainerCallback):
             self.measure("bare", partial(self.save_once, in_background=False))
 
     def begin_behind(self) -> None:
-        """Begin to save; then training goes on."""
         self.measure("held", partial(self.save_once, in_background=True))
 
     def end_behind(self, step_seconds: float) -> None:
-        """The step after it is done."""
         sample = self.samples[-1]
         sample |= {"step_beside": step_seconds - self.waited, "waited": self.waited}
         self.trainer.in_flight.wait()
@@ -103,11 +99,9 @@ class InAllWays(TrainerCallback):
 
     @property
     def folder(self) -> Path:
-        """The run's."""
         return Path(str(self.trainer.args.output_dir))
 
     def save_once(self, *, in_background: bool) -> None:
-        """Our save."""
         checkpoints = self.trainer.recipe.checkpoints.model_copy(update={"in_background": in_background})
         self.trainer.recipe = self.trainer.recipe.model_copy(update={"checkpoints": checkpoints})
         self.trainer.save_once("full")
@@ -140,13 +134,10 @@ class InAllWays(TrainerCallback):
 
 
 class NoDigest:
-    """In the place of a hash."""
-
     def update(self, piece: object) -> None:
         """Look at nothing."""
 
     def hexdigest(self) -> str:
-        """A hash of nothing."""
         return ""
 
 
@@ -168,13 +159,11 @@ def bring_memory(size: int) -> None:
 
 
 def together() -> None:
-    """All processes are here."""
     if dist.is_initialized():
         dist.barrier()
 
 
 def in_all(seconds: float) -> float:
-    """The sum over the processes."""
     total = torch.tensor(seconds, dtype=torch.float64)
     if dist.is_initialized():
         dist.all_reduce(total)
@@ -189,7 +178,6 @@ def sync_files(folder: Path) -> None:
 
 
 def main() -> None:
-    """Measure, and write the samples."""
     recipe, out = load_recipe(sys.argv[1]), Path(sys.argv[2])
     launch = join_processes(recipe.training)
     start_deepspeed(launch)

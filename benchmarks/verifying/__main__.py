@@ -44,7 +44,6 @@ def main() -> None:
 
 
 def measure_all(scratch: Path, gib: float, pairs: int) -> dict[str, Pairs]:
-    """Samples by what was measured."""
     samples = {}
     for shape, shares in SHAPES.items():
         folder = write_checkpoint(scratch / shape.replace(" ", "-"), [int(share * gib * 2**30) for share in shares])
@@ -54,7 +53,6 @@ def measure_all(scratch: Path, gib: float, pairs: int) -> dict[str, Pairs]:
 
 
 def write_checkpoint(folder: Path, sizes: list[int]) -> Path:
-    """Random bytes, sealed."""
     folder.mkdir()
     for number, size in enumerate(sizes):
         with (folder / f"{number}.pt").open("wb") as file:
@@ -96,7 +94,6 @@ def measure(folder: Path, pairs: int, *, cold: bool) -> Pairs:
 
 
 def forget(files: list[Path]) -> None:
-    """Drop the system's copies."""
     for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -21,8 +21,6 @@ MEMORY_BYTES = 4 * 2**30
 
 @dataclass
 class Ingested:
-    """What `ingest` did."""
-
     folder: Path
     failed_file: Path
     num_shards: int = 0  # in the folder, those of earlier runs included

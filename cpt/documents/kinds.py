@@ -24,8 +24,6 @@ CHARSET = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.I
 
 @dataclass(frozen=True)
 class Converted:
-    """A document as text."""
-
     text: str
     title: str | None = None
     pages: int | None = None  # of formats that have pages

@@ -18,8 +18,6 @@ DUPLICATE = "duplicate"
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of a file."""
-
     path: str
     size: int = 0
     mtime_ns: int = 0

@@ -20,7 +20,6 @@ MARGIN, MIN_PAGES, SHORT_LINE, BLANK = 0.08, 3, 0.7, 0.15
 
 
 def convert_pdf(raw: bytes) -> Converted:
-    """The text of all pages."""
     import pypdfium2
 
     try:
@@ -97,7 +96,6 @@ def running_key(line: str) -> str:
 
 
 def text_of(pages: Sequence[Sequence[str]], outline: Mapping[int, Mapping[str, int]]) -> str:
-    """Headings, items and paragraphs."""
     widths = sorted(len(line) for page in pages for line in page)
     full = widths[int(0.9 * len(widths))] if widths else 0
     words = Counter(word.casefold() for page in pages for line in page for word in WORD.findall(line))

@@ -35,7 +35,6 @@ def print_forecast(forecast: Forecast, console: Console) -> None:
 
 
 def sources_table(forecast: Forecast) -> Table:
-    """A row for each source."""
     table = Table(title=f"What {escape(forecast.name)} will read")
     table.add_column("source")
     for heading in ("tokens", "documents", "held out", "asked", "seen", "epochs", "padding"):

@@ -32,8 +32,8 @@ WIDEST_HEAD, WIDTH_MULTIPLE = 256, 8  # of flash kernels
 ALTERED_SCORES = ("softcap", "s_aux", "position_bias")  # arguments of transformers' attention functions
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")  # keys of configs
 OTHER_SCORES = ("attn_logit_softcapping", "attention_chunk_size")
-# Their packed rows were compared with each document alone; docs/attention.md has the table,
-# tests/models/test_varlen_models.py the check.
+# Their packed rows were compared with each document alone:
+# tests/models/test_varlen_models.py.
 PROVEN = """
     apertus arcee aria_text axk1 beam bitnet cohere cohere2 cohere2_moe cpt-gpt2 ctrl cwm deepseek_v2 deepseek_v3 diffllama ernie4_5
     ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma3_text gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode

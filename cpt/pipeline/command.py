@@ -124,7 +124,6 @@ def end(pipeline: Pipeline, step: Step, file: Path, code: int, forwarded: int) -
 
 
 def show(pipeline: Pipeline) -> None:
-    """One line a step."""
     table = Table("step", "stage", "run", "status", title=pipeline.name, title_justify="left")
     for step in pipeline.steps:
         table.add_row(str(step.number), step.recipe.stage, str(step.run.folder), status_of(step))

@@ -13,8 +13,6 @@ from cpt.synthesis.sampling import Sampling
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model wrote."""
-
     text: str
     is_cut_off: bool
     """It had not ended when it had `max_new_tokens`."""

@@ -16,8 +16,6 @@ OWN_FOLDER = ".rewrite"
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of a group."""
-
     texts: int
     """That were made."""
     dropped: Mapping[str, int]
@@ -67,7 +65,6 @@ class RewrittenFolder:
 
 
 def hash_of(texts: Sequence[str]) -> str:
-    """Of all texts, in order."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(hashlib.sha256(text.encode()).digest())

@@ -59,8 +59,6 @@ PROMPTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Prompt:
-    """A question to the model."""
-
     name: str
     template: str
     """`{text}` stands for the text."""

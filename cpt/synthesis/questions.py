@@ -34,7 +34,6 @@ class Question:
             self._head, self._tail = (encode(tokenizer, part, as_text=False) for part in chat_around(tokenizer))
 
     def ids(self, text: str) -> list[int]:
-        """The question about a text."""
         asked = self._before + text + self._after.replace(TEXT, text)
         return [*self._head, *encode(self._tokenizer, asked.strip() if self._is_chat else asked), *self._tail]
 

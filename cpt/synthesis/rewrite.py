@@ -174,8 +174,6 @@ def write_group(
 
 
 class Writer:
-    """The model with its question."""
-
     def __init__(self, task: Task, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self._task, self._tokenizer = task, tokenizer
         self._question = Question(tokenizer, task.prompt.template)
@@ -226,5 +224,4 @@ def seed_of(text: str, task: Task) -> int:
 
 
 def sha256(text: str) -> str:
-    """Of the text's UTF-8."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -14,8 +14,6 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen."""
-
     max_new_tokens: int = 512
     temperature: float = 0.7
     """0: always the most likely token."""
@@ -23,7 +21,6 @@ class Sampling:
     """Only the most likely tokens that have this much of the probability together."""
 
     def processors(self, seeds: Sequence[int], prompt_length: int) -> LogitsProcessorList:
-        """For `generate(do_sample=False)`."""
         if self.temperature == 0:
             return LogitsProcessorList()
         narrowed = [TopPLogitsWarper(self.top_p)] if self.top_p < 1 else []

@@ -108,7 +108,6 @@ class Pairs:
         return None
 
     def forbid(self, pair: Pair) -> None:
-        """Never give this pair again."""
         self.forbidden.add(pair)
 
     def join(self, pair: Pair, number: int) -> None:

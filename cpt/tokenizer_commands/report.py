@@ -30,8 +30,6 @@ LONGEST_WORD = 60  # characters; a longer one is a link or a table
 
 @dataclass
 class TextFigures(Read):
-    """A text under one tokenizer."""
-
     name: str = ""
     words: int = 0
     """Separated by spaces."""
@@ -192,7 +190,6 @@ def as_json(subject: Subject, vocabulary: VocabularyFigures, costly: list[tuple[
 
 
 def show_texts(console: Console, subjects: Sequence[Subject]) -> None:
-    """A row for each text."""
     first, *others = subjects
     columns = right("documents", "MB", "bytes per token", "tokens per word")
     for other in others:
@@ -222,7 +219,6 @@ def show_vocabulary(console: Console, subject: Subject, vocabulary: VocabularyFi
 
 
 def right(*names: str) -> list[Column]:
-    """Columns of numbers."""
     return [Column(name, justify="right") for name in names]
 
 

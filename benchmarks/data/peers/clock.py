@@ -26,8 +26,6 @@ Measured = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked of a program."""
-
     corpus: Path
     """A jsonl file with one document a line, under `text`."""
     parts: Path
@@ -39,7 +37,6 @@ class Job:
     variant: str = ""
 
     def as_json(self) -> str:
-        """For a command line."""
         return json.dumps(asdict(self), default=str)
 
     def load_tokenizer(self) -> PreTrainedTokenizerFast:
@@ -51,7 +48,6 @@ Batches = Callable[[Job], Iterable[Any]]
 
 
 def read_job(raw: str) -> Job:
-    """A job from its JSON."""
     fields: dict[str, Any] = json.loads(raw)
     return Job(**{**fields, **{name: Path(fields[name]) for name in ("corpus", "parts", "tokenizer", "folder")}})
 
