@@ -69,18 +69,14 @@ class DataPosition(TrainerCallback):
         self.data, self.rows = data, rows
         self.ahead: ReadAhead | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """On each machine one process begins to prepare the next chunks."""
         if args.local_process_index == 0:
             self.ahead = self.data.read_ahead(self.rows.first(state.global_step))
             if self.ahead is not None:
                 self.ahead.start()
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.ahead is not None:
             self.ahead.stop()
 

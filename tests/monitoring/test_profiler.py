@@ -38,18 +38,6 @@ def test_the_steps_are_traced_and_their_dearest_operations_listed(first, steps, 
     assert events(trainer, *KINDS) == [("profile", first)]
 
 
-@pytest.mark.slow
-def test_a_run_that_goes_on_behind_the_steps_tells_so(tiny_recipe, tmp_path):
-    first = profiled(tiny_recipe, tmp_path, at_step=4, steps=1)
-    first.train()
-    assert events(first, *KINDS) == [("profile", 4)]
-    profiled(tiny_recipe, tmp_path, at_step=4, steps=1).train(resume_from_checkpoint=first.run_folder / "checkpoint-4")
-    assert events(first, *KINDS) == [("profile", 4)], "what is there is not missing"
-    other = profiled(tiny_recipe, tmp_path, at_step=2, steps=1)
-    other.train(resume_from_checkpoint=first.run_folder / "checkpoint-3")
-    assert events(first, *KINDS) == [("profile", 4), ("profile_left_out", 2)]
-
-
 def test_steps_that_the_run_does_not_have_cannot_be_profiled():
     check_profiled_steps(Profile(at_step=8, steps=2), steps=9)
     with pytest.raises(RecipeError, match="monitoring.profile.at_step"):
