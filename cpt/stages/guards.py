@@ -15,7 +15,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import TrainOutput
 
 from cpt.checkpoints.resume import newest_sound, published_checkpoints, set_aside, step_of
-from cpt.data.mixture import RowsOfSteps
 from cpt.errors import Interrupted, ResourceError, RestartNeeded, TrainingError
 from cpt.models.inventory import vocabulary_size
 from cpt.optim.clipping import gradient_norm
@@ -64,7 +63,6 @@ class GuardedTrainer(SavingTrainer):
     judged by its loss alone: the gradient's norm is only known afterwards.
     """
 
-    rows_of_steps: RowsOfSteps
     first_step: int
     guard: LossGuard | None = None
     budget: SkipBudget | None = None
@@ -80,7 +78,6 @@ class GuardedTrainer(SavingTrainer):
     backward_pass: Callable[..., None]
 
     def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
-        """As the Trainer does, with what the checkpoint knows of skipped steps."""
         check_release(self.recipe, deepspeed=self.is_deepspeed_enabled)
         section = self.recipe.safety.loss_guard
         if section is not None:
@@ -112,7 +109,7 @@ class GuardedTrainer(SavingTrainer):
         return HIGHEST_LOSS * math.log(vocabulary_size(model.config))
 
     def begin_guarding(self) -> None:
-        """Everything is built and loaded: hook in where a step can be judged."""
+        """Hook in where a step can be judged, once everything is built and loaded."""
         self.reshard()
         model: Any = self.model
         accelerator: Any = self.accelerator
@@ -138,7 +135,7 @@ class GuardedTrainer(SavingTrainer):
         return {**super().checkpoint_texts(), SAFETY: json.dumps(self.safety_state())}
 
     def safety_state(self) -> dict[str, Any]:
-        """For `safety.json` of a checkpoint: with it a resumed run decides as this one does."""
+        """With it a resumed run decides as this one does."""
         state: dict[str, Any] = {"format": 1, "left_out": self.rows_of_steps.left_out}
         if self.guard is not None and self.budget is not None:
             for judged in self.guard.read():  # unread only in a save after an error
@@ -153,11 +150,7 @@ class GuardedTrainer(SavingTrainer):
             self.budget.restore(state["budget"])
 
     def restore_rollback(self) -> bool:
-        """Leave out the rows of a roll-back to this very checkpoint, which was written before it.
-
-        Returns:
-            Whether there was one.
-        """
+        """Leave out the rows of a roll-back to this checkpoint; False if there was none."""
         rollback = learned_rollback(self.run_folder)
         if rollback is None or rollback["to_step"] != self.first_step:
             if rollback is not None and rollback["to_step"] > self.first_step and is_main_process():
@@ -167,11 +160,6 @@ class GuardedTrainer(SavingTrainer):
         if self.budget is not None:
             self.budget.restore(rollback["budget"])
         return True
-
-    @property
-    def rows_trained(self) -> int:
-        """Rows that the run has consumed, those left out included."""
-        return self.rows_of_steps.first(self.state.global_step)
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -268,8 +256,7 @@ class GuardedTrainer(SavingTrainer):
     # --- a step that updates in its backward pass --------------------------------------------------------------------
 
     def update_in_backward(self, loss: torch.Tensor, **options: Any) -> None:
-        """The backward pass, in which the weights are updated; its loss is judged first, and the verdict stays on the
-        device."""
+        """The backward pass, which updates the weights; its loss is judged before, on the device."""
         assert self.released is not None, "in place of the accelerator's only then"
         self.is_updating = True  # from here on the step cannot be redone
         if self.guard is None:
@@ -285,7 +272,7 @@ class GuardedTrainer(SavingTrainer):
         self.backward_pass(loss, **options)
 
     def note_released(self, released: ReleasedGradients) -> None:
-        """Send the verdict to the host; parameters whose gradient was not finite were left as they are."""
+        """Send the verdict to the host."""
         if self.guard is None:
             return
         norm = released.norm().to(self.loss_of_step.device)
@@ -323,12 +310,7 @@ class GuardedTrainer(SavingTrainer):
     # --- skipped steps -----------------------------------------------------------------------------------------------
 
     def read_verdicts(self, *, unread: int) -> None:
-        """Count the verdicts that have arrived, in their order, so that it does not matter when they are read.
-
-        Raises:
-            RestartNeeded: too many steps were skipped.
-            TrainingError: that happened too often.
-        """
+        """Count the verdicts that have arrived; see `roll_back` for what too many skipped steps raise."""
         if self.guard is None or self.budget is None:
             return
         for judged in self.guard.read(unread=unread):
@@ -457,11 +439,7 @@ class GuardedTrainer(SavingTrainer):
             self.wait_for_saves()
 
     def refuse_smaller_others(self, problem: RuntimeError) -> None:
-        """An error may come from a process that left because it ran out of memory.
-
-        Raises:
-            RestartNeeded: one did.
-        """
+        """Raise RestartNeeded where the error comes from another process that ran out of memory."""
         arguments = self.args
         learned = learned_micro_batch(self.run_folder, arguments.world_size)
         if arguments.world_size > 1 and learned is not None and learned < arguments.per_device_train_batch_size:
@@ -490,7 +468,7 @@ class GuardedTrainer(SavingTrainer):
 
 
 def read_safety(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint knows of skipped steps; nothing, where another program wrote it."""
+    """What a checkpoint stores of skipped steps; empty if another program wrote it."""
     path = checkpoint / SAFETY
     content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return content

@@ -48,6 +48,7 @@ from cpt.checkpoints.snapshot import (
 from cpt.checkpoints.transaction import Contents, Weights, clear_leftovers, hash_all, publish
 from cpt.checkpoints.verify import read_back, saved_parameters
 from cpt.checkpoints.zero_parts import parts_of
+from cpt.data.mixture import RowsOfSteps
 from cpt.errors import CheckpointError, TrainingError
 from cpt.ranks import is_main_process
 from cpt.recipe.load import dump_recipe
@@ -75,6 +76,7 @@ class SavingTrainer(ResumingTrainer):
     """
 
     length: RunLength
+    rows_of_steps: RowsOfSteps
     snapshot: Contents | None = None
     """While one is taken: what the Trainer would write goes here."""
     copies_are_too_large = False
@@ -134,7 +136,8 @@ class SavingTrainer(ResumingTrainer):
 
     @property
     def rows_trained(self) -> int:
-        return self.state.global_step * self.length.rows_per_step
+        """Rows that the run has consumed, including those left out."""
+        return self.rows_of_steps.first(self.state.global_step)
 
     def checkpoint_texts(self) -> dict[str, str]:
         """Small files of a full checkpoint, by name; called on the main process."""

@@ -11,7 +11,6 @@ from torch.utils.data import Dataset
 from transformers.trainer_utils import TrainOutput
 from trl.models import prepare_deepspeed
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, split_tensor_dict
-from xxhash import xxh3_64_intdigest
 
 from cpt.checkpoints.safe_load import load_data
 from cpt.checkpoints.transaction import Contents
@@ -77,8 +76,7 @@ class PromptTrainer(ExampleTrainer):
         device = self.args.device
         devices, kind = ([], "cuda") if device.type == "cpu" else ([device], device.type)
         with torch.random.fork_rng(devices=devices, device_type=kind):
-            seed = f"{self.args.seed} {self.state.global_step} {self.args.process_index}"
-            torch.manual_seed(xxh3_64_intdigest(seed.encode()) % 2**32)
+            torch.manual_seed(self.seed_of_step)
             return super().evaluate(*arguments, **options)
 
 
