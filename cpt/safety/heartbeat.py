@@ -155,8 +155,8 @@ class Heartbeat(TrainerCallback):
 
 
 def seconds_worked() -> float:
-    """Processor time of this process and its children so far."""
-    this, total = psutil.Process(), 0.0
+    """Processor time of this process and its children so far, without that of the calling thread."""
+    this, total = psutil.Process(), -time.thread_time()
     for process in (this, *this.children(recursive=True)):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             total += sum(process.cpu_times()[:4])  # user and system, own and of children that ended

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from cpt.data.rows.rows import IGNORED
 from cpt.models.fused_loss import FusedLoss
-from cpt.monitoring import source_losses
 from cpt.monitoring.source_losses import SourceLosses
 
 
@@ -67,10 +66,6 @@ def test_each_source_has_the_loss_of_its_rows(size, fused, recipe, tmp_path):
     assert {name: first[name] for name in expected} == pytest.approx(expected, rel=1e-4) and len(expected) == 2
 
 
-def out_of_memory(loss):
-    raise torch.OutOfMemoryError("CUDA out of memory.")
-
-
 def test_processes_that_share_rows_see_the_same_ones():
     looks = SourceLosses(SimpleNamespace(sources=["a"]), SimpleNamespace(first=lambda step: 100), sharing_rows=2)
     looks.state, looks.micro_batch = SimpleNamespace(global_step=5), 1
@@ -79,12 +74,3 @@ def test_processes_that_share_rows_see_the_same_ones():
         looks.args = SimpleNamespace(per_device_train_batch_size=3, world_size=4, process_index=rank)
         seen.append(looks.rows_under_way())
     assert seen == [range(106, 109)] * 2 + [range(109, 112)] * 2
-
-
-@pytest.mark.slow
-def test_where_memory_ends_the_figures_are_left_out_and_the_run_goes_on(recipe, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(source_losses, "summed_loss", lambda *_: out_of_memory(None))
-    trainer = four_steps(with_batches(recipe, 4), tmp_path)
-    trainer.train()
-    assert trainer.state.global_step == 4 and not any("loss_easy" in line for line in logged(trainer))
-    assert caplog.text.count("loss_<source> is not logged") == 1

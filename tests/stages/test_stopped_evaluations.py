@@ -18,7 +18,7 @@ from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
 
 OF_THE_CLOCK = ("tokens_per_second", "data_wait", "seconds_to_go", "step_seconds_", "train_")
-OF_THE_MACHINE = ("host_memory_gib", "cpu_percent", "disk_", "network_")
+OF_THE_MACHINE = ("host_memory_gib", "cpu_percent")
 
 
 class Signal(TrainerCallback):

@@ -80,6 +80,26 @@ class PromptTrainer(ExampleTrainer):
             return super().evaluate(*arguments, **options)
 
 
+class StepsOfPrompts(PromptTrainer):
+    """For TRL's DistillationTrainer (arXiv 2306.13649). Each step answers its prompts anew, so a checkpoint needs no
+    completions."""
+
+    @property
+    def generations(self) -> Generations:
+        """All micro-batches of a step are one generation."""
+        arguments = self.args
+        rows = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+        return Generations(rows, arguments.gradient_accumulation_steps, arguments.gradient_accumulation_steps)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """The completions of the next micro-batch, made for the whole step at its first one; each process answers its
+        share of prompts."""
+        if isinstance(inputs, list) and self.model is not None and self.model.training:
+            size = len(inputs) // self.args.world_size
+            inputs = inputs[self.args.process_index * size :][:size]
+        return super()._prepare_inputs(inputs)
+
+
 class GenerationBatches(PromptTrainer):
     """To be put in front of TRL's GRPOTrainer or RLOOTrainer, which generate, score and learn.
 
