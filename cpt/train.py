@@ -44,9 +44,8 @@ from cpt.safety.preemption import Preemption
 from cpt.safety.restart import restart
 from cpt.stages.arguments import training_arguments
 from cpt.stages.build import build_trainer
-from cpt.stages.data import data_of
 from cpt.stages.failures import lost_ranks_named, saved_on_errors
-from cpt.stages.inputs import describe_inputs
+from cpt.stages.inputs import data_of, describe_inputs
 from cpt.stages.model import model_for
 from cpt.stages.resuming import keep_dtype, keep_global_batch, train_from
 from cpt.stages.saving import seal_export

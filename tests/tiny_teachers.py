@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.stages.arguments import training_arguments
 from cpt.stages.build import build_trainer
-from cpt.stages.data import data_of
+from cpt.stages.inputs import data_of
 from cpt.stages.model import model_for
 from cpt.tokenizer.load import load_tokenizer
 

@@ -19,8 +19,7 @@ SETS = SOURCES = ("code", "general")
 FIGURES = (
     *("loss_smoothed", "learning_rate", "grad_norm", "epoch", "tokens_per_second", "data_wait", "mfu"),
     *("step_seconds_p50", "step_seconds_p95", "gpu_memory_allocated_gib", "gpu_memory_reserved_gib"),
-    *("gpu_memory_peak_gib", "host_memory_gib", "cpu_percent", "disk_read_mib_per_second"),
-    *("disk_written_mib_per_second", "network_received_mib_per_second", "network_sent_mib_per_second"),
+    *("gpu_memory_peak_gib", "host_memory_gib", "cpu_percent"),
     *("gpu_temperature_celsius", "gpu_power_watts", "gpu_utilization_percent", "seconds_to_go", "cost", "cost_to_go"),
     *(f"{figure}_{source}" for source in SOURCES for figure in ("share", "loss")),
 )

@@ -18,7 +18,7 @@ from cpt.models.build import build_model
 from cpt.recipe.schema import Recipe
 from cpt.stages.arguments import training_arguments
 from cpt.stages.build import build_trainer
-from cpt.stages.data import data_of
+from cpt.stages.inputs import data_of
 from cpt.tokenizer.load import load_tokenizer
 
 SEQUENCE_LENGTH = 1024

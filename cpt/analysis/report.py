@@ -66,13 +66,6 @@ PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, fi
     ("GPU temperature", "°C", {"gpu_temperature_celsius": "temperature"}, 1),
     ("GPU power", "W", {"gpu_power_watts": "power"}, 1),
     ("CPU utilization", "%", {"cpu_percent": "CPU"}, 1),
-    ("Disk", "MiB/s", {"disk_read_mib_per_second": "read", "disk_written_mib_per_second": "written"}, 1),
-    (
-        "Network",
-        "MiB/s",
-        {"network_received_mib_per_second": "received", "network_sent_mib_per_second": "sent"},
-        1,
-    ),
 )
 DRAWN = {name for _, _, figures, _ in PLOTS for name in figures}
 NOT_DRAWN = ("step", "tokens", "epoch", "loss", "num_tokens", "total_flos", "seconds_to_go", "cost", "cost_to_go")

@@ -1,4 +1,4 @@
-"""Add what the run does to its machine to each log: memory, CPU, disks, network, and the state of the GPU."""
+"""Add what the run uses of its machine to each log: memory, CPU, and the state of the GPU."""
 
 import importlib.util
 import math
@@ -14,7 +14,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from cpt.hardware import GIB
 from cpt.runs.signs import read_signs
 
-MIB = 2**20
 SECONDS_BETWEEN_LOOKS = 30.0  # at processes, NVML and heartbeats: each takes some milliseconds
 PEAK = "gpu_memory_peak_gib"
 
@@ -23,8 +22,8 @@ class MachineUse(TrainerCallback):
     """Adds GPU memory to each log of the training loss, and the other figures every 30 seconds.
 
     `gpu_memory_allocated_gib` and `gpu_memory_reserved_gib` are the main process's at this moment; the peak is the
-    largest of all processes, from their heartbeats. Rates of CPU, disks and network are means since the last look, of
-    the whole machine. NVML gives the GPU's temperature, power and utilization.
+    largest of all processes, from their heartbeats. `cpu_percent` is the mean of the whole machine since the last
+    look. NVML gives the GPU's temperature, power and utilization.
 
     Args:
         run: the run's folder, with the heartbeats.
@@ -37,8 +36,7 @@ class MachineUse(TrainerCallback):
         self.has_nvml = importlib.util.find_spec("pynvml") is not None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        psutil.cpu_percent()
-        self.before = counters()
+        psutil.cpu_percent()  # the next call returns the mean since this one
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         logs = kwargs["logs"]
@@ -47,25 +45,14 @@ class MachineUse(TrainerCallback):
         has_gpu = args.device.type == "cuda"
         if time.monotonic() >= self.next_look:
             self.next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
-            logs.update(self.machine())
+            memory = round(resident_bytes(psutil.Process()) / GIB, 3)
+            logs.update({"host_memory_gib": memory, "cpu_percent": psutil.cpu_percent()})
             if has_gpu:
                 logs.update(self.gpu_state())
                 self.largest_peak = max(self.largest_peak, peak_of_others(self.run, args.world_size))
         if has_gpu:
             logs.update(gpu_memory())
             logs[PEAK] = max(logs[PEAK], self.largest_peak)
-
-    def machine(self) -> dict[str, float]:
-        """Memory of this process and its children, CPU, and MiB per second of disks and network."""
-        before, self.before = self.before, counters()
-        seconds = self.before["seconds"] - before["seconds"]
-        rates = {
-            name: round((count - before.get(name, count)) / MIB / seconds, 3)
-            for name, count in self.before.items()
-            if name != "seconds" and seconds > 0
-        }
-        memory = round(resident_bytes(psutil.Process()) / GIB, 3)
-        return {"host_memory_gib": memory, "cpu_percent": psutil.cpu_percent(), **rates}
 
     def gpu_state(self) -> dict[str, float]:
         """Empty if NVML does not answer, as in some containers and on parts of a GPU; then it is not asked again."""
@@ -82,18 +69,6 @@ class MachineUse(TrainerCallback):
         except (NVMLError, RuntimeError):
             self.has_nvml = False
             return {}
-
-
-def counters() -> dict[str, float]:
-    """Bytes of disks and network since the machine started; containers may hide disks."""
-    disk, network = psutil.disk_io_counters(), psutil.net_io_counters()
-    found = {"seconds": time.monotonic()}
-    if disk is not None:
-        found |= {"disk_read_mib_per_second": disk.read_bytes, "disk_written_mib_per_second": disk.write_bytes}
-    if network is not None:
-        found["network_received_mib_per_second"] = network.bytes_recv
-        found["network_sent_mib_per_second"] = network.bytes_sent
-    return found
 
 
 def resident_bytes(top: psutil.Process) -> int:

@@ -1,5 +1,6 @@
 """Profile a few steps with torch.profiler: a trace, and a table of the most expensive operations."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from cpt.errors import RecipeError
 from cpt.runs.events import record_event
 from cpt.runs.folder import PROFILE
 
+log = logging.getLogger("cpt")
 ROWS = 40
 STEPS = 3
 
@@ -29,11 +31,6 @@ class StepProfile(TrainerCallback):
         self.run, self.first, self.last = run, at_step, at_step + STEPS - 1
         self.file = run / PROFILE / f"steps-{self.first}-{self.last}.txt"
         self.profiler: profile | None = None
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """A run that resumes after these steps does not profile them."""
-        if state.is_world_process_zero and state.global_step >= self.first and not self.file.exists():
-            self.report("profile_left_out", f"not profiled: the run resumes at step {state.global_step}")
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Begin with the step before the first one, or with the run's first."""
@@ -60,16 +57,17 @@ class StepProfile(TrainerCallback):
             table = profiler.key_averages().table(sort_by=order, row_limit=ROWS, max_name_column_width=80)
             self.file.write_text(table)
         except (OSError, RuntimeError) as problem:  # a full disk
-            self.report("profile_left_out", f"profiled, but the files cannot be written: {problem}")
+            log.warning("The profile cannot be written: %s.", problem)
             return
         self.report("profile", f"profiled: {trace} (open it in ui.perfetto.dev) and {self.file.name}")
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """The run may end before the last of these steps."""
+        """The run may resume after these steps, or end before the last of them."""
         if self.profiler is not None:
             self.profiler.stop()
             self.profiler = None
-            self.report("profile_left_out", "not profiled to their end, because the run ended")
+        if state.is_world_process_zero and not self.file.exists():
+            self.report("profile_left_out", "not profiled: the run began after them or ended before")
 
     def report(self, kind: str, what: str) -> None:
         record_event(self.run, kind, f"Steps {self.first} to {self.last}: {what}.", step=self.first)

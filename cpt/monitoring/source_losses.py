@@ -41,7 +41,7 @@ class SourceLosses(TrainerCallback):
     def __init__(self, data: PreparedData, rows: RowsOfSteps, *, sharing_rows: int = 1) -> None:
         self.data, self.rows, self.sharing_rows = data, rows, sharing_rows
         self.micro_batch = self.measured = 0
-        self.is_measuring = self.is_off = self.has_logged = self.has_no_memory = False
+        self.is_measuring = self.is_off = self.has_logged = False
         self.totals: Totals = torch.zeros(2, len(data.sources))
         self.hook: Any = None
 
@@ -84,21 +84,11 @@ class SourceLosses(TrainerCallback):
         """The forward hook; it does not change the output."""
         if not (model.training and torch.is_grad_enabled()):
             return
-        if self.is_measuring and not self.has_no_memory and isinstance(output, dict):
-            with torch.no_grad():
-                self.look_at(model, inputs, output)
-        self.micro_batch += 1
-
-    def look_at(self, model: nn.Module, inputs: dict[str, Any], output: dict[str, Any]) -> None:
-        """Add a micro-batch's losses; running out of memory here does not end the step."""
         targets = targets_of(inputs)
-        if targets is None:
-            return
-        try:
-            self.add(model, targets, inputs.get("num_items_in_batch"), output)
-        except torch.OutOfMemoryError:
-            self.has_no_memory = True
-            log.warning("loss_<source> is not logged any more: the losses of single rows ran out of memory.")
+        if self.is_measuring and targets is not None and isinstance(output, dict):
+            with torch.no_grad():
+                self.add(model, targets, inputs.get("num_items_in_batch"), output)
+        self.micro_batch += 1
 
     def add(
         self, model: nn.Module, targets: torch.Tensor, num_items: torch.Tensor | int | None, output: dict[str, Any]

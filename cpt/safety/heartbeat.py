@@ -95,20 +95,14 @@ class Heartbeat(TrainerCallback):
                 if is_busy and self.phase in OUTSIDE_OF_TRAINING:
                     self.write(self.phase, self.step)
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.step_began = time.perf_counter()
         self.beat("training", state.global_step)
 
-    def on_substep_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.beat("training", state.global_step)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.seconds.append(time.perf_counter() - self.step_began)
         self.beat("between" if control.should_evaluate or control.should_save else "training", state.global_step)
 
@@ -118,9 +112,7 @@ class Heartbeat(TrainerCallback):
         """Evaluations before the first step and after the last are part of start and end."""
         self.beat("between" if self.phase == "training" else self.phase, state.global_step)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.beat("ending", state.global_step)
 
     def beat(self, phase: Phase, step: int) -> None:
@@ -163,8 +155,8 @@ class Heartbeat(TrainerCallback):
 
 
 def seconds_worked() -> float:
-    """Processor time of this process and its children so far."""
-    this, total = psutil.Process(), 0.0
+    """Processor time of this process and its children so far, without that of the calling thread."""
+    this, total = psutil.Process(), -time.thread_time()
     for process in (this, *this.children(recursive=True)):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             total += sum(process.cpu_times()[:4])  # user and system, own and of children that ended

@@ -37,10 +37,8 @@ class JudgingEngine(DeepSpeedEngineWrapper):
         self.hand_over()
 
     def hand_over(self) -> None:
-        """Stand between ZeRO and the norms that it looks at."""
-        from deepspeed.runtime.zero.stage3 import (
-            DeepSpeedZeroOptimizer_Stage3,
-        )  # DeepSpeed is imported by runs that use it
+        """Replace what ZeRO reads norms from."""
+        from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
         from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
         optimizer: Any = self.engine.optimizer
@@ -67,12 +65,10 @@ class JudgingEngine(DeepSpeedEngineWrapper):
             self.after_step()
 
     def judged_norm(self) -> torch.Tensor:
-        """In place of ZeRO-1's and 2's `scaled_global_norm`."""
         norm: torch.Tensor = self.norm_of_all()
         return torch.where(self.skips(norm), torch.full_like(norm, math.inf), norm)
 
     def judged_norms(self) -> list[torch.Tensor]:
-        """In place of ZeRO-3's `_get_norm_groups`."""
         norms = [torch.as_tensor(norm, device=self.figures_device) for norm in self.norms_of_groups()]
         together = torch.stack([norm.float() for norm in norms])
         # -1 stands for a norm that is not finite
@@ -83,7 +79,6 @@ class JudgingEngine(DeepSpeedEngineWrapper):
         return [torch.where(skip, torch.full_like(norm, math.inf), norm) for norm in norms]
 
     def skips(self, scaled_norm: torch.Tensor) -> torch.Tensor:
-        """Ask the judge."""
         self.has_judged = True
         norm = scaled_norm.float() / self.engine.optimizer.loss_scale
         return self.judge(torch.stack((self.mean_loss(), norm.to(self.figures_device))))
@@ -97,7 +92,6 @@ class JudgingEngine(DeepSpeedEngineWrapper):
             self.engine.optimizer.overflow = False
 
     def mean_loss(self) -> torch.Tensor:
-        """Over all ranks."""
         assert self.loss is not None, "a step has micro-batches"
         loss = self.loss.clone()
         dist.all_reduce(loss)
@@ -105,6 +99,5 @@ class JudgingEngine(DeepSpeedEngineWrapper):
 
     @property
     def figures_device(self) -> torch.device:
-        """Where the losses are."""
         assert self.loss is not None, "a step has micro-batches"
         return self.loss.device

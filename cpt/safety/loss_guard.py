@@ -96,16 +96,13 @@ class Judged:
 
     @property
     def is_finite(self) -> bool:
-        """Both the loss and the gradient."""
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
     @property
     def is_skipped(self) -> bool:
-        """Whether its update was left out."""
         return not self.is_finite or self.has_loss_spike or self.has_gradient_spike
 
     def complaint(self) -> str:
-        """`loss nan`, for people."""
         if not math.isfinite(self.loss):
             return f"its loss was {self.loss}"
         if not math.isfinite(self.gradient_norm):
@@ -170,16 +167,12 @@ class LossGuard:
 
     def note(self, step: int, verdict: torch.Tensor) -> None:
         """Send a verdict to the host, without waiting for it."""
-        place = self.next_place(step)
+        place = self.noted % len(self.read_from)
+        self.noted += 1
+        self.unread.append(step)
         self.read_from[place].copy_(verdict, non_blocking=True)
         if self.arrivals:
             self.arrivals[place].record()
-
-    def next_place(self, step: int) -> int:
-        """Where the verdict of a step goes."""
-        self.noted += 1
-        self.unread.append(step)
-        return (self.noted - 1) % len(self.read_from)
 
     def read(self, *, unread: int = 0) -> Iterator[Judged]:
         """The verdicts that were not read yet, oldest first, all but the last `unread`."""
@@ -191,17 +184,16 @@ class LossGuard:
             yield Judged(self.unread.popleft(), loss, norm, bool(loss_spike), bool(gradient_spike))
 
     def forget(self) -> None:
-        """What comes now may have another level."""
+        """The next losses may have another level."""
         self.history.fill_(math.inf)
         self.accepted.zero_()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, exactly."""
         history = [[value if math.isfinite(value) else None for value in row] for row in self.history.tolist()]
         return {"accepted": int(self.accepted), "history": history}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's state; where the window has another size, from nothing."""
+        """A window of another size begins empty."""
         self.unread.clear()
         if len(state["history"][0]) == self.window:
             history = [[math.inf if value is None else value for value in row] for row in state["history"]]
@@ -256,18 +248,16 @@ class SkipBudget:
         return bad
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
         recent = [[skipped.step, *skipped.rows] for skipped in self.recent]
         return {"recent": recent, "total": self.total, "rollbacks": self.rollbacks}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
         self.recent = [Skipped(step, (first, end)) for step, first, end in state["recent"]]
         self.total, self.rollbacks = state["total"], state["rollbacks"]
 
 
 def check_loss_guard(section: Component | None) -> None:
-    """Refuse a guard that there is not, and options that it does not take.
+    """Check the guard's name and options.
 
     Raises:
         RecipeError: with what was probably meant.
@@ -279,10 +269,8 @@ def check_loss_guard(section: Component | None) -> None:
     except RecipeError as problem:
         raise RecipeError(f"`safety.loss_guard.name`: {problem}") from problem
     check_options(function, section.options, "safety.loss_guard", also=FOR_ALL)
-    least = {"window": FEWEST, "skips": 0, "rollbacks": 0}
-    for option, value in section.options.items():
-        if value < least.get(option, -math.inf) if option in least else option == "sigmas" and value <= 0:
-            raise RecipeError(
-                f"`safety.loss_guard.{option}` must be"
-                f" {f'at least {least[option]}' if option in least else 'more than 0'}."
-            )
+    for option, least in {"window": FEWEST, "skips": 0, "rollbacks": 0}.items():
+        if section.options.get(option, least) < least:
+            raise RecipeError(f"`safety.loss_guard.{option}` must be at least {least}.")
+    if section.options.get("sigmas", 1) <= 0:
+        raise RecipeError("`safety.loss_guard.sigmas` must be more than 0.")

@@ -1,5 +1,4 @@
-"""Stop a run that is told to stop where it can go on exactly: at the end of a step and after a save, all processes
-together."""
+"""Stop a run on a signal: at the end of a step, after a save, all processes together."""
 
 import logging
 import os
@@ -30,17 +29,14 @@ LAUNCHER_GONE = signal.SIGHUP  # what it counts as
 
 @dataclass
 class Pace:
-    """How often all processes ask each other: each time where that is 0.1 s or more after the last, else each so many
-    times."""
+    """When all processes ask each other next: after 0.1 s, counted in calls, so that all of them count alike."""
 
     calls_between: int = 1
-    """The same number on all of them."""
     calls: int = 0
     """Since they last asked."""
     asked_at: float = 0.0
 
     def is_due(self) -> bool:
-        """Count a call."""
         self.calls += 1
         return self.calls >= self.calls_between
 
@@ -49,17 +45,13 @@ class Preemption(TrainerCallback):
     """Takes SIGTERM, SIGINT, SIGUSR1 and SIGHUP while its context is open; as a callback it ends the training after a
     save.
 
-    One process that got the signal is enough: all of them agree on it at a step's end, or after a batch of an
-    evaluation, over gloo and not over the GPUs, each time where steps take longer than 0.1 s and else each so many of
-    them. An evaluation that is due or under way
-    is left to the next start: whoever sent the signal does not wait for it. Before and after the training there is
-    nothing to save, and the signal raises Interrupted at once. A second SIGINT, a second or more later, ends the
-    process on the spot, whatever it waits for. Where a launcher started this process and is gone, that counts as a
-    signal too: torchrun leaves its processes behind when SIGUSR1 kills it. A SIGHUP that was ignored from the start
-    (nohup) stays ignored.
+    A signal to one process is enough. All of them agree on it, over gloo and not over the GPUs, at a step's end or
+    after a batch of an evaluation, which is left to the next start. Before and after the training there is nothing to
+    save, and the signal raises Interrupted at once. A second SIGINT, a second or more later, ends the process on the
+    spot. A launcher that is gone counts as a signal too: torchrun leaves its processes behind when SIGUSR1 kills it. A
+    SIGHUP that was ignored from the start (nohup) stays ignored.
 
-    A thread reads the signals from a pipe, since Python's own handlers wait for a main thread that may wait for other
-    processes.
+    A thread reads the signals from a pipe: Python's own handlers wait for the main thread, which may hang in a call.
     """
 
     def __init__(self) -> None:
@@ -69,7 +61,6 @@ class Preemption(TrainerCallback):
         """The signal for which all processes stopped the training."""
         self.is_training = False
         self.interrupted_at: float | None = None
-        """When the first SIGINT came, by a clock that only goes on."""
         self.group: dist.ProcessGroup | None = None
         self.steps, self.batches = Pace(), Pace()
         self.previous: dict[int, Any] = {}
@@ -77,11 +68,7 @@ class Preemption(TrainerCallback):
     # --- the context -------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Preemption":
-        """Take the signals.
-
-        Python has them only in the main thread; elsewhere (a notebook's server, a user's own program) they are left
-        alone.
-        """
+        """Take the signals, which only the main thread can (a notebook's server may run this in another)."""
         if threading.current_thread() is not threading.main_thread():
             return self
         self.reading, self.writing = os.pipe()
@@ -101,7 +88,6 @@ class Preemption(TrainerCallback):
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the signals back."""
         if not self.previous:
             return
         self.is_watching = False
@@ -115,15 +101,14 @@ class Preemption(TrainerCallback):
         os.close(self.writing)
 
     def at_signal(self, number: int, _: FrameType | None) -> None:
-        """What Python calls in the main thread; the thread that watches has noted the signal already, or will."""
+        """Python calls this in the main thread; the watching thread notes the signal by itself."""
         if not self.is_training and self.stopped_by is None:
             raise Interrupted(
                 f"{signal.Signals(number).name} came while nothing was being trained. {same_command()} continues."
             )
 
     def leave_child_alone(self) -> None:
-        """Workers end when they are told to, and do not speak for this process; Ctrl-C is for the main one, which ends
-        them."""
+        """Forked workers end on SIGTERM; Ctrl-C is for the main process, which ends them."""
         if self.previous:
             signal.set_wakeup_fd(-1)
             for number in self.previous:
@@ -140,7 +125,6 @@ class Preemption(TrainerCallback):
                 self.note(LAUNCHER_GONE)
 
     def note(self, number: int) -> None:
-        """One signal."""
         if number not in SIGNALS:
             return
         self.received = self.received or number
@@ -152,22 +136,14 @@ class Preemption(TrainerCallback):
 
     # --- the callback ------------------------------------------------------------------------------------------------
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """From here on signals wait for the end of a step."""
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.is_training = True
         if world_size() > 1 and self.group is None:
             self.group = dist.new_group(backend="gloo")
-            dist.barrier(
-                group=self.group
-            )  # connected now, while the launcher is there to introduce the processes to each other
+            dist.barrier(group=self.group)  # connects the processes while the launcher is there
         self.steps.asked_at = self.batches.asked_at = time.perf_counter()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Stop here if any process was told to."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.is_told_to_stop(self.steps):
             control.should_save, control.should_evaluate, control.should_training_stop = True, False, True
 
@@ -184,14 +160,11 @@ class Preemption(TrainerCallback):
         if self.stopped_by is not None:
             raise Interrupted(f"stopped by {self.stopped_by} in an evaluation")
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Nothing is being trained any more."""
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.is_training = False
 
     def is_told_to_stop(self, pace: Pace) -> bool:
-        """Whether any process got a signal, as far as they have asked each other; the same on all."""
+        """Whether any process got a signal; the same answer on all."""
         number = self.agree(pace) if pace.is_due() else 0
         if number:
             self.stopped_by = signal.Signals(number).name

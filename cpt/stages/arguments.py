@@ -46,9 +46,7 @@ def training_arguments(
         "learning_rate": recipe.optimizer.learning_rate,
         "report_to": recipe.monitoring.trackers or "none",
         "disable_tqdm": True,  # our console callback has the bar
-        "logging_nan_inf_filter": (
-            False
-        ),  # it logs loss 0 for a run that is lost, and waits for the GPU at each micro-batch
+        "logging_nan_inf_filter": False,  # True logs 0 for a lost run, and waits for the GPU at each micro-batch
         "ignore_data_skip": True,  # our loader starts at the row where the checkpoint stands
         "remove_unused_columns": False,
         "use_cpu": bool(recipe.training.get("use_cpu")) or not torch.accelerator.is_available(),
@@ -67,14 +65,11 @@ def training_arguments(
     fields = config_class.__dataclass_fields__
     if "max_length" in fields:
         ours["max_length"] = recipe.data.sequence_length
-    if (
-        config_class is not TrainingArguments
-    ):  # TRL's configs have other defaults for these two: here all stages have the same
+    if config_class is not TrainingArguments:  # TRL has other defaults; here all stages have the same
         defaults |= {"gradient_checkpointing": False, "bf16": False}
-    theirs = {
-        **recipe.training,
-        **({"deepspeed": str(deepspeed) if isinstance(deepspeed, Path) else deepspeed} if deepspeed else {}),
-    }
+    theirs = dict(recipe.training)
+    if deepspeed:
+        theirs["deepspeed"] = str(deepspeed) if isinstance(deepspeed, Path) else deepspeed
     try:
         return config_class(**{**defaults, **theirs, **ours})
     except (ValueError, TypeError, ImportError) as problem:

@@ -1,7 +1,7 @@
 """A DeepSpeed JSON against DeepSpeed's own keys and against the recipe: what it says twice must be the same."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from cpt.recipe.automatic import accumulation
 from cpt.recipe.schema import Recipe
 
 Profile = dict[str, Any]
+Complaints = Iterator[tuple[str, str]]
+"""Key of the profile, and what is wrong with it."""
 
 # What DeepSpeed 0.19 reads at the top of its config; it ignores any other key in silence.
 READ_BY_DEEPSPEED = """
@@ -50,102 +52,82 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
         ResourceError: DeepSpeed is not installed.
     """
     profile = read_profile(given)
-    where = locator(given)
-    complaints = [
+    unknown = (
         (key, f"`{key}` is not a key of DeepSpeed, which would ignore it.{did_you_mean(key, KEYS)}")
         for key in profile
         if key not in KEYS
-    ]
-    complaints += check_zero(profile)
-    for rule in RULES:
-        complaints += rule(profile, recipe)
-    return [f"{where(key)}: {text}" for key, text in complaints]
+    )
+    return located(given, unknown, check_zero(profile), *(rule(profile, recipe) for rule in RULES))
 
 
 def profile_warnings(given: str | Path | Profile, recipe: Recipe) -> list[str]:
     """What DeepSpeed accepts, and gives gradients that are wrong or less precise than they could be."""
-    return [*accumulates_in_half(given, recipe), *reduces_too_early(given)]
+    profile = read_profile(given)
+    return located(given, accumulates_in_half(profile, recipe), reduces_too_early(profile))
 
 
-def accumulates_in_half(given: str | Path | Profile, recipe: Recipe) -> list[str]:
+def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
+    """The complaints, each with its place: `zero.json:12`, or `training.deepspeed` where the recipe holds the
+    profile."""
+    lines = [] if isinstance(given, dict) else Path(given).read_text(encoding="utf-8").splitlines()
+
+    def place(key: str) -> str:
+        if isinstance(given, dict):
+            return "`training.deepspeed`"
+        last = key.rpartition(".")[2]
+        number = next((number for number, line in enumerate(lines, 1) if f'"{last}"' in line), None)
+        return f"{given}:{number}" if number else str(given)
+
+    return [f"{place(key)}: {text}" for some in complaints for key, text in some]
+
+
+def accumulates_in_half(profile: Profile, recipe: Recipe) -> Complaints:
     """Gradients of several micro-batches in bfloat16, at stages that can have them in fp32.
 
     DeepSpeed 0.19 has another optimizer for ZeRO-1 with fp32 gradients, and keeps those of ZeRO-2 on the GPU, wherever
     the optimizer is.
     """
-    profile, steps = read_profile(given), accumulation(recipe)
-    stage = zero_section(profile).get("stage")
+    steps, stage, written = accumulation(recipe), zero_section(profile).get("stage"), profile.get("data_types")
     has_room = stage == 3 or stage == 2 and not offloads(profile, "optimizer")
-    written = profile.get("data_types")
     dtype = written.get("grad_accum_dtype") if isinstance(written, Mapping) else None
-    if not recipe.training.get("bf16") or steps == 1 or not has_room or dtype == "fp32":
-        return []
-    return [
-        f"{locator(given)('data_types')}: the gradients of {steps} micro-batches accumulate in bfloat16, which rounds"
-        ' each sum. Write "data_types": {"grad_accum_dtype": "fp32"} into the profile (2 bytes more a'
-        " parameter, divided over the GPUs)"
-    ]
+    if recipe.training.get("bf16") and steps > 1 and has_room and dtype != "fp32":
+        yield (
+            "data_types",
+            f"the gradients of {steps} micro-batches accumulate in bfloat16, which rounds each sum. Write"
+            ' "data_types": {"grad_accum_dtype": "fp32"} into the profile (2 bytes more a parameter, divided over the'
+            " GPUs)",
+        )
 
 
-def reduces_too_early(given: str | Path | Profile) -> list[str]:
-    """DeepSpeed's users report wrong gradients: issues 4298, 5294 and 5347, on several GPUs."""
-    section = zero_section(read_profile(given))
-    if section.get("stage") not in (1, 2) or not section.get("overlap_comm"):
-        return []
-    return [
-        f"{locator(given)('overlap_comm')}: `zero_optimization.overlap_comm` is true at stage {section['stage']}:"
-        " DeepSpeed's users report wrong gradients with it on several GPUs"
-        " (github.com/deepspeedai/DeepSpeed/issues/5294). Write false"
-    ]
+def reduces_too_early(profile: Profile) -> Complaints:
+    section = zero_section(profile)
+    if section.get("stage") in (1, 2) and section.get("overlap_comm"):
+        yield (
+            "overlap_comm",
+            f"`zero_optimization.overlap_comm` is true at stage {section['stage']}: DeepSpeed's users report wrong"
+            " gradients with it on several GPUs (github.com/deepspeedai/DeepSpeed/issues/5294). Write false",
+        )
 
 
 def read_profile(given: str | Path | Profile) -> Profile:
     """The profile's content.
 
     Raises:
-        RecipeError: there is no such file, or it is not a JSON object with each key once.
+        RecipeError: there is no such file, or it is not a JSON object.
     """
     if isinstance(given, dict):
         return given
     try:
-        profile = json.loads(Path(given).read_text(encoding="utf-8"), object_pairs_hook=without_repetition)
+        profile = json.loads(Path(given).read_text(encoding="utf-8"))
     except OSError as problem:
         raise RecipeError(
             f"`training.deepspeed`: {given} cannot be read ({problem.strerror}). Profiles are in deepspeed_configs/."
         ) from problem
-    except ValueError as problem:  # of json, of the encoding, and of a key written twice
+    except ValueError as problem:
         raise RecipeError(f"`training.deepspeed`: {given} is not valid JSON: {problem}") from problem
     if not isinstance(profile, dict):
         raise RecipeError(f"`training.deepspeed`: {given} holds no JSON object. Profiles are in deepspeed_configs/.")
     return profile
-
-
-def without_repetition(pairs: list[tuple[str, Any]]) -> Profile:
-    """A JSON object, refused where a key stands twice: Python would take the last one, DeepSpeed would stop."""
-    keys = [key for key, _ in pairs]
-    twice = [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
-    if twice:
-        raise ValueError(f"`{twice[0]}` is written twice")
-    return dict(pairs)
-
-
-def locator(given: str | Path | Profile) -> Callable[[str], str]:
-    """A function that tells where a key stands: `zero.json:12`, or `training.deepspeed` where the profile is in the
-    recipe."""
-    if isinstance(given, dict):
-        return lambda key: "`training.deepspeed`"
-    lines = Path(given).read_text(encoding="utf-8").splitlines()
-
-    def place(key: str) -> str:
-        last = key.rpartition(".")[2]
-        numbers = [number for number, line in enumerate(lines, 1) if f'"{last}"' in line]
-        return f"{given}:{numbers[0]}" if numbers else str(given)
-
-    return place
-
-
-Complaints = Iterator[tuple[str, str]]
-"""Key of the profile, and what is wrong with it."""
 
 
 def check_zero(profile: Profile) -> Complaints:

@@ -11,8 +11,7 @@ from torch.utils.data import Dataset
 from transformers import TrainingArguments
 
 from cpt.data.held_out import HeldOutSet
-from cpt.errors import Interrupted, RecipeError
-from cpt.evaluation.document_losses import measure_and_keep
+from cpt.errors import RecipeError
 from cpt.stages.model import PACKED
 from cpt.stages.sampling.fused_head import fit_fused_head
 from cpt.stages.trainer import CPTTrainer
@@ -69,10 +68,9 @@ class ExampleTrainer(CPTTrainer):
         return dataset
 
     def _send_telemetry(self) -> None:
-        """A run tells nobody that it began."""
+        """Nothing is sent."""
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
-        """TRL's own collator."""
         collate: Callable[[list[Any]], Any] = self.data_collator
         return collate
 
@@ -90,71 +88,42 @@ class ExampleTrainer(CPTTrainer):
             raise RecipeError(f"`training.loss_type`: {problem}") from problem
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
-        """TRL's figures too, but for its count of tokens, which begins anew with each resume; every run counts its
-        own."""
+        """Without TRL's count of tokens, which begins anew with each resume."""
         for figures in vars(self).get("_metrics", {}).values():
             figures.pop("num_tokens", None)
         super().log(logs, *arguments, **options)
 
-    def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
-        """Loss and TRL's own figures of each held-out set, each example counted once.
-
-        Empty where a signal stopped it: the run saves then, and makes it up when it goes on.
-
-        Raises:
-            ResourceError: memory ended; smaller micro-batches of the training would not help.
-        """
+    def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
+        """In evaluation mode, so that TRL's `log` leaves the figures of the training alone."""
         assert self.model is not None, "the Trainer was built with a model"
-        metrics: dict[str, float] = {}
         was_training = self.model.training
         self.model.eval()
         try:
-            for name, held_out in self.held_out.items():
-                if not is_text(held_out):
-                    metrics |= {
-                        f"{metric_key_prefix}_{name}_{key}": value for key, value in self.measure(held_out).items()
-                    }
-            metrics |= {f"{metric_key_prefix}_{key}": value for key, value in self.measure_texts().items()}
-            self.log(metrics)
-        except Interrupted:
-            self.control.should_save = self.control.should_training_stop = True
-            return {}
-        except RuntimeError as problem:
-            self.refuse_out_of_memory(problem)
-            raise
+            return super().evaluate(*arguments, **options)
         finally:
             self.model.train(was_training)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
 
-    def measure_texts(self) -> dict[str, float]:
-        """Loss, perplexity and bits per byte of held-out texts: what a model that learns to answer forgets of the
-        rest."""
-        assert self.model is not None, "the Trainer was built with a model"
-        texts = {name: held_out for name, held_out in self.held_out.items() if is_text(held_out)}
-        where: dict[str, Any] = {"run_folder": self.run_folder, "step": self.state.global_step}
-        size = self.args.per_device_eval_batch_size
-        return (
-            measure_and_keep(self.model, texts, batch_size=size, after_batch=self.tell_prediction_step, **where)
-            if texts
-            else {}
-        )
+    def measure_held_out(self) -> dict[str, float]:
+        """Loss and TRL's own figures of each set of examples; bits per byte of each set of texts."""
+        texts = {name: held_out for name, held_out in self.held_out.items() if held_out.form in PACKED}
+        figures = {
+            f"{name}_{key}": value
+            for name, held_out in self.held_out.items()
+            if name not in texts
+            for key, value in self.measure(held_out).items()
+        }
+        return figures | (self.measure_texts(texts) if texts else {})
 
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
-        """The figures of one set, means over its examples: of each figure over those of the batches that have it, and
-        how many there are.
+        """The figures of one set, means over its examples, and how many there are.
 
-        Answers that were judged may be all wanted, or all unwanted, in a batch, which then has no reward of the
-        others.
+        A figure is the mean over the batches that have it: a batch of only wanted answers has no reward of unwanted.
         """
         sums, seen = dict[str, float](), dict[str, int]()
-        collate, own = self.collate_examples() or self.data_collator, self.metrics_of_evaluation
-        for rows, count in self.batches_of(len(held_out.rows)):
+        own = self.metrics_of_evaluation
+        for numbers, count in self.batches_of(len(held_out.rows)):
             own.clear()
-            batch = self._prepare_inputs(collate([held_out.rows[number] for number in rows]))
-            with torch.no_grad(), self.compute_loss_context_manager():
-                loss = self.compute_loss(self.model, batch)
-            figures = {"loss": self.accelerator.gather(loss.detach().reshape(1)).mean().item()}
+            figures = self.figures_of([held_out.rows[number] for number in numbers])
             own.pop("num_tokens", None)  # of the training, so far
             figures |= {name_of_figure(name): sum(values) / len(values) for name, values in own.items() if values}
             for name, value in figures.items():
@@ -162,6 +131,14 @@ class ExampleTrainer(CPTTrainer):
             self.tell_prediction_step()
         own.clear()
         return {**{name: value / seen[name] for name, value in sums.items()}, "examples": len(held_out.rows)}
+
+    def figures_of(self, rows: list[Any]) -> dict[str, float]:
+        """The loss of a batch of all processes; TRL notes its own figures meanwhile."""
+        collate = self.collate_examples() or self.data_collator
+        batch = self._prepare_inputs(collate(rows))
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss = self.compute_loss(self.model, batch)
+        return {"loss": self.accelerator.gather(loss.detach().reshape(1)).mean().item()}
 
     @property
     def metrics_of_evaluation(self) -> dict[str, list[float]]:
@@ -188,11 +165,6 @@ class ExampleTrainer(CPTTrainer):
 def name_of_figure(name: str) -> str:
     """TRL's name of a part of the loss, `nll_loss`, such that it is not taken for the loss of another set."""
     return f"loss/{name.removesuffix(LOSS)}" if name.endswith(LOSS) else name
-
-
-def is_text(held_out: HeldOutSet) -> bool:
-    """Whether a set is of texts, each token of which a language model predicts; others are of examples."""
-    return held_out.form in PACKED
 
 
 def is_adapter_of_quantized(model: nn.Module, parameter: nn.Parameter) -> bool:

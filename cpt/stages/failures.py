@@ -29,14 +29,10 @@ class StepBoundary(TrainerCallback):
     def __init__(self) -> None:
         self.is_within = False
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.is_within = True
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.is_within = False
 
 
@@ -59,7 +55,7 @@ def saved_on_errors(trainer: SavingTrainer) -> Iterator[None]:
         known = [step_of(checkpoint) for checkpoint in published_checkpoints(folder)]
         if world_size() == 1 and not boundary.is_within and step > max(known, default=0):
             trainer.save_once("full")
-            trainer.in_flight.wait()
+            trainer.wait_for_saves()
         if is_main_process() and not lost_others(problem):
             what = f"The run failed after step {step}: {type(problem).__name__}: {problem}."
             record_event(folder, "failed", f"{what} {resumes_from(folder)}", step=step)

@@ -30,8 +30,8 @@ TRAINERS: dict[str, tuple[str, ...]] = {
     "spo": ("cpt.stages.spo:SPOTrainer",),
     "distill": ("cpt.stages.distill:DistillTrainer",),
     "distill_text": ("cpt.stages.distill:DistillTrainer",),
-    "distill_on_policy": ("cpt.stages.distill_on_policy:StepsOfPrompts", "trl:DistillationTrainer"),
-    "gkd": ("cpt.stages.gkd:WholeConversations", "trl.experimental.gkd:GKDTrainer"),
+    "distill_on_policy": ("cpt.stages.sampling.generation_batches:StepsOfPrompts", "trl:DistillationTrainer"),
+    "gkd": ("cpt.stages.distill:WholeConversations", "trl.experimental.gkd:GKDTrainer"),
 }
 """Our trainer; or what a trainer of TRL's needs to train on our rows, and that trainer: its loss, metrics and
 generation stay."""

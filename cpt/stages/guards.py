@@ -15,7 +15,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import TrainOutput
 
 from cpt.checkpoints.resume import newest_sound, published_checkpoints, set_aside, step_of
-from cpt.data.mixture import RowsOfSteps
 from cpt.errors import Interrupted, ResourceError, RestartNeeded, TrainingError
 from cpt.models.inventory import vocabulary_size
 from cpt.optim.clipping import gradient_norm
@@ -24,7 +23,7 @@ from cpt.optim.schedules import phases_in_tokens
 from cpt.ranks import is_main_process, main_process_decides, rank, same_command
 from cpt.runs.events import record_event
 from cpt.safety.judging_engine import JudgingEngine
-from cpt.safety.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, Judged, LossGuard, SkipBudget, Skipped
+from cpt.safety.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, Judged, LossGuard, SkipBudget
 from cpt.safety.restart import (
     forget_rollback,
     is_out_of_memory,
@@ -46,9 +45,7 @@ class StepGuardCallback(TrainerCallback):
     def __init__(self, trainer: "GuardedTrainer") -> None:
         self.trainer = trainer
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.trainer.begin_guarding()
 
     def on_pre_optimizer_step(
@@ -66,7 +63,6 @@ class GuardedTrainer(SavingTrainer):
     judged by its loss alone: the gradient's norm is only known afterwards.
     """
 
-    rows_of_steps: RowsOfSteps
     first_step: int
     guard: LossGuard | None = None
     budget: SkipBudget | None = None
@@ -82,7 +78,6 @@ class GuardedTrainer(SavingTrainer):
     backward_pass: Callable[..., None]
 
     def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
-        """As the Trainer does, with what the checkpoint knows of skipped steps."""
         check_release(self.recipe, deepspeed=self.is_deepspeed_enabled)
         section = self.recipe.safety.loss_guard
         if section is not None:
@@ -114,7 +109,7 @@ class GuardedTrainer(SavingTrainer):
         return HIGHEST_LOSS * math.log(vocabulary_size(model.config))
 
     def begin_guarding(self) -> None:
-        """Everything is built and loaded: hook in where a step can be judged."""
+        """Hook in where a step can be judged, once everything is built and loaded."""
         self.reshard()
         model: Any = self.model
         accelerator: Any = self.accelerator
@@ -140,7 +135,7 @@ class GuardedTrainer(SavingTrainer):
         return {**super().checkpoint_texts(), SAFETY: json.dumps(self.safety_state())}
 
     def safety_state(self) -> dict[str, Any]:
-        """For `safety.json` of a checkpoint: with it a resumed run decides as this one does."""
+        """With it a resumed run decides as this one does."""
         state: dict[str, Any] = {"format": 1, "left_out": self.rows_of_steps.left_out}
         if self.guard is not None and self.budget is not None:
             for judged in self.guard.read():  # unread only in a save after an error
@@ -149,18 +144,13 @@ class GuardedTrainer(SavingTrainer):
         return state
 
     def restore_safety(self, state: Mapping[str, Any]) -> None:
-        """Continue with what a checkpoint stored."""
         self.rows_of_steps.left_out = [(first, end) for first, end in state.get("left_out", [])]
         if self.guard is not None and self.budget is not None and "guard" in state:
             self.guard.restore(state["guard"])
             self.budget.restore(state["budget"])
 
     def restore_rollback(self) -> bool:
-        """Leave out the rows of a roll-back to this very checkpoint, which was written before it.
-
-        Returns:
-            Whether there was one.
-        """
+        """Leave out the rows of a roll-back to this checkpoint; False if there was none."""
         rollback = learned_rollback(self.run_folder)
         if rollback is None or rollback["to_step"] != self.first_step:
             if rollback is not None and rollback["to_step"] > self.first_step and is_main_process():
@@ -170,11 +160,6 @@ class GuardedTrainer(SavingTrainer):
         if self.budget is not None:
             self.budget.restore(rollback["budget"])
         return True
-
-    @property
-    def rows_trained(self) -> int:
-        """Rows that the run has consumed, those left out included."""
-        return self.rows_of_steps.first(self.state.global_step)
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -271,8 +256,7 @@ class GuardedTrainer(SavingTrainer):
     # --- a step that updates in its backward pass --------------------------------------------------------------------
 
     def update_in_backward(self, loss: torch.Tensor, **options: Any) -> None:
-        """The backward pass, in which the weights are updated; its loss is judged first, and the verdict stays on the
-        device."""
+        """The backward pass, which updates the weights; its loss is judged before, on the device."""
         assert self.released is not None, "in place of the accelerator's only then"
         self.is_updating = True  # from here on the step cannot be redone
         if self.guard is None:
@@ -288,14 +272,13 @@ class GuardedTrainer(SavingTrainer):
         self.backward_pass(loss, **options)
 
     def note_released(self, released: ReleasedGradients) -> None:
-        """Send the verdict to the host; parameters whose gradient was not finite were left as they are."""
+        """Send the verdict to the host."""
         if self.guard is None:
             return
         norm = released.norm().to(self.loss_of_step.device)
         self.guard.learn_norm(norm, skipped=self.skip)
-        self.guard.note(
-            self.state.global_step + 1, torch.cat((torch.stack((self.loss_of_step, norm)), self.spikes.float()))
-        )
+        figures = torch.stack((self.loss_of_step, norm))
+        self.guard.note(self.state.global_step + 1, torch.cat((figures, self.spikes.float())))
         left_out = self.skip | ~norm.isfinite()
         self._tr_loss.copy_(torch.where(left_out, self.loss_before, self.loss_before + self._tr_loss))
 
@@ -327,12 +310,7 @@ class GuardedTrainer(SavingTrainer):
     # --- skipped steps -----------------------------------------------------------------------------------------------
 
     def read_verdicts(self, *, unread: int) -> None:
-        """Count the verdicts that have arrived, in their order, so that it does not matter when they are read.
-
-        Raises:
-            RestartNeeded: too many steps were skipped.
-            TrainingError: that happened too often.
-        """
+        """Count the verdicts that have arrived; see `roll_back` for what too many skipped steps raise."""
         if self.guard is None or self.budget is None:
             return
         for judged in self.guard.read(unread=unread):
@@ -348,13 +326,8 @@ class GuardedTrainer(SavingTrainer):
         skipped = self.budget.note(judged)
         if skipped is not None:
             self.skipped_since_log.append(judged)
-            self.record_skipped(judged, skipped)
-
-    def record_skipped(self, judged: Judged, skipped: Skipped) -> None:
-        if is_main_process():
             first, end = skipped.rows
-            record_event(
-                self.run_folder,
+            self.record(
                 "spike_skipped" if judged.is_finite else "nan_skipped",
                 f"Step {judged.step} was skipped: {judged.complaint()}. Its rows are {first:,} to {end - 1:,}.",
                 step=judged.step,
@@ -374,30 +347,34 @@ class GuardedTrainer(SavingTrainer):
             TrainingError: the run went back often enough.
         """
         if budget.rollbacks >= guard.rollbacks:
-            raise TrainingError(self.why_it_stops(budget))
+            steps = ", ".join(str(skipped.step) for skipped in budget.recent)
+            newest = published_checkpoints(self.run_folder)
+            saved = f"The newest checkpoint is {newest[-1]}." if newest else "Nothing is saved."
+            raise TrainingError(
+                f"the training diverged: steps {steps} had to be skipped, after {budget.rollbacks} roll-back(s)"
+                f" ({budget.total} skipped steps in all; events.jsonl has their rows). {saved} Lower"
+                " `optimizer.learning_rate`, look at the data of these rows, or allow more: `safety.loss_guard.skips`,"
+                " `rollbacks`."
+            )
         bad = budget.roll_back()
         self.wait_for_saves()
         checkpoint = main_process_decides(lambda: newest_sound(self.run_folder, up_to=bad[0].step - 1))
         steps = ", ".join(str(skipped.step) for skipped in bad)
-        where = (
-            "there is no checkpoint from before them, so it continues"
-            if checkpoint is None
-            else f"the run resumes from {checkpoint.name} without their rows"
-        )
+        what = "continues, because no checkpoint is older"
+        if checkpoint is not None:
+            what = f"resumes from {checkpoint.name} without their rows"
         message = (
-            f"{len(bad)} of the last {budget.window} steps were skipped ({steps}): {where} (roll-back"
+            f"{len(bad)} of the last {budget.window} steps were skipped ({steps}): the run {what} (roll-back"
             f" {budget.rollbacks} of {guard.rollbacks})."
         )
-        if is_main_process():
-            record_event(
-                self.run_folder,
-                "rolled_back",
-                message,
-                step=bad[-1].step,
-                to_step=None if checkpoint is None else step_of(checkpoint),
-                left_out=[skipped.rows for skipped in bad],
-                rollbacks=budget.rollbacks,
-            )
+        self.record(
+            "rolled_back",
+            message,
+            step=bad[-1].step,
+            to_step=None if checkpoint is None else step_of(checkpoint),
+            left_out=[skipped.rows for skipped in bad],
+            rollbacks=budget.rollbacks,
+        )
         if checkpoint is None:
             return
         self.rows_of_steps.leave_out(skipped.rows for skipped in bad)
@@ -411,17 +388,6 @@ class GuardedTrainer(SavingTrainer):
         remember_rollback(self.run_folder, step_of(checkpoint), self.rows_of_steps.left_out, budget.state())
         later = [path for path in published_checkpoints(self.run_folder) if step_of(path) > step_of(checkpoint)]
         set_aside(self.run_folder, later, f"the run went back to {checkpoint.name}")
-
-    def why_it_stops(self, budget: SkipBudget) -> str:
-        steps = ", ".join(str(skipped.step) for skipped in budget.recent)
-        newest = published_checkpoints(self.run_folder)
-        saved = f"The newest checkpoint is {newest[-1]}." if newest else "Nothing is saved."
-        return (
-            f"the training diverged: steps {steps} had to be skipped, after {budget.rollbacks} roll-back(s)"
-            f" already ({budget.total} skipped steps in all; events.jsonl has their rows). {saved} Lower"
-            " `optimizer.learning_rate`, look at the data of these rows, or allow more: `safety.loss_guard.skips`,"
-            " `rollbacks`."
-        )
 
     # --- out of memory -----------------------------------------------------------------------------------------------
 
@@ -473,11 +439,7 @@ class GuardedTrainer(SavingTrainer):
             self.wait_for_saves()
 
     def refuse_smaller_others(self, problem: RuntimeError) -> None:
-        """An error may come from a process that left because it ran out of memory.
-
-        Raises:
-            RestartNeeded: one did.
-        """
+        """Raise RestartNeeded where the error comes from another process that ran out of memory."""
         arguments = self.args
         learned = learned_micro_batch(self.run_folder, arguments.world_size)
         if arguments.world_size > 1 and learned is not None and learned < arguments.per_device_train_batch_size:
@@ -487,33 +449,26 @@ class GuardedTrainer(SavingTrainer):
             ) from problem
 
     def too_little_memory(self, step: int) -> str:
-        """What helps where smaller micro-batches cannot."""
         size, length = self.args.per_device_train_batch_size, self.recipe.data.sequence_length
-        where = f"out of memory in step {step} with micro-batches of {size}"
+        where = f"out of memory in step {step} with micro-batches of {size} row(s) of {length:,} tokens"
+        smaller = f"`training.per_device_train_batch_size: {size // 2}`"
+        if size == 1:
+            smaller = "`data.sequence_length` lower"
         if self.released is not None:
-            fewer = (
-                f"`training.per_device_train_batch_size: {size // 2}`"
-                if size > 1
-                else f"`data.sequence_length` below {length}"
-            )
             return (
-                f"{where}, and `optimizer.release_gradients` splits no step: gradients that are dropped do not add up."
-                f" Write {fewer}, which makes smaller steps, or `release_gradients: false`."
+                f"{where}, and `optimizer.release_gradients` cannot split a step. Write {smaller}, which makes smaller"
+                " steps, or `release_gradients: false`."
             )
         if size > 1:
-            return (
-                f"{where}, and `safety.on_oom` is abort. Set `training.per_device_train_batch_size` lower, or"
-                " `safety.on_oom: split_batch`."
-            )
+            return f"{where}, and `safety.on_oom` is abort. Write {smaller}, or `safety.on_oom: split_batch`."
         return (
-            f"out of memory in step {step} with a single row of {length:,} tokens at a time. Set"
-            " `training.gradient_checkpointing: true`, `data.sequence_length` lower, or take a DeepSpeed profile that"
-            " offloads."
+            f"{where}. Set `training.gradient_checkpointing: true`, `data.sequence_length` lower, or take a DeepSpeed"
+            " profile that offloads."
         )
 
 
 def read_safety(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint knows of skipped steps; nothing, where another program wrote it."""
+    """What a checkpoint stores of skipped steps; empty if another program wrote it."""
     path = checkpoint / SAFETY
     content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return content

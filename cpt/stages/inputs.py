@@ -1,19 +1,38 @@
-"""What a run reads, by hash: data, tokenizer and weights, for its record."""
+"""What a run reads: its data; and data, tokenizer and weights by hash, for its record."""
 
 from typing import Any
 
 import xxhash
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
+from cpt.data.build import build_data
 from cpt.data.prepared import PreparedData
+from cpt.data.readers.forms import form_of_stage
 from cpt.models.build import DTYPES
 from cpt.models.hashes import hash_weights
+from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.automatic import AUTOMATIC
 from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Recipe
 from cpt.stages.arguments import weights_dtype
 from cpt.stages.deepspeed_profile import read_profile
+
+
+def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
+    """All that the recipe's run reads.
+
+    Raises:
+        CptError: see `build_data`.
+    """
+    return build_data(
+        phases_in_tokens(recipe),
+        tokenizer,
+        seed=recipe.seed,
+        evaluation=recipe.evaluation,
+        budget=recipe.budget,
+        form=form_of_stage(recipe.stage),
+    )
 
 
 def describe_inputs(

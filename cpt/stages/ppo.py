@@ -12,18 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from trl import GRPOConfig
 
 from cpt.recipe.schema import Recipe
-from cpt.stages.sampling.rewarded import RewardedTrainer, single_answers
+from cpt.stages.sampling.rewarded import RewardedTrainer, SingleAnswers
 from cpt.stages.sampling.value_head import ValueHead, clipped_value_loss, estimate_advantages
 
 
 @dataclass
-class PPOConfig(GRPOConfig):  # type: ignore[misc]
-    """GRPOConfig with what PPO adds; each prompt is answered once, and a generation is gone through four times."""
+class PPOConfig(SingleAnswers):
+    """What PPO adds; each generation is trained on four times."""
 
-    num_generations: int | None = 1
     num_iterations: int = 4
     gamma: float = 1.0
     """Discount of what comes later."""
@@ -37,16 +35,6 @@ class PPOConfig(GRPOConfig):  # type: ignore[misc]
     """How many times as fast as the policy the values learn."""
     whiten_advantages: bool = True
     """Advantages of a generation get mean 0 and deviation 1, as far as `least_deviation` allows."""
-    least_deviation: float = 0.1
-    """The smallest deviation that advantages are divided by. Where all answers are right, what is left of them is the
-    values' error; made as large as any other, it would unlearn the answers."""
-
-    def __post_init__(self) -> None:
-        answers = self.num_generations
-        if answers == 1:
-            self.num_generations = single_answers(self)
-        super().__post_init__()
-        self.num_generations = answers
 
 
 class PPOTrainer(RewardedTrainer):

@@ -69,18 +69,14 @@ class DataPosition(TrainerCallback):
         self.data, self.rows = data, rows
         self.ahead: ReadAhead | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """On each machine one process begins to prepare the next chunks."""
         if args.local_process_index == 0:
             self.ahead = self.data.read_ahead(self.rows.first(state.global_step))
             if self.ahead is not None:
                 self.ahead.start()
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.ahead is not None:
             self.ahead.stop()
 
@@ -101,7 +97,7 @@ class ResumingTrainer(ShardedTrainer):
 
     @property
     def exactness(self) -> str:
-        """How this run compares with an uninterrupted one; each checkpoint's manifest says it."""
+        """How this run compares with an uninterrupted one, for each checkpoint's manifest."""
         repeats = self.args.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
         found = exactness(self.resume_point, deterministic=repeats)
         asked = int(self.recipe.training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH))
@@ -125,9 +121,9 @@ class ResumingTrainer(ShardedTrainer):
             was += f" and its optimizer {'in host memory' if on_host else 'on the GPU'}"
             now += f" and its optimizer {'in host memory' if self.offloads_optimizer else 'on the GPU'}"
         raise CheckpointError(
-            f"{checkpoint} was written with {was}, and this run uses {now}: optimizer states are not converted. Resume"
-            f" as before, or start a new run from the weights: cpt export {checkpoint} --output FOLDER && cpt train"
-            " RECIPE --new model.path=FOLDER"
+            f"{checkpoint} was written with {was}, and this run uses {now}: optimizer states are not converted. Start"
+            f" a new run from the weights: cpt export {checkpoint} --output FOLDER && cpt train RECIPE --new"
+            " model.path=FOLDER"
         )
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
@@ -155,17 +151,16 @@ class ResumingTrainer(ShardedTrainer):
         return prepared
 
     def load_shards(self, checkpoint: Path) -> None:
-        """FSDP2's weights, states and schedule."""
         model, trust = self.model, self.resume_point.trusted
         assert model is not None and self.lr_scheduler is not None, "both were created before"
         self.reshard()
         load_parts(checkpoint, model, self.kernel, trust=trust)
         saved_buffers = dict(model.named_buffers()).keys() & model.state_dict().keys()
         if saved_buffers and kind_of(checkpoint) == "model":
-            stored = stored_weights(checkpoint)
+            stored = Tensors(checkpoint)
             for name, buffer in model.named_buffers():
-                if name in saved_buffers and name in stored:
-                    buffer.copy_(stored[name])
+                if name in saved_buffers and name in stored.files:
+                    buffer.copy_(stored.read(name))
         self.lr_scheduler.load_state_dict(load_data(checkpoint / "scheduler.pt", trust=trust))
         wrapper: Any = self.optimizer
         for group, rate in zip(wrapper.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
@@ -193,16 +188,13 @@ class ResumingTrainer(ShardedTrainer):
             with only_data(Path(checkpoint), trust=self.resume_point.trusted):
                 super()._load_rng_state(checkpoint)
         else:
-            set_seed(
-                xxh3_64_intdigest(f"{self.args.seed} {self.state.global_step} {self.args.process_index}".encode())
-                % 2**32
-            )
+            set_seed(self.seed_of_step)
 
-
-def stored_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint's model."""
-    tensors = Tensors(checkpoint)
-    return {name: tensors.read(name) for name in tensors.files}
+    @property
+    def seed_of_step(self) -> int:
+        """Of this process, for random numbers that are not the run's own."""
+        words = f"{self.args.seed} {self.state.global_step} {self.args.process_index}"
+        return xxh3_64_intdigest(words.encode()) % 2**32
 
 
 def written_on_host(checkpoint: Path, *, trust: bool) -> bool | None:
@@ -239,7 +231,7 @@ def written_for(checkpoint: Path) -> int | None:
 
 
 def exactness(point: ResumePoint, *, deterministic: bool) -> str:
-    """`bit-exact`, or the weaker class of the run and why; a run never regains what it has lost."""
+    """`bit-exact`, or the weaker class of the run and why. A run never becomes more exact."""
     before = point.manifest
     if before is not None and before.exactness != BIT_EXACT:
         return before.exactness
@@ -251,10 +243,7 @@ def exactness(point: ResumePoint, *, deterministic: bool) -> str:
     if point.checkpoint is not None and before is None:
         return f"unproven: resumed from {point.checkpoint}, which has no manifest"
     if not deterministic:
-        return (
-            "rounding: GPU kernels add in any order; `training: {full_determinism: true}` makes them repeat, at a"
-            " price"
-        )
+        return "rounding: GPU kernels add in any order (slower, but repeatable: `training.full_determinism: true`)"
     return BIT_EXACT
 
 

@@ -11,10 +11,12 @@ import os
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +30,6 @@ from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 from transformers.training_args import ParallelMode
-from transformers.utils import SAFE_WEIGHTS_NAME
 from xxhash import xxh3_128_hexdigest
 
 from cpt.checkpoints.agreement import Agreement, SaveFailed
@@ -47,6 +48,7 @@ from cpt.checkpoints.snapshot import (
 )
 from cpt.checkpoints.transaction import Contents, Weights, clear_leftovers, hash_all, publish
 from cpt.checkpoints.verify import read_back, saved_parameters
+from cpt.data.mixture import RowsOfSteps
 from cpt.errors import CheckpointError, TrainingError
 from cpt.files import make_durable
 from cpt.ranks import is_main_process
@@ -66,38 +68,6 @@ PACKAGES = ("cpt", "torch", "transformers", "accelerate", "deepspeed", "peft", "
 WRITTEN_LATER_TOO = (".md", ".html")  # the card, and the verdict's page
 
 
-class SaveInFlight:
-    """Runs saves one after another; what one raises comes out of `wait`."""
-
-    def __init__(self) -> None:
-        self.thread: Thread | None = None
-        self.problem: BaseException | None = None
-
-    def run(self, save: Callable[[], None], *, in_background: bool) -> None:
-        """Do it now, or begin it and return. The one before must have been waited for."""
-        assert self.thread is None, "at most one save is in flight"
-        if not in_background:
-            save()
-            return
-        self.thread = Thread(target=self._keep_problem, args=(save,), name="save", daemon=True)
-        self.thread.start()
-
-    def wait(self) -> None:
-        """Return when no save is in flight; raises what the last one raised."""
-        if self.thread is not None:
-            self.thread.join()
-            self.thread = None
-        problem, self.problem = self.problem, None
-        if problem is not None:
-            raise problem
-
-    def _keep_problem(self, save: Callable[[], None]) -> None:
-        try:
-            save()
-        except BaseException as problem:  # the thread that trains raises it
-            self.problem = problem
-
-
 class SavingTrainer(ResumingTrainer):
     """The Trainer's saving, as transactions; `recipe.checkpoints` says how often, how many stay, and whether training
     waits.
@@ -107,6 +77,7 @@ class SavingTrainer(ResumingTrainer):
     """
 
     length: RunLength
+    rows_of_steps: RowsOfSteps
     snapshot: Contents | None = None
     """While one is taken: what the Trainer would write goes here."""
     copies_are_too_large = False
@@ -115,6 +86,8 @@ class SavingTrainer(ResumingTrainer):
     step_saved = 0
     not_pushed: Path | None = None
     """A checkpoint that the Hub does not have yet, where the recipe pushes."""
+    in_flight: Future[None] | None = None
+    """The save that is being written in the background."""
 
     @cached_property
     def agreement(self) -> Agreement:
@@ -134,7 +107,6 @@ class SavingTrainer(ResumingTrainer):
         return event
 
     def wait_for_copies(self, *_: Any) -> None:
-        """Called before any optimizer's step."""
         self.copied.wait()
 
     @property
@@ -144,9 +116,9 @@ class SavingTrainer(ResumingTrainer):
         return self.model
 
     @cached_property
-    def in_flight(self) -> SaveInFlight:
-        """The save that is being written, at most one."""
-        return SaveInFlight()
+    def writer(self) -> ThreadPoolExecutor:
+        """The thread of saves in the background."""
+        return ThreadPoolExecutor(1, thread_name_prefix="save")
 
     @cached_property
     def kinds_read_back(self) -> set[Kind]:
@@ -161,13 +133,12 @@ class SavingTrainer(ResumingTrainer):
 
     @property
     def run_folder(self) -> Path:
-        """Where checkpoints are published."""
         return Path(str(self.args.output_dir))
 
     @property
     def rows_trained(self) -> int:
-        """Rows of the run that lie behind it."""
-        return self.state.global_step * self.length.rows_per_step
+        """Rows that the run has consumed, including those left out."""
+        return self.rows_of_steps.first(self.state.global_step)
 
     def checkpoint_texts(self) -> dict[str, str]:
         """Small files of a full checkpoint, by name; called on the main process."""
@@ -183,21 +154,19 @@ class SavingTrainer(ResumingTrainer):
     # --- when to save ------------------------------------------------------------------------------------------------
 
     def train(self, *arguments: Any, **options: Any) -> TrainOutput:
-        """Train; no save is in flight when it returns or raises."""
+        """No save is in flight when it returns or raises."""
         if self.args.should_save and (names := clear_leftovers(self.run_folder)):
             log.info("%s: removed what a stopped run left unfinished: %s.", self.run_folder, ", ".join(names))
         if self.archive is not None:
             self.archive.add_missing([checkpoint.folder for checkpoint in published_in(self.run_folder)])
-        self.agreement.gather(
-            None
-        )  # connected now: where the launcher is killed later, nobody is left who could introduce the processes
+        self.agreement.gather(None)  # connects the processes while the launcher is there, which they need for that
         hook = register_optimizer_step_pre_hook(self.wait_for_copies)
         try:
             output = super().train(*arguments, **options)
         except BaseException:
             try:
                 self.wait_for_saves()
-            except Exception as problem:  # what went wrong first must be heard
+            except Exception as problem:  # the first error is the one to raise
                 log.warning("The save in flight failed too: %s", problem)
             raise
         finally:
@@ -213,7 +182,9 @@ class SavingTrainer(ResumingTrainer):
         Raises:
             SaveFailed: the last one failed in a way that no later one will do better.
         """
-        self.in_flight.wait()
+        in_flight, self.in_flight = self.in_flight, None
+        if in_flight is not None:
+            in_flight.result()
         self.push()
 
     def push(self) -> None:
@@ -230,7 +201,7 @@ class SavingTrainer(ResumingTrainer):
             self.save_once("weights")
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Publish `checkpoint-N`, or tell why not; the last one of a run is tried again, and has to succeed."""
+        """Publish `checkpoint-N`. The last save of a run is tried again, and has to succeed."""
         self.store_flos()
         self.save_once("full")
         if not self.control.should_training_stop and self.state.global_step < self.state.max_steps:
@@ -243,17 +214,13 @@ class SavingTrainer(ResumingTrainer):
             self.save_once("full")
             self.wait_for_saves()
         if self.save_failure is not None:
-            raise self.unsaved_end(self.save_failure)
-
-    def unsaved_end(self, failure: SaveFailed) -> CheckpointError | TrainingError:
-        """A run whose last save failed has not done what it was started for."""
-        newest = published_in(self.run_folder)[-1:]
-        where = f"The newest checkpoint is {newest[0].folder}; " if newest else "There is no checkpoint; "
-        text = (
-            f"step {self.state.global_step} could not be saved ({failure}). {where}when this is mended, start the run"
-            " again."
-        )
-        return TrainingError(text) if failure.reason == "not finite" else CheckpointError(text)
+            newest = published_in(self.run_folder)[-1:]
+            where = f"The newest checkpoint is {newest[0].folder}." if newest else "There is no checkpoint."
+            kind = TrainingError if self.save_failure.reason == "not finite" else CheckpointError
+            raise kind(
+                f"step {self.state.global_step} could not be saved ({self.save_failure}). {where} Solve this, then"
+                " start the run again."
+            )
 
     # --- one save ----------------------------------------------------------------------------------------------------
 
@@ -269,14 +236,16 @@ class SavingTrainer(ResumingTrainer):
         save = partial(
             self.write_out, kind, step, contents, partial(self.describe, kind, step, self.rows_trained), copy
         )
-        self.in_flight.run(save, in_background=in_background)
-        if not in_background:
+        if in_background:
+            self.in_flight = self.writer.submit(save)
+        else:
+            save()
             self.push()
 
     def write_out(
         self, kind: Kind, step: int, contents: Contents, describe: Describe, copy: Callable[[], None] | None
     ) -> None:
-        """Publish, then tidy up; on a failure say so, and let training go on where a later save may do better."""
+        """Publish, then tidy up. A failure is recorded; it ends the run only where no later save can succeed."""
         name = f"{PREFIXES[kind]}{step}"
         check = None if kind in self.kinds_read_back else partial(read_back, model=self.saved_model)
         try:
@@ -285,14 +254,7 @@ class SavingTrainer(ResumingTrainer):
             publish(self.run_folder, name, contents, describe, self.agreement, read_back=check)
         except SaveFailed as failure:
             self.save_failure = failure
-            if self.args.should_save:
-                record_event(
-                    self.run_folder,
-                    "save_failed",
-                    f"{name} was not saved: {failure}.",
-                    step=step,
-                    reason=failure.reason,
-                )
+            self.record("save_failed", f"{name} was not saved: {failure}.", step=step, reason=failure.reason)
             if failure.reason == "error":
                 raise
             return
@@ -302,16 +264,15 @@ class SavingTrainer(ResumingTrainer):
         self.kinds_read_back.add(kind)
         if kind == "full":
             self.not_pushed = self.run_folder / name
+        if before is not None:  # a full disk may not have taken the event of the failure
+            self.record("saved_again", f"{name} was saved; before it: {before}.", step=step, reason=before.reason)
         if self.args.should_save:
-            if before is not None:  # the event of the failure may have found no place on a full disk
-                record_event(
-                    self.run_folder,
-                    "saved_again",
-                    f"{name} was saved; before it: {before}.",
-                    step=step,
-                    reason=before.reason,
-                )
             self.tidy_up(kind, self.run_folder / name)
+
+    def record(self, kind: str, message: str, **details: Any) -> None:
+        """An event of the run, once for all processes."""
+        if self.args.should_save:
+            record_event(self.run_folder, kind, message, **details)
 
     def tidy_up(self, kind: Kind, published: Path) -> None:
         """Copy the new checkpoint to the archive, and remove the old ones that need not stay."""
@@ -320,17 +281,10 @@ class SavingTrainer(ResumingTrainer):
         spared = self.archive.in_use() if self.archive is not None else set()
         try:
             rotate(self.run_folder, self.recipe.checkpoints.kept, prefix=PREFIXES[kind], spared=spared)
-        except (
-            Exception
-        ) as problem:  # of the disk, or of a rule of the user's own: this process alone must not end for it
-            record_event(
-                self.run_folder,
-                "not_removed",
-                f"Old checkpoints could not be removed: {type(problem).__name__}: {problem}.",
-            )
+        except Exception as problem:  # of the disk or of the user's rule: this process alone must not end for it
+            self.record("not_removed", f"Old checkpoints could not be removed: {type(problem).__name__}: {problem}.")
 
     def describe(self, kind: Kind, step: int, rows: int, files: dict[str, FileEntry]) -> Manifest:
-        """The manifest."""
         return Manifest(
             format=FORMAT,
             kind=kind,
@@ -404,7 +358,7 @@ class SavingTrainer(ResumingTrainer):
         return True
 
     def copy_to_host(self, taken: Contents, moment: torch.Event | None) -> None:
-        """Copy the rest, beside the training, and let its next update go on."""
+        """Copy the rest while training continues; its next optimizer step waits for this."""
         try:
             copy_beside_training(moment)
             changing = changed_by_steps(self.saved_model)
@@ -414,14 +368,9 @@ class SavingTrainer(ResumingTrainer):
             self.copied.set()
 
     def warn_too_large(self, needed: int) -> None:
-        """Once."""
-        if self.args.should_save and not self.copies_are_too_large:
-            size = f"{needed / 2**30:.1f} GiB"
-            message = (
-                f"Copies of what a checkpoint holds would take {size} of host memory, which is not free: training"
-                " waits for saves."
-            )
-            record_event(self.run_folder, "saves_block", message, step=self.state.global_step)
+        if not self.copies_are_too_large:
+            message = f"Copies for a save need {needed / 2**30:.1f} GiB of free host memory: training waits for saves."
+            self.record("saves_block", message, step=self.state.global_step)
         self.copies_are_too_large = True
 
     @property
@@ -448,8 +397,6 @@ class SavingTrainer(ResumingTrainer):
     def write_model_files(self, folder: Path, weights: Weights | None) -> None:
         """What `_save` writes; it empties what it is given."""
         super()._save(str(folder), None if weights is None else dict(weights))
-        if weights == {}:  # ZeRO-3 was told not to gather them: a file of no weights would be taken for a model
-            (folder / SAFE_WEIGHTS_NAME).unlink()
 
     def refuse_broken_weights(self, weights: Weights | None) -> None:
         """Only finite weights are published; frozen ones do not change."""
@@ -462,7 +409,6 @@ class SavingTrainer(ResumingTrainer):
             refuse_non_finite((name, tensor) for name, tensor in weights.items() if name in trained)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Moments, master weights, schedule."""
         if self.snapshot is None:
             super()._save_optimizer_and_scheduler(output_dir)
             return
@@ -551,8 +497,6 @@ def versions() -> dict[str, str]:
     """Of the packages that a checkpoint depends on."""
     found = {}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found

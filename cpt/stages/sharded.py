@@ -28,10 +28,9 @@ class ShardedTrainer(Trainer):
 
     FSDP2 (`training.fsdp`): gradients are reduced in fp32, and the CPU shards too.
 
-    Shared rows (`training.parallelism_config`, DeepSpeed Ulysses): the Trainer lets each process read rows of its own
-    and hands them round. Under ZeRO-1 and 2 its gradients are then as many times too large as processes share a row,
-    and it weighs all micro-batches alike, however many labels they have. Here the loader gives the same rows to a
-    group, and the sum of the losses is divided by the labels of the whole step.
+    Shared rows (`training.parallelism_config`, DeepSpeed Ulysses): Hugging Face's Trainer multiplies gradients by the
+    processes that share a row under ZeRO-1 and 2, and weighs all micro-batches alike, however many labels they have.
+    Here the loader gives the same rows to a group, and the losses are divided by the labels of the whole step.
 
     Weights in half precision: gradients accumulate over the micro-batches of a step in fp32, through torch's
     `grad_dtype`. DDP's buckets have the type of the weights, so the processes average the fp32 gradients themselves
@@ -103,7 +102,7 @@ class ShardedTrainer(Trainer):
 
     @property
     def sharing_rows(self) -> int:
-        """How many processes train on the same rows, whatever they split."""
+        """How many processes train on the same rows."""
         config = self.args.parallelism_config
         return 1 if config is None else int(config.non_data_parallel_size)
 
@@ -167,22 +166,20 @@ class ShardedTrainer(Trainer):
     # --- gradients in fp32 -------------------------------------------------------------------------------------------
 
     def get_batch_samples(self, *arguments: Any, **options: Any) -> Any:
-        """The micro-batches of a step: no gradients exist yet, so their type can change."""
+        """No gradients exist yet, so their type can change."""
         if not self.accumulates_in_fp32 and self.args.gradient_accumulation_steps > 1:
             self.accumulate_in_fp32()
         return super().get_batch_samples(*arguments, **options)
 
     def trained_weights(self) -> list[torch.Tensor]:
-        """All that the optimizer has."""
         wrapper: Any = self.optimizer
         return [parameter for group in wrapper.param_groups for parameter in group["params"]]
 
     def accumulate_in_fp32(self) -> None:
         """Only for our own optimizers, which take fp32 gradients of weights in half precision."""
         wrapper: Any = self.optimizer
-        sends_buffers = (
-            self.args.world_size > 1 and self.args.ddp_broadcast_buffers
-        )  # DDP does so only in steps that it reduces
+        # DDP sends buffers only in steps that it reduces.
+        sends_buffers = self.args.world_size > 1 and self.args.ddp_broadcast_buffers
         if sends_buffers or not isinstance(wrapper.optimizer, OneKernelAdamW):
             return
         halves = [weight for weight in self.trained_weights() if weight.dtype in HALF]
@@ -190,13 +187,9 @@ class ShardedTrainer(Trainer):
             weight.grad_dtype = torch.float32
         self.accumulates_in_fp32 = bool(halves)
         if halves:
-            tell(
-                "Gradients: accumulated in fp32, because the weights are in half precision and a step has several"
-                " micro-batches."
-            )
+            tell("Gradients: accumulated in fp32 over the micro-batches of a step.")
 
     def training_step(self, model: Any, *arguments: Any, **options: Any) -> torch.Tensor:
-        """Forward and backward pass of a micro-batch; after the last one the gradients are those of all processes."""
         reduces = self.accumulates_in_fp32 and isinstance(model, DistributedDataParallel)
         if reduces:
             model.require_backward_grad_sync = False
@@ -232,8 +225,7 @@ def shard_on_cpu(accelerator: Any, options: dict[str, Any]) -> None:
 
 
 def average_over_all(engine: Any) -> None:
-    """Let the engine be that of ZeRO over all processes, as if they shared no rows: in gradients, and in the names of
-    its files.
+    """Let the engine average gradients and name its files as if processes shared no rows.
 
     By itself it averages over groups under ZeRO-1 and 2, and over all processes under ZeRO-3 (seen in 0.19).
     """
@@ -250,9 +242,8 @@ def average_gradients(weights: Sequence[torch.Tensor], *, may_differ: bool) -> N
         may_differ: a process may lack gradients that others have: none of its tokens went to that expert.
     """
     if may_differ:
-        there = torch.tensor(
-            [weight.grad is not None for weight in weights], dtype=torch.int32, device=weights[0].device
-        )
+        has_gradient = [weight.grad is not None for weight in weights]
+        there = torch.tensor(has_gradient, dtype=torch.int32, device=weights[0].device)
         dist.all_reduce(there, op=dist.ReduceOp.MAX)
         for weight, elsewhere in zip(weights, there.tolist(), strict=True):
             if elsewhere and weight.grad is None:

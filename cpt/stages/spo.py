@@ -14,42 +14,30 @@ from typing import Any
 
 import torch
 from torch import nn
-from trl import GRPOConfig
 
 from cpt.recipe.schema import Recipe
 from cpt.stages.sampling.generation_batches import on_device
-from cpt.stages.sampling.rewarded import RewardedTrainer, single_answers
+from cpt.stages.sampling.rewarded import RewardedTrainer, SingleAnswers
 from cpt.stages.sampling.value_tracker import ValueTracker
 
 SAMPLED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 
 
 @dataclass
-class SPOConfig(GRPOConfig):  # type: ignore[misc]
-    """GRPOConfig with what SPO adds; each prompt is answered once."""
+class SPOConfig(SingleAnswers):
+    """What SPO adds."""
 
-    num_generations: int | None = 1
     half_life: float = 0.06
-    """Drift of the policy (KL divergence of a token, in nats) after which what a prompt's answers were worth counts
-    half."""
+    """Drift of the policy (KL divergence of a token, in nats) after which a prompt's past rewards count half."""
     rho_min: float = 0.875
     """The least that the past counts at a prompt's next answer."""
     rho_max: float = 0.96
     """The most."""
-    least_deviation: float = 0.1
-    """The smallest deviation that advantages are divided by. Where all answers are right, what is left of them is the
-    tracker's error; made as large as any other, it would unlearn the answers."""
 
     def __post_init__(self) -> None:
-        answers = self.num_generations
-        if answers == 1:
-            self.num_generations = single_answers(self)
         super().__post_init__()
-        self.num_generations = answers
         if not 0 < self.rho_min <= self.rho_max < 1:
-            raise ValueError(
-                f"rho_min {self.rho_min} and rho_max {self.rho_max}: 0 < rho_min <= rho_max < 1 is needed"
-            )
+            raise ValueError(f"expected 0 < rho_min <= rho_max < 1, got {self.rho_min} and {self.rho_max}")
         if self.half_life <= 0:
             raise ValueError(f"half_life must be more than 0, got {self.half_life}")
 

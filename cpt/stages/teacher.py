@@ -62,10 +62,7 @@ def check_vocabulary(student: Any, tokenizer: PreTrainedTokenizerBase, teacher: 
     """
     rows, others = vocabulary_size(student.config), vocabulary_size(load_config(teacher))
     if rows != others:
-        raise RecipeError(
-            f"{teacher.path} has {others} tokens and the model {rows}: probabilities are compared token by token. Take"
-            " a teacher with the same vocabulary."
-        )
+        raise RecipeError(f"{teacher.path} has {others} tokens and the model {rows}: the vocabularies must be equal.")
     if not has_tokenizer(str(teacher.path)):
         return
     own, known = tokenizer.get_vocab(), from_folder_or_hub(str(teacher.path), teacher.revision, False).get_vocab()

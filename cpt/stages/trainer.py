@@ -86,7 +86,6 @@ class CPTTrainer(GuardedTrainer):
         self.first_step = 0
 
     def set_up_precision(self, model: nn.Module) -> None:
-        """What accelerate wraps the model in."""
         accelerator: Any = self.accelerator
         if accelerator.ddp_handler is not None:
             accelerator.ddp_handler.gradient_as_bucket_view = True  # else DDP keeps a copy of all gradients
@@ -100,7 +99,7 @@ class CPTTrainer(GuardedTrainer):
             tell("Autocast: off, because all weights are bfloat16.")
 
     def shown_at_first(self, rows: Dataset[dict[str, torch.Tensor]]) -> Any:
-        """What the trainer below is built with, in place of the rows."""
+        """What Hugging Face's trainer is built with, in place of the rows."""
         return rows
 
     def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
@@ -159,12 +158,10 @@ class CPTTrainer(GuardedTrainer):
         return add_document_bounds if collate is None and wants_bounds(self.model) and self.args.n_gpu <= 1 else None
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
-        """What makes a micro-batch of rows that are examples; None where rows are tensors of one length, which are
-        stacked."""
+        """What makes a micro-batch of examples; None where rows are tensors of one length, which are stacked."""
         return None
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The recipe's optimizer."""
         if self.optimizer is None:
             trained = model if model is not None else self.model
             assert trained is not None, "the Trainer was built with a model"
@@ -175,12 +172,7 @@ class CPTTrainer(GuardedTrainer):
                 partitioned=self.is_deepspeed_enabled,
             )
             if isinstance(self.optimizer, OneKernelAdamW) and self.optimizer.has_master:
-                why = (
-                    "auto`, `training.bf16: true` on a GPU"
-                    if self.recipe.model.dtype == "auto"
-                    else f"{self.recipe.model.dtype}`"
-                )
-                tell(f"Weights: half precision, updated in an fp32 master copy (`model.dtype: {why}).")
+                tell(f"Weights: half precision, with an fp32 master copy (`model.dtype: {self.recipe.model.dtype}`).")
             names = {id(parameter): name for name, parameter in trained.named_parameters()}
             self.parameter_names = [
                 names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]
@@ -190,7 +182,6 @@ class CPTTrainer(GuardedTrainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """The recipe's schedule, in tokens."""
         if self.lr_scheduler is None:
             self.lr_scheduler = build_schedule(
                 self.recipe.schedule,
@@ -234,20 +225,15 @@ class CPTTrainer(GuardedTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
-        """Loss, perplexity and bits per byte of each held-out set, logged like the Trainer's own evaluation.
+        """Figures of each held-out set, logged as those of the Trainer's own evaluation.
 
-        Empty where a signal stopped it: the run saves then, and makes it up when it goes on.
+        Empty if a signal stopped it: the run saves, and evaluates when it resumes.
 
         Raises:
-            ResourceError: memory ended; smaller micro-batches of the training would not help.
+            ResourceError: out of memory; smaller micro-batches of the training would not help.
         """
-        assert self.model is not None, "the Trainer was built with a model"
-        step, batch_size = self.state.global_step, self.args.per_device_eval_batch_size
-        where: dict[str, Any] = {"run_folder": self.run_folder, "step": step}
         try:
-            figures = measure_and_keep(
-                self.model, self.held_out, batch_size=batch_size, after_batch=self.tell_prediction_step, **where
-            )
+            figures = self.measure_held_out()
         except Interrupted:
             self.control.should_save = self.control.should_training_stop = True
             return {}
@@ -261,28 +247,33 @@ class CPTTrainer(GuardedTrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def refuse_out_of_memory(self, problem: RuntimeError) -> None:
-        """Say what an evaluation can do about it, where it is that.
+    def measure_held_out(self) -> dict[str, float]:
+        return self.measure_texts(self.held_out)
 
-        Raises:
-            ResourceError: memory ended.
-        """
+    def measure_texts(self, texts: Mapping[str, HeldOutSet]) -> dict[str, float]:
+        """Loss, perplexity and bits per byte of each set."""
+        assert self.model is not None, "the Trainer was built with a model"
+        return measure_and_keep(
+            self.model,
+            texts,
+            batch_size=self.args.per_device_eval_batch_size,
+            after_batch=self.tell_prediction_step,
+            run_folder=self.run_folder,
+            step=self.state.global_step,
+        )
+
+    def refuse_out_of_memory(self, problem: RuntimeError) -> None:
+        """Raise a ResourceError with the remedy where an evaluation ran out of memory."""
         if not is_out_of_memory(problem):
             return
-        batch_size = self.args.per_device_eval_batch_size
-        key = "`training.per_device_eval_batch_size`"
-        remedy = (
-            f"Set {key} lower"
-            if batch_size > 1
-            else "Take shorter rows (`data.sequence_length`), or split the model over GPUs"
-        )
-        where = f"the evaluation of step {self.state.global_step}"
-        raise ResourceError(f"memory ended in {where}, with {batch_size} rows at once. {remedy}.") from problem
+        batch_size, remedy = self.args.per_device_eval_batch_size, "Set `training.per_device_eval_batch_size` lower"
+        if batch_size == 1:
+            remedy = "Set `data.sequence_length` lower, or split the model over GPUs"
+        raise ResourceError(
+            f"out of memory in the evaluation of step {self.state.global_step} with {batch_size} row(s) at once."
+            f" {remedy}."
+        ) from problem
 
     def tell_prediction_step(self) -> None:
-        """Let the callbacks know, as the Trainer's own evaluation does.
-
-        Raises:
-            Interrupted: the run is to stop; raised on all processes alike.
-        """
+        """Call the callbacks, as the Trainer's own evaluation does; raises Interrupted on all processes alike."""
         self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)

@@ -63,13 +63,13 @@ def without_memory(trainer):
     """Save in the background, where copies find no memory."""
     with mock.patch.object(saving, "MOST_OF_THE_MEMORY", 0.0):
         begin_behind(trainer)
-    assert trainer.in_flight.thread is None and trainer.save_failure is None, trainer.save_failure
+    assert trainer.in_flight is None and trainer.save_failure is None, trainer.save_failure
 
 
 def in_background(trainer):
     """Save, and spoil every trained number and moment as soon as an optimizer may make its step."""
     begin_behind(trainer)
-    assert trainer.in_flight.thread is not None
+    assert trainer.in_flight is not None
     trainer.wait_for_copies()
     with torch.no_grad():
         for parameter in trainer.model.parameters():
@@ -84,7 +84,7 @@ def in_background(trainer):
             for value in state.values():
                 if isinstance(value, torch.Tensor):
                     value.fill_(7)
-    trainer.in_flight.wait()
+    trainer.wait_for_saves()
     assert trainer.save_failure is None, trainer.save_failure
 
 

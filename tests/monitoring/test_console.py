@@ -12,23 +12,6 @@ def test_a_training_log_is_one_line_with_its_units():
     assert line == "loss 2.5000  learning rate 1.00e-04  gradient norm 1.23  12,346 tokens/s"
 
 
-def test_on_a_terminal_lines_stand_above_a_bar():
-    out = io.StringIO()
-    callback = ConsoleProgress(
-        "demo", Console(file=out, width=100, force_terminal=True, force_interactive=True, color_system=None)
-    )
-    state = TrainerState(global_step=5, max_steps=10, is_world_process_zero=True)
-    callback.on_train_begin(None, state, TrainerControl())
-    callback.on_step_end(None, state, TrainerControl())
-    callback.on_log(None, state, TrainerControl(), logs={"loss": 2.0, "learning_rate": 0.1, "seconds_to_go": 61})
-    callback.on_train_end(None, state, TrainerControl())
-    assert (
-        "demo  step 5/10  1:01 to go  loss 2.0000" in out.getvalue()
-        and "━" in out.getvalue()
-        and "5/10 0:00:0" in out.getvalue()
-    )
-
-
 def test_an_evaluation_names_each_held_out_set():
     line = describe_logs({"eval_code_loss": 1.0, "eval_code_bits_per_byte": 0.75, "eval_code_tokens": 10})
     assert line == "held out: code 0.7500 bits per byte"

@@ -4,13 +4,8 @@ from types import SimpleNamespace
 import pytest
 from transformers import TrainerControl, TrainerState
 
-from cpt.data.build import build_data
-from cpt.data.mixture import RowsOfSteps
-from cpt.data.rows.rows import IGNORED
 from cpt.monitoring import figures as module
-from cpt.monitoring.figures import Cost, RealisedShares, SmoothedLoss, TrainingClock
-from cpt.recipe.schema import Data, Model, Phase, Tokenizer
-from cpt.tokenizer.load import load_tokenizer
+from cpt.monitoring.figures import Cost, SmoothedLoss, TrainingClock
 
 TWO_GPUS = SimpleNamespace(world_size=2, n_gpu=1)
 
@@ -65,45 +60,6 @@ def test_each_log_weighs_nine_tenths_of_the_next():
 
 def test_a_run_that_goes_on_smooths_as_if_it_had_never_stopped():
     assert smoothed([5.0, 6.0], history=[4.0, 2.0, 1.0]) == smoothed([4.0, 2.0, 1.0, 5.0, 6.0])[3:]
-
-
-@pytest.fixture
-def build(corpus, tokenizer_folder):
-    tokenizer = load_tokenizer(Tokenizer(path=str(tokenizer_folder)), Model(from_scratch=True))
-
-    def run(*names, **options):
-        sources = [{"path": str(corpus / f"{name}.jsonl")} for name in names]
-        return build_data(Data(sources=sources, **{"sequence_length": 64, **options}), tokenizer, seed=1)
-
-    return run
-
-
-def counted(data, rows):
-    """Tokens by source, looked up row by row; a document's first token has no label, padding has a beginning of its
-    own."""
-    tokens = dict.fromkeys([report.name for report in data.sources], 0)
-    for number in range(rows):
-        row = data.rows[number]
-        beginnings, is_padded = int((row["position_ids"] == 0).sum()), bool(row["labels"][-1] == IGNORED)
-        tokens[data.sources[data.rows.turn(number)[0]].name] += (
-            int((row["labels"] != IGNORED).sum()) + beginnings - is_padded
-        )
-    return tokens
-
-
-def test_the_logged_shares_are_those_of_the_tokens_that_were_read(build):
-    data = build(
-        "domain",
-        "general",
-        packing="none",
-        phases=[Phase(until=64 * 100, weights={"domain": 1}), Phase(weights={"general": 3, "domain": 1})],
-    )
-    logs = {"loss": 1.0}
-    RealisedShares(data, RowsOfSteps(4)).on_log(None, TrainerState(global_step=250), TrainerControl(), logs=logs)
-    tokens = counted(data, 1000)
-    for name, number in tokens.items():
-        assert logs[f"share_{name}"] == pytest.approx(number / sum(tokens.values()), abs=0.01)
-        assert logs[f"tokens_{name}"] == pytest.approx(number, rel=0.03)
 
 
 def logged(callback, **figures):

@@ -36,17 +36,6 @@ def test_three_steps_are_traced_and_their_most_expensive_operations_listed(first
     assert events(trainer, *KINDS) == [("profile", first)]
 
 
-@pytest.mark.slow
-def test_a_run_that_resumes_after_the_first_step_reports_it(tiny_recipe, tmp_path):
-    first = profiled(tiny_recipe, tmp_path, 2)
-    first.train()
-    profiled(tiny_recipe, tmp_path, 2).train(resume_from_checkpoint=first.run_folder / "checkpoint-4")
-    assert events(first, *KINDS) == [("profile", 2)], "what is there is not missing"
-    other = profiled(tiny_recipe, tmp_path, 1)
-    other.train(resume_from_checkpoint=first.run_folder / "checkpoint-3")
-    assert events(first, *KINDS) == [("profile", 2), ("profile_left_out", 1)]
-
-
 def test_steps_that_the_run_does_not_have_cannot_be_profiled():
     check_profiled_steps(7, steps=9)
     with pytest.raises(RecipeError, match="monitoring.profile"):

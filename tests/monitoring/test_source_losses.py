@@ -5,12 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from saved_runs import trainer_of as four_steps
-from tiny_faults import train_to_the_end, trainer_of
 from torch.nn import functional as F
 
 from cpt.data.rows.rows import IGNORED
 from cpt.models.fused_loss import FusedLoss
-from cpt.monitoring import source_losses
 from cpt.monitoring.source_losses import SourceLosses
 
 
@@ -34,11 +32,6 @@ def with_batches(recipe, size, fused=False, **training):
         "model": {**recipe["model"], "fused_loss": fused},
         "training": {**recipe["training"], "per_device_train_batch_size": size, **training},
     }
-
-
-def callback_of(trainer):
-    (found,) = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, SourceLosses))
-    return found
 
 
 def by_hand(trainer, rows):
@@ -73,47 +66,6 @@ def test_each_source_has_the_loss_of_its_rows(size, fused, recipe, tmp_path):
     assert {name: first[name] for name in expected} == pytest.approx(expected, rel=1e-4) and len(expected) == 2
 
 
-def watched(trainer):
-    """Whether the rows that the callback believes to see are those that the model is given, for each micro-batch of
-    the run."""
-    callback, agree = callback_of(trainer), []
-
-    def compare(_, __, inputs):
-        if torch.is_grad_enabled():
-            rows = torch.stack([trainer.rows[number]["input_ids"] for number in callback.rows_under_way()])
-            agree.append(torch.equal(rows, inputs["input_ids"]))
-
-    trainer.model.register_forward_pre_hook(compare, with_kwargs=True)
-    return agree
-
-
-def out_of_memory(loss):
-    raise torch.OutOfMemoryError("CUDA out of memory.")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [3, 9])
-def test_rows_are_known_also_when_micro_batches_become_smaller(step, recipe, tmp_path):
-    fails = [True]
-
-    def fault(trainer, inputs, loss):
-        if trainer.state.global_step + 1 == step and fails and trainer.args.gradient_accumulation_steps == 2:
-            fails.clear()
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return loss
-
-    agree = []
-
-    def make():
-        trainer = trainer_of(with_batches(recipe, 2), tmp_path, faults=fault)
-        agree.append(watched(trainer))
-        return trainer
-
-    trainer = train_to_the_end(make, restarts=1)
-    assert trainer.args.per_device_train_batch_size == 1 and all(map(all, agree))
-    assert list(map(len, agree)) == [2 * (step - 1), 4 * (17 - step)]
-
-
 def test_processes_that_share_rows_see_the_same_ones():
     looks = SourceLosses(SimpleNamespace(sources=["a"]), SimpleNamespace(first=lambda step: 100), sharing_rows=2)
     looks.state, looks.micro_batch = SimpleNamespace(global_step=5), 1
@@ -122,12 +74,3 @@ def test_processes_that_share_rows_see_the_same_ones():
         looks.args = SimpleNamespace(per_device_train_batch_size=3, world_size=4, process_index=rank)
         seen.append(looks.rows_under_way())
     assert seen == [range(106, 109)] * 2 + [range(109, 112)] * 2
-
-
-@pytest.mark.slow
-def test_where_memory_ends_the_figures_are_left_out_and_the_run_goes_on(recipe, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(source_losses, "summed_loss", lambda *_: out_of_memory(None))
-    trainer = four_steps(with_batches(recipe, 4), tmp_path)
-    trainer.train()
-    assert trainer.state.global_step == 4 and not any("loss_easy" in line for line in logged(trainer))
-    assert caplog.text.count("loss_<source> is not logged") == 1

@@ -19,18 +19,3 @@ def test_the_figure_is_operations_of_real_tokens_over_the_peak(layout, tiny_reci
     metrics = read_metrics(trainer.run_folder)
     speed, filled = metrics.curve("tokens_per_second")[1], lengths.sum() / (600 * 64)
     assert metrics.curve("mfu")[1] == pytest.approx(speed * filled * of_token / 1e9, rel=0.02)
-
-
-def test_a_model_whose_operations_nobody_can_count_trains_without_the_figure(
-    tiny_recipe, tmp_path, monkeypatch, caplog
-):
-    def refuse(config):
-        raise ValueError("code of its own")
-
-    caplog.set_level("INFO", "cpt")
-    monkeypatch.setattr("cpt.monitoring.utilization.peak_flops", lambda *_: 1e9)
-    monkeypatch.setattr("cpt.monitoring.utilization.build_on_meta", refuse)
-    trainer = trainer_of(tiny_recipe, tmp_path)
-    trainer.train()
-    assert "mfu" not in read_metrics(trainer.run_folder).names
-    assert caplog.text.count("code of its own") == 1

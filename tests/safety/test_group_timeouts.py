@@ -31,7 +31,3 @@ def test_groups_of_libraries_wait_as_long_as_the_recipe_says(in_a_group):
     made_later = dist.new_group()
     callback.on_step_end(ARGS, None, None)
     assert (seconds_of(made_in_the_first_step), seconds_of(made_later)) == (77, 1800)
-
-
-def test_a_single_process_has_no_groups():
-    GroupTimeouts().on_train_begin(ARGS, None, None)

@@ -58,13 +58,6 @@ def test_a_signal_in_an_evaluation_ends_it_after_the_batch(training):
         training.raise_if_stopped("checkpoint-7")
 
 
-def test_an_evaluation_outside_of_a_training_is_nobodys_to_stop():
-    preemption = Preemption()
-    preemption.received = signal.SIGTERM
-    batch(preemption)
-    assert preemption.stopped_by is None
-
-
 def test_a_signal_where_nothing_is_trained_ends_at_once():
     with Preemption(), pytest.raises(Interrupted, match="SIGTERM came while nothing was being trained"):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -77,14 +70,6 @@ def test_handlers_are_given_back():
         assert all(signal.getsignal(number) != before[number] for number in SIGNALS)
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
     assert not [thread for thread in threading.enumerate() if thread.name == "cpt-signals"]
-
-
-def test_a_run_that_was_not_told_to_stop_goes_on(training):
-    control = TrainerControl()
-    for _ in range(5):
-        step(training, control)
-    training.raise_if_stopped("checkpoint-1")
-    assert not control.should_training_stop and not control.should_save
 
 
 def test_another_thread_than_the_main_one_leaves_signals_alone():

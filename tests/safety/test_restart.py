@@ -11,7 +11,6 @@ from cpt.safety.restart import (
     learned_micro_batch,
     learned_rollback,
     remember_micro_batch,
-    remember_rollback,
     restart,
     smaller_micro_batch,
 )
@@ -36,13 +35,6 @@ def test_what_allocators_say_counts(problem):
     assert is_out_of_memory(problem)
 
 
-@pytest.mark.parametrize(
-    "problem", [RuntimeError("shapes cannot be multiplied"), ValueError("out of memory"), KeyboardInterrupt()]
-)
-def test_other_errors_do_not(problem):
-    assert not is_out_of_memory(problem)
-
-
 def test_what_was_learned_holds_for_its_number_of_processes(tmp_path):
     assert learned_micro_batch(tmp_path, 1) is None
     remember_micro_batch(tmp_path, 1, 4)
@@ -57,13 +49,6 @@ def test_a_file_that_says_nothing_is_not_believed(tmp_path, content):
     (tmp_path / "learned.json").write_text(content)
     assert learned_micro_batch(tmp_path, 1) is None
     assert learned_rollback(tmp_path) is None
-
-
-def test_a_roll_back_is_stored_beside_the_micro_batch(tmp_path):
-    remember_micro_batch(tmp_path, 1, 4)
-    remember_rollback(tmp_path, 6, [(24, 36)], {"total": 3})
-    assert learned_rollback(tmp_path) == {"to_step": 6, "left_out": [[24, 36]], "budget": {"total": 3}}
-    assert learned_micro_batch(tmp_path, 1) == 4
 
 
 def test_one_process_restarts_itself_at_most_three_times_for_the_same_reason(monkeypatch):

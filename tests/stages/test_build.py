@@ -85,11 +85,6 @@ def test_a_loss_in_chunks_is_the_same_loss(tiny_recipe, tmp_path):
     assert isinstance(trainer.model.loss_function, FusedLoss)
 
 
-def test_muon_trains_with_the_schedule_and_the_guard(tiny_recipe, tmp_path):
-    losses, trainer = losses_of(tiny_recipe, tmp_path, "muon", optimizer={"name": "muon", "learning_rate": 1e-2})
-    assert losses[-1] < losses[0] and trainer.optimizer.optimizer.parts[0].param_groups[0]["lr"] < 1e-2
-
-
 def test_frozen_weights_of_half_precision_runs_are_half_and_trained_ones_are_not(
     tiny_recipe, tmp_path, tokenizer_folder
 ):

@@ -2,7 +2,6 @@
 over processes."""
 
 import pytest
-from launching import launch, losses, zero_profile
 from tiny import write_recipe
 from torch import _dynamo as dynamo
 
@@ -70,19 +69,3 @@ def test_layers_are_compiled_and_nothing_around_them(tiny_recipe, tmp_path):
     trainer = trainer_of(tiny_recipe, tmp_path, torch_compile=True)
     compiled = [module for module in trainer.model.modules() if isinstance(module._compiled_call_impl, CompiledCall)]
     assert compiled == decoder_layers(trainer.model) and trainer.accelerator.state.dynamo_plugin.backend == "NO"
-
-
-@pytest.mark.parametrize(
-    "stage", [pytest.param(0, marks=pytest.mark.long, id="DDP"), pytest.param(2, marks=pytest.mark.long, id="ZeRO-2")]
-)
-def test_two_processes_have_the_same_losses(tiny_recipe, tmp_path, stage):
-    found = []
-    for name, options in (("plain", {}), ("compiled", ALL_ON)):
-        training = {**tiny_recipe["training"], **options}
-        if stage:
-            training["deepspeed"] = zero_profile(tmp_path, stage)
-        recipe = write_recipe({**tiny_recipe, "name": name, "training": training}, tmp_path / f"{name}.yaml")
-        result = launch(recipe, way="torchrun", processes=2)
-        assert result.returncode == 0, result.stdout + result.stderr
-        found.append(losses(tmp_path / "runs" / name))
-    assert len(found[1]) == 8 and found[1] == pytest.approx(found[0], rel=1e-5)

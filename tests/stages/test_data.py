@@ -4,7 +4,7 @@ import pytest
 from tiny_tasks import TINY
 
 from cpt.recipe.load import load_recipe
-from cpt.stages.data import data_of
+from cpt.stages.inputs import data_of
 from cpt.tokenizer.load import load_tokenizer
 
 

@@ -53,10 +53,3 @@ def test_a_checkpoint_tells_the_next_row_and_another_store_goes_on_there(data, t
     empty = data("empty")
     empty.restore(json.loads((tmp_path / POSITION).read_text()))
     assert [empty.rows[row]["input_ids"].tolist() for row in range(80, 90)] == rows
-
-
-def test_a_checkpoint_keeps_the_window_that_holds_the_next_row(data):
-    prepared = data()
-    begin = prepared.windowed[0].entry(1).first_row
-    kept = [window["window"] for row in (begin - 1, begin) for window in prepared.state(row)["windows"].values()]
-    assert kept == [0, 1]

@@ -76,16 +76,6 @@ def test_experts_are_balanced_as_elsewhere(recipe_of):
     assert outputs["aux_loss"] > 0 and (loss - bare).item() == pytest.approx(share.item(), rel=1e-4)
 
 
-@pytest.mark.slow
-def test_accumulated_steps_are_one_large_one(recipe_of):
-    whole = student_trainer(recipe_of(steps=3))
-    whole.train()
-    parts = student_trainer(recipe_of("name=parts", steps=3, per_device_train_batch_size=2))
-    parts.train()
-    for name, parameter in whole.model.named_parameters():
-        assert torch.allclose(parameter, parts.model.get_parameter(name), atol=1e-4), name
-
-
 @pytest.mark.parametrize(
     ("training", "said"),
     [
@@ -100,12 +90,3 @@ def test_accumulated_steps_are_one_large_one(recipe_of):
 def test_what_cannot_be_distilled_is_refused(recipe_of, training, said):
     with pytest.raises(RecipeError, match=said):
         student_trainer(recipe_of(**training))
-
-
-@pytest.mark.slow
-def test_a_run_that_goes_on_is_the_uninterrupted_one(recipe_of):
-    straight = student_trainer(recipe_of("checkpoints.every_steps=3", steps=6))
-    straight.train()
-    again = student_trainer(recipe_of("checkpoints.every_steps=3", steps=6))
-    again.train(resume_from_checkpoint=straight.run_folder / "checkpoint-3")
-    assert all(value.equal(again.model.state_dict()[name]) for name, value in straight.model.state_dict().items())

@@ -5,7 +5,6 @@ import torch
 from tiny import TINY_LLAMA, write_recipe
 from tiny_teachers import save_teacher, student_trainer, texts_of
 
-from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 
 
@@ -45,15 +44,6 @@ def test_each_step_reads_its_own_prompts(recipe_of):
     ]
 
 
-@pytest.mark.long
-def test_a_run_that_goes_on_is_the_uninterrupted_one(recipe_of):
-    straight = student_trainer(recipe_of("checkpoints.every_steps=2", steps=4))
-    straight.train()
-    again = student_trainer(recipe_of("checkpoints.every_steps=2", steps=4))
-    again.train(resume_from_checkpoint=straight.run_folder / "checkpoint-2")
-    assert all(value.equal(again.model.state_dict()[name]) for name, value in straight.model.state_dict().items())
-
-
 @pytest.mark.slow
 def test_an_evaluation_takes_none_of_the_runs_random_numbers(recipe_of, tmp_path):
     (tmp_path / "own.jsonl").write_text(
@@ -64,10 +54,3 @@ def test_an_evaluation_takes_none_of_the_runs_random_numbers(recipe_of, tmp_path
     state = torch.get_rng_state()
     first, second = trainer.evaluate(), trainer.evaluate()
     assert torch.equal(state, torch.get_rng_state()) and first == second and first["eval_own_loss"] > 0
-
-
-def test_without_a_teacher_nothing_is_learned(recipe_of):
-    with pytest.raises(
-        RecipeError, match="`distill_on_policy` learns from another model: give `training.teacher_model_name_or_path`"
-    ):
-        student_trainer(recipe_of(teacher_model_name_or_path=None))

@@ -1,10 +1,9 @@
 """What every trainer of TRL's is given: our rows, our evaluation, and silence."""
 
 import pytest
-from example_runs import build_run, example_rows
+from example_runs import build_run
 
 from cpt.errors import Interrupted, RecipeError
-from cpt.stages.examples import name_of_figure
 
 
 def test_rows_of_an_evaluation_are_counted_once(tmp_path):
@@ -57,15 +56,6 @@ def test_liger_is_refused_with_the_reason(tmp_path):
         build_run("dpo", tmp_path, training={"use_liger_kernel": True})
 
 
-def test_a_micro_batch_is_what_trls_collator_makes(tmp_path):
-    trainer = build_run("dpo", tmp_path)
-    (batch,) = [batch for _, batch in zip(range(1), trainer.get_train_dataloader(), strict=False)]
-    wanted = trainer.data_collator(example_rows("dpo")[:4])
-    assert {name: value.tolist() for name, value in batch.items()} == {
-        name: value.tolist() for name, value in wanted.items()
-    }
-
-
 def test_an_evaluation_counts_its_examples_and_leaves_out_what_is_of_the_training(tmp_path):
     figures = build_run("dpo", tmp_path, held_out=7).evaluate()
     assert figures["eval_pairs_examples"] == 7 and "eval_pairs_num_tokens" not in figures
@@ -79,11 +69,3 @@ def test_a_figure_is_the_mean_of_the_batches_that_have_it(tmp_path):
     # Of two answers one is wanted and one is not: each batch of one has the likelihood of one kind alone.
     for name in ("eval_pairs_logps/chosen", "eval_pairs_logps/rejected"):
         assert apart[name] == pytest.approx(whole[name], rel=1e-4)
-
-
-def test_parts_of_a_loss_are_not_taken_for_another_set():
-    assert [name_of_figure(name) for name in ("nll_loss", "loss", "rewards/margins")] == [
-        "loss/nll",
-        "loss",
-        "rewards/margins",
-    ]

@@ -124,9 +124,3 @@ def test_other_errors_and_other_worlds_pass(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="Connection closed"), lost_ranks_named(Run(tmp_path)):
         raise LOST
     assert read_events(tmp_path) == []
-
-
-def test_signs_of_an_earlier_start_with_more_processes_do_not_count(tmp_path):
-    write_sign(tmp_path, sign(5, "host-7"))
-    answer(tmp_path, *(sign(rank, host, pulse=1) for rank, host in ((1, HERE), (2, "host-9"), (3, "host-9"))))
-    assert find_lost_ranks(tmp_path).gone == []

@@ -8,7 +8,7 @@ from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.stages.arguments import training_arguments
 from cpt.stages.build import build_trainer
-from cpt.stages.data import data_of
+from cpt.stages.inputs import data_of
 from cpt.stages.model import language_model
 from cpt.tokenizer.load import load_tokenizer
 

@@ -8,7 +8,7 @@ from tiny_faults import train_to_the_end
 from tiny_rewards import bandit, quiet_trainer, rewards_of
 from transformers.trainer_callback import PrinterCallback
 
-from cpt.errors import RecipeError, ResourceError
+from cpt.errors import RecipeError
 from cpt.preflight.gate import check_reality
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import read_events
@@ -76,23 +76,6 @@ def test_out_of_memory_restarts_with_smaller_micro_batches_and_the_same_result(s
         assert rewards_of(trainer) == rewards_of(reference)
     pairs = zip(trainer.model.parameters(), reference.model.parameters(), strict=True)
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in pairs)
-
-
-def test_memory_that_ends_in_an_evaluation_is_not_taken_for_the_trainings(tmp_path):
-    trainer = build_run("dpo", tmp_path, held_out=4)
-    plain = trainer.compute_loss
-
-    def fault(model, inputs, *rest, **named):
-        if not model.training:
-            raise torch.OutOfMemoryError(TOO_MUCH)
-        return plain(model, inputs, *rest, **named)
-
-    trainer.compute_loss = fault
-    with pytest.raises(
-        ResourceError, match="memory ended in the evaluation of step 0.*`training.per_device_eval_batch_size` lower"
-    ):
-        trainer.train()
-    assert told(trainer, "kind") == [] and trainer.args.per_device_train_batch_size == 4
 
 
 def test_a_loss_that_trl_does_not_have_is_named_by_its_key(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from saved_runs import STEPS, events, published, trainer_of
+from saved_runs import events, published, trainer_of
 from transformers import TrainerCallback
 
 from cpt.checkpoints import transaction
@@ -60,22 +60,6 @@ def test_weights_alone_are_published_between_checkpoints(tiny_recipe, tmp_path):
     )
 
 
-@pytest.mark.slow
-def test_saves_in_the_background_hold_the_numbers_of_their_step(tiny_recipe, tmp_path):
-    waiting, behind = (
-        trainer_of(tiny_recipe, tmp_path / "a", keep=None),
-        trainer_of(tiny_recipe, tmp_path / "b", keep=None, in_background=True),
-    )
-    waiting.train()
-    behind.train()
-    for step in range(1, STEPS + 1):
-        files = [read_manifest(trainer.run_folder / f"checkpoint-{step}").files for trainer in (waiting, behind)]
-        for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
-            assert files[0][name] == files[1][name], (step, name)
-        said = json.loads((behind.run_folder / f"checkpoint-{step}" / "trainer_state.json").read_text())
-        assert said["global_step"] == step and max(line["step"] for line in said["log_history"]) == step
-
-
 def test_training_goes_on_while_a_checkpoint_is_written(tiny_recipe, tmp_path, monkeypatch):
     trainer = trainer_of(tiny_recipe, tmp_path, every_steps=2, in_background=True)
     may_write, write, seen = threading.Event(), transaction.write, []
@@ -110,23 +94,6 @@ def test_a_save_that_fails_costs_an_event_and_the_next_one_succeeds(tiny_recipe,
     assert published(trainer) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
     assert events(trainer) == [("save_failed", 2), ("saved_again", 3)]
     assert "No space left on device" in read_events(trainer.run_folder)[0]["message"]
-
-
-@pytest.mark.slow
-def test_the_last_save_is_tried_again(tiny_recipe, tmp_path, monkeypatch, no_pause):
-    trainer = trainer_of(tiny_recipe, tmp_path, every_steps=2)
-    write, tries = transaction.write, []
-
-    def full_twice_at_the_end(contents, staging):
-        if staging.name == "checkpoint-4":
-            tries.append(staging)
-            if len(tries) < 3:
-                raise OSError(28, "No space left on device")
-        return write(contents, staging)
-
-    monkeypatch.setattr(transaction, "write", full_twice_at_the_end)
-    trainer.train()
-    assert published(trainer) == ["checkpoint-2", "checkpoint-4"]
 
 
 @pytest.mark.slow

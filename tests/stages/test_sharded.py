@@ -3,8 +3,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate.parallelism_config import ParallelismConfig
-from accelerate.state import PartialState
-from accelerate.utils import DistributedType
 from one_process_group import alone_in_a_group
 from tiny import TINY_LLAMA
 from tiny_faults import STEPS, at_steps, events, losses, trainer_of
@@ -16,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallb
 from cpt.models.shared_rows import PartOfRows
 from cpt.optim.clipping import gradient_norm
 from cpt.stages import sharded
-from cpt.stages.sharded import ShardedTrainer, average_over_all, shard_on_cpu
+from cpt.stages.sharded import ShardedTrainer
 
 SLOW_KERNEL = {"optimizer": {"name": "sgd", "learning_rate": 1e-3}}  # clipped by hand
 
@@ -130,24 +128,6 @@ def test_a_step_of_one_micro_batch_keeps_gradients_in_half_precision(tiny_recipe
     assert seen.dtypes == STEPS * [{torch.bfloat16}]
 
 
-def test_an_optimizer_of_another_library_gets_gradients_of_the_weights_type(tiny_recipe, tmp_path):
-    seen = Gradients()
-    halves(tiny_recipe, tmp_path, callbacks=[seen], **SLOW_KERNEL).train()
-    assert seen.dtypes == STEPS * [{torch.bfloat16}]
-
-
-def test_a_bad_step_with_accumulated_gradients_changes_nothing_and_large_gradients_are_clipped(tiny_recipe, tmp_path):
-    watcher = States()
-    trainer = halves(
-        tiny_recipe, tmp_path, callbacks=[watcher], faults=at_steps(9, change=lambda loss: loss * torch.nan)
-    )
-    trainer.args.max_grad_norm = 0.25
-    trainer.train()
-    assert events(trainer, "nan_skipped") == [("nan_skipped", 9)]
-    assert watcher.same(8, 9) and not watcher.same(9, 10)
-    assert 0 < max(state.norm().item() for state in watcher.moments) < 0.25
-
-
 # --- autocast ---
 
 
@@ -200,14 +180,6 @@ def test_a_forward_pass_alone_leaves_nothing_gathered_behind():
         assert not any(isinstance(parameter, DTensor) for parameter in layers.parameters())
         ShardedTrainer.reshard(SimpleNamespace(is_fsdp_enabled=True, model=layers))
         assert all(isinstance(parameter, DTensor) for parameter in layers.parameters())
-
-
-def test_accelerate_shards_on_the_cpu_too(monkeypatch):
-    monkeypatch.setitem(PartialState._shared_state, "distributed_type", DistributedType.MULTI_CPU)
-    state = SimpleNamespace()
-    shard_on_cpu(SimpleNamespace(state=state), {"fsdp_version": 2, "reshard_after_forward": False})
-    assert state.fsdp_plugin.fsdp_version == 2 and not state.fsdp_plugin.reshard_after_forward
-    assert state.distributed_type == PartialState._shared_state["distributed_type"] == DistributedType.FSDP
 
 
 class Dividing(nn.Linear):
@@ -269,15 +241,3 @@ def test_the_mean_of_the_losses_over_processes_is_that_of_the_step(shared):
         for rank in range(8)
     ]
     assert torch.stack(losses).mean() == pytest.approx(3 * sum(range(8)) / 24)
-
-
-def test_deepspeed_averages_over_all_processes_and_names_its_files_so():
-    engine = SimpleNamespace(
-        sequence_parallel_size=4, checkpoint_mp_rank=3, optimizer=SimpleNamespace(sequence_parallel_size=4)
-    )
-    average_over_all(engine)
-    assert vars(engine) == {
-        "sequence_parallel_size": 1,
-        "checkpoint_mp_rank": 0,
-        "optimizer": SimpleNamespace(sequence_parallel_size=1),
-    }

@@ -39,10 +39,6 @@ def test_a_teacher_is_whole_frozen_and_in_evaluation_mode(built):
     assert {parameter.dtype for parameter in teacher.parameters()} == {torch.float32}
 
 
-def test_it_takes_half_the_memory_where_the_run_computes_in_bfloat16(built):
-    assert built(bf16=True).dtype == torch.bfloat16
-
-
 def test_a_finished_run_is_its_model(built, tmp_path):
     run = tmp_path / "runs" / "big"
     shutil.copytree(built.folder, run / "final")

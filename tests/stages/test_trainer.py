@@ -42,22 +42,6 @@ def train(sections, folder):
     return [line["loss"] for line in trainer.state.log_history if "loss" in line], trainer.model.state_dict()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("config", [None, TINY_MOE], ids=["dense", "experts"])
-def test_accumulation_changes_nothing_but_rounding(tiny_recipe, tmp_path, config):
-    if config:
-        tiny_recipe["model"]["config"] = config
-    tiny_recipe["training"]["per_device_train_batch_size"] = 4
-    whole, weights = train(tiny_recipe, tmp_path / "whole")
-    tiny_recipe["training"]["per_device_train_batch_size"] = 1
-    parts, others = train(tiny_recipe, tmp_path / "parts")
-    if config is None:
-        assert parts == pytest.approx(whole, rel=1e-6)
-        assert all(torch.allclose(weights[name], others[name], atol=2e-5) for name in weights)
-    else:  # summed instead of averaged, the auxiliary loss (0.5 x about 2) would be counted four times
-        assert parts == pytest.approx(whole, rel=1e-2)
-
-
 def test_the_loss_is_the_mean_over_the_predicted_tokens_of_the_whole_step(tiny_recipe, tmp_path):
     trainer = trainer_of(tiny_recipe, tmp_path)
     rows = [trainer.train_dataset[i] for i in range(trainer.length.rows_per_step)]
@@ -173,6 +157,6 @@ def test_memory_that_ends_in_an_evaluation_is_no_matter_of_the_micro_batch(tiny_
     monkeypatch.setattr("cpt.stages.trainer.measure_and_keep", full)
     with pytest.raises(
         ResourceError,
-        match="evaluation of step 0, with 2 rows at once. Set `training.per_device_eval_batch_size` lower",
+        match="evaluation of step 0.*`training.per_device_eval_batch_size` lower",
     ):
         trainer.train()

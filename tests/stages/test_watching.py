@@ -5,8 +5,6 @@ import torch
 from saved_runs import trainer_of
 from tiny_faults import weights
 
-from cpt.errors import RecipeError
-
 FIGURES = {
     *(
         "loss",
@@ -71,21 +69,3 @@ def test_watching_changes_no_weight(training, tiny_recipe, tmp_path):
     ours, theirs = weights(watched), weights(alone)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert logged(watched)[0].keys() >= FIGURES and not (alone.run_folder / "metrics.jsonl").exists()
-
-
-def test_a_profile_behind_the_end_is_refused(tiny_recipe, tmp_path):
-    with pytest.raises(RecipeError, match="monitoring.profile"):
-        trainer_of({**tiny_recipe, "monitoring": {"profile": 3}}, tmp_path)
-
-
-@pytest.mark.long
-def test_the_same_weights_come_of_another_seed_of_the_dropout_only_by_chance(tiny_recipe, tmp_path):
-    found = []
-    for seed in (7, 8):
-        trainer = trainer_of(with_dropout(tiny_recipe), tmp_path / str(seed))
-        torch.manual_seed(seed)
-        trainer.train()
-        found.append(weights(trainer))
-    assert not all(torch.equal(found[0][name], found[1][name]) for name in found[0]), (
-        "else the test above could not fail"
-    )

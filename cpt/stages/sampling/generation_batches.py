@@ -11,11 +11,9 @@ from torch.utils.data import Dataset
 from transformers.trainer_utils import TrainOutput
 from trl.models import prepare_deepspeed
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, split_tensor_dict
-from xxhash import xxh3_64_intdigest
 
 from cpt.checkpoints.safe_load import load_data
 from cpt.checkpoints.transaction import Contents
-from cpt.data.held_out import HeldOutSet
 from cpt.data.loader import CPTDataLoader
 from cpt.errors import RecipeError, ResourceError
 from cpt.recipe.schema import Recipe
@@ -78,9 +76,28 @@ class PromptTrainer(ExampleTrainer):
         device = self.args.device
         devices, kind = ([], "cuda") if device.type == "cpu" else ([device], device.type)
         with torch.random.fork_rng(devices=devices, device_type=kind):
-            seed = f"{self.args.seed} {self.state.global_step} {self.args.process_index}"
-            torch.manual_seed(xxh3_64_intdigest(seed.encode()) % 2**32)
+            torch.manual_seed(self.seed_of_step)
             return super().evaluate(*arguments, **options)
+
+
+class StepsOfPrompts(PromptTrainer):
+    """For TRL's DistillationTrainer (arXiv 2306.13649). Each step answers its prompts anew, so a checkpoint needs no
+    completions."""
+
+    @property
+    def generations(self) -> Generations:
+        """All micro-batches of a step are one generation."""
+        arguments = self.args
+        rows = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+        return Generations(rows, arguments.gradient_accumulation_steps, arguments.gradient_accumulation_steps)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """The completions of the next micro-batch, made for the whole step at its first one; each process answers its
+        share of prompts."""
+        if isinstance(inputs, list) and self.model is not None and self.model.training:
+            size = len(inputs) // self.args.world_size
+            inputs = inputs[self.args.process_index * size :][:size]
+        return super()._prepare_inputs(inputs)
 
 
 class GenerationBatches(PromptTrainer):
@@ -91,8 +108,6 @@ class GenerationBatches(PromptTrainer):
             without its adapter.
     """
 
-    WITHOUT_EFFECT: tuple[str, ...] = ()
-    """Keys of TRL's config that the stage has no use for."""
     prompts: Sequence[Prompt] = ()
     """Of the last generation, of all processes."""
 
@@ -116,12 +131,9 @@ class GenerationBatches(PromptTrainer):
             )
         rewards = build_rewards(recipe.rewards, [name for name in rows[0] if name != "prompt"])
         arguments.reward_weights = [reward.weight for reward in recipe.rewards]
-        refuse_without_effect(recipe, self.WITHOUT_EFFECT)
         keep_generation_size(recipe, arguments)
-        beta, arguments.beta = (
-            arguments.beta,
-            0.0,
-        )  # else TRL loads a reference by the model's name, which may be no model of transformers
+        # With `beta` TRL would load a reference by the model's name, which may not exist.
+        beta, arguments.beta = arguments.beta, 0.0
         try:
             super().__init__(recipe, model, arguments, rows=rows, length=length, reward_funcs=rewards, **options)
         finally:
@@ -172,7 +184,7 @@ class GenerationBatches(PromptTrainer):
     # --- going on ----------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
-        """As ever; a checkpoint that stands in the middle of a generation brings its completions."""
+        """A checkpoint in the middle of a generation has its completions."""
         if resume_from_checkpoint is not None:
             self.restore_generation(Path(resume_from_checkpoint))
         return super().train(resume_from_checkpoint, **options)
@@ -219,18 +231,18 @@ class GenerationBatches(PromptTrainer):
         return rolled_back
 
     def state_of_process(self) -> dict[str, Any]:
-        """What else this process has to keep."""
+        """What else a checkpoint needs of this process."""
         return {}
 
     def restore_process(self, state: Mapping[str, Any]) -> None:
-        """Go on with it; nothing was kept by another number of processes."""
+        """Continue with it; empty if another number of processes wrote the checkpoint."""
 
     def own_state(self) -> dict[str, Any]:
-        """What the stage has to keep that is the same on all processes."""
+        """What a checkpoint needs of the stage, the same on all processes."""
         return {}
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
-        """Go on with it."""
+        """Continue with it."""
 
     # --- safety ------------------------------------------------------------------------------------------------------
 
@@ -264,25 +276,12 @@ class GenerationBatches(PromptTrainer):
                 " `steps_per_generation` or `max_completion_length` lower; smaller micro-batches would not help."
             ) from problem
 
-    # --- evaluation --------------------------------------------------------------------------------------------------
-
-    def measure(self, held_out: HeldOutSet) -> dict[str, float]:
-        """TRL's figures of one set, means over its prompts; each is answered `num_generations_eval` times."""
+    def figures_of(self, rows: list[Any]) -> dict[str, float]:
+        """TRL's figures alone; each prompt is answered `num_generations_eval` times."""
         config: Any = self.args
         answers = config.num_generations_eval or config.num_generations
-        sums: dict[str, float] = {}
-        seen, own = 0, self.metrics_of_evaluation
-        for rows, count in self.batches_of(len(held_out.rows)):
-            own.clear()
-            prompts: list[Any] = [held_out.rows[number] for number in rows for _ in range(answers)]
-            self._prepare_inputs(prompts)
-            own.pop("num_tokens", None)  # of the training, so far
-            for name, values in own.items():
-                sums[name] = sums.get(name, 0.0) + count * sum(values) / len(values)
-            seen += count
-            self.tell_prediction_step()
-        own.clear()
-        return {**{name: value / seen for name, value in sums.items()}, "examples": seen}
+        self._prepare_inputs([row for row in rows for _ in range(answers)])
+        return {}
 
 
 class Groups(GenerationBatches):
@@ -300,16 +299,6 @@ class Groups(GenerationBatches):
         self.entropy_coef, self._last_world_entropy = state["entropy"]
 
 
-def refuse_without_effect(recipe: Recipe, keys: Sequence[str]) -> None:
-    """Raise where a key is written that would change nothing."""
-    written = [key for key in keys if key in recipe.training]
-    if written:
-        raise RecipeError(
-            f"`training.{written[0]}` would have no effect: stage `{recipe.stage}` has advantages of its own."
-            " Remove it."
-        )
-
-
 def keep_generation_size(recipe: Recipe, arguments: Any) -> None:
     """As many completions at once as the recipe says, where an earlier start learned that its micro-batch does not
     fit."""
@@ -321,5 +310,4 @@ def keep_generation_size(recipe: Recipe, arguments: Any) -> None:
 
 
 def on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Where completions were when they were kept."""
     return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}

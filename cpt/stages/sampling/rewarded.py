@@ -1,23 +1,50 @@
 """Stages with advantages of their own: what TRL's GRPO generates and scores, and its clipped policy loss, without its
 groups."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import trl
+from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
+from cpt.errors import RecipeError
 from cpt.ranks import world_size
+from cpt.recipe.schema import Recipe
 from cpt.stages.sampling.generation_batches import GenerationBatches
 
 NO_GROUPS = ("scale_rewards", "multi_objective_aggregation")
 
 
-class RewardedTrainer(GenerationBatches, trl.GRPOTrainer):  # type: ignore[misc]
+@dataclass
+class SingleAnswers(GRPOConfig):  # type: ignore[misc]
+    """GRPOConfig with one answer to each prompt."""
+
+    num_generations: int | None = 1
+    least_deviation: float = 0.1
+    """The smallest deviation that advantages are divided by. Where all answers are right, what is left of them is the
+    error of the values; made as large as any other, it would unlearn the answers."""
+
+    def __post_init__(self) -> None:
+        answers = self.num_generations
+        if answers == 1:  # GRPOConfig asks for a group to compare: the whole batch, normalised together
+            steps = self.steps_per_generation or self.gradient_accumulation_steps
+            at_once = self.per_device_train_batch_size * world_size()
+            self.num_generations = int(self.generation_batch_size or at_once * steps)
+        super().__post_init__()
+        self.num_generations = answers
+
+
+class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
     """GRPO up to the rewards; a stage then says what they make of advantages."""
 
-    WITHOUT_EFFECT = NO_GROUPS
     rewards_of_all: torch.Tensor
+
+    def __init__(self, recipe: Recipe, *arguments: Any, **options: Any) -> None:
+        for key in NO_GROUPS:
+            if key in recipe.training:
+                raise RecipeError(f"`training.{key}` has no effect in stage `{recipe.stage}`. Remove it.")
+        super().__init__(recipe, *arguments, **options)
 
     def _calculate_rewards(self, *arguments: Any, **options: Any) -> torch.Tensor:
         """Each reward of each completion of all processes; their weighted sums are kept, NaN where no reward
@@ -65,14 +92,3 @@ class RewardedTrainer(GenerationBatches, trl.GRPOTrainer):  # type: ignore[misc]
     def note_figure(self, name: str, value: float) -> None:
         """For the log: means over what is noted until then."""
         self._metrics["train"][name].append(value)
-
-
-def single_answers(config: Any) -> int:
-    """What GRPOConfig is shown in place of 1 answer to each prompt: it asks for a group to compare.
-
-    The whole batch is one: answers to all its prompts, whose advantages are normalised together.
-    """
-    at_once = config.per_device_train_batch_size * world_size()
-    return int(
-        config.generation_batch_size or at_once * (config.steps_per_generation or config.gradient_accumulation_steps)
-    )

@@ -6,10 +6,8 @@ from tiny_models import tiny_config
 from torch.nn.functional import log_softmax
 from trl.trainer.utils import add_fused_lm_head
 
-from cpt.errors import RecipeError
 from cpt.models.build import build_model
 from cpt.recipe.schema import Model
-from cpt.stages.sampling import fused_head
 from cpt.stages.sampling.fused_head import fit_fused_head
 
 
@@ -56,19 +54,3 @@ def test_experts_are_balanced_as_the_family_does_whatever_the_padding(model_type
         found = model(input_ids=tokens, labels=tokens, fused_lm_head=True, output_router_logits=True, **options)
         assert found.aux_loss.item() == pytest.approx(wanted.item(), rel=1e-5)
     assert model(input_ids=ids, labels=ids, fused_lm_head=True, output_router_logits=False).aux_loss is None
-
-
-def test_other_families_are_left_alone():
-    model = build_model(Model(from_scratch=True, config=tiny_config("llama")), Known())
-    add_fused_lm_head(model)
-    before = model.forward
-    fit_fused_head(model)
-    assert model.forward == before
-
-
-def test_a_padded_head_in_parts_is_refused(monkeypatch):
-    model = build_model(Model(from_scratch=True, config=tiny_config("cpt-gpt2")), Known())
-    add_fused_lm_head(model)
-    monkeypatch.setattr(fused_head, "is_deepspeed_zero3_enabled", lambda: True)
-    with pytest.raises(RecipeError, match="Take ZeRO-2"):
-        fit_fused_head(model)

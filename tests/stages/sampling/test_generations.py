@@ -3,7 +3,7 @@ import trl
 
 from cpt.data.mixture import moved_on
 from cpt.errors import RecipeError
-from cpt.stages.sampling.generations import Generations, PromptRows, only_item, prompts_of_step
+from cpt.stages.sampling.generations import Generations, PromptRows, prompts_of_step
 
 ROWS = [{"prompt": str(number)} for number in range(100)]
 
@@ -51,16 +51,3 @@ def test_steps_and_generations_have_to_fit_into_each_other():
     with pytest.raises(RecipeError, match="Let one be a multiple of the other"):
         Generations(prompts=6, micro_batches=3, accumulation=2).check()
     Generations(prompts=6, micro_batches=3, accumulation=6).check()
-
-
-def test_a_generation_is_read_once():
-    class Counted(list):
-        reads = 0
-
-        def __getitem__(self, number):
-            Counted.reads += 1
-            return super().__getitem__(number)
-
-    rows = PromptRows(Counted(ROWS), Generations(prompts=4, micro_batches=4, accumulation=1), 1, [])
-    assert [only_item([rows[item]]) for item in range(4)] == [ROWS[:4]] * 4
-    assert Counted.reads == 4

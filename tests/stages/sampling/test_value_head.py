@@ -29,16 +29,6 @@ def test_advantages_are_those_of_the_formula_whatever_the_padding(gamma, lam):
     assert torch.allclose(found, torch.tensor(expected), atol=1e-6)
 
 
-def test_without_discount_and_with_lam_1_the_advantage_is_the_reward_less_the_value():
-    values = torch.tensor([[0.5, 0.25, 2.0]])
-    found = estimate_advantages(torch.tensor([1.0]), values, torch.ones(1, 3), gamma=1.0, lam=1.0)
-    assert torch.allclose(found, 1.0 - values)
-
-
-def test_a_completion_without_tokens_has_no_advantage():
-    assert not estimate_advantages(torch.tensor([1.0]), torch.ones(1, 3), torch.zeros(1, 3), gamma=1.0, lam=1.0).any()
-
-
 def test_a_value_that_moved_far_enough_gains_nothing_by_moving_on():
     values = torch.tensor([0.1, 0.5, -0.5], requires_grad=True)
     losses = clipped_value_loss(values, torch.zeros(3), torch.ones(3), clip=0.2)

@@ -22,15 +22,6 @@ def test_the_rule_is_that_of_a_beta_distribution_that_forgets():
         assert tracked.prompts[key_of("a")].count == pytest.approx(alpha + beta)
 
 
-def test_a_policy_that_moved_far_leaves_little_of_the_past():
-    near, far = tracker(), tracker()
-    for tracked, drift in ((near, 0.0), (far, 10.0)):
-        tracked.learn(["a"] * 20, [0.0] * 20)
-        tracked.drift = drift
-        tracked.learn(["a"], [1.0])
-    assert far.values(["a"])[0] > near.values(["a"])[0] > 0
-
-
 def test_a_new_prompt_begins_at_the_mean_of_the_others():
     tracked = tracker()
     assert tracked.values(["a"]) == [NOTHING_KNOWN]
