@@ -12,6 +12,7 @@ import fsspec
 import pyarrow as pa
 
 from cpt.data.readers.documents import Piece
+from cpt.recipe.paths import DOCUMENT_FILES
 
 PAST_STOP = 1 << 16  # of the rest of a line that goes on beyond the piece in which it began, asked for at once
 TRIES = 5
@@ -124,6 +125,7 @@ def persistently(function: Callable[[], Result]) -> Result:
 
 BOM = b"\xef\xbb\xbf"
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
+KNOWN = f"{', '.join(sorted(DOCUMENT_FILES))}, or one of these with {' or '.join(COMPRESSED)}"
 BUFFER = 1 << 20
 SMALL_BUFFER = 1 << 16  # what stands before the damage of a compressed file is read, all but the last buffer
 REMOTE_BUFFER = 1 << 23  # asked of a server at once: an answer of the Hub takes a good part of a second to begin
