@@ -152,11 +152,7 @@ def small_sets(data: Data, evaluation: Evaluation, fewest: int) -> Iterator[tupl
 
 def held_out_documents(data: Data, evaluation: Evaluation, *, only_local: bool = False) -> Iterator[Judged]:
     """The documents that the hash of their text keeps from training, out of the shards that the held-out sets are
-    taken from.
-
-    Args:
-        only_local: leave out sources whose files are elsewhere, or that have no end.
-    """
+    taken from."""
     share = evaluation.held_out_share
     for number, source in enumerate(data.sources if share else []):
         if not only_local or kind_of(source.path) == "local":

@@ -178,9 +178,6 @@ def make_ahead(
     """`make(task)` for each task in order, made by one thread up to MOST_AHEAD before they are taken.
 
     One thread is enough: several share one interpreter. An error is raised where its micro-batch would have come.
-
-    Args:
-        begin: called by the thread first.
     """
     ahead, waiting = 1, deque[Future[Row]]()
     with ThreadPoolExecutor(1, "data-prefetch", begin) as pool:

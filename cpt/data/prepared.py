@@ -232,11 +232,7 @@ class PreparedData:
         return {"fingerprint": self.fingerprint, "row": first_row, "windows": windows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint kept.
-
-        Raises:
-            DataError: it was kept of other data.
-        """
+        """Take over what a checkpoint kept."""
         if state["fingerprint"] != self.fingerprint:
             raise DataError(
                 "the checkpoint was written with other data than the recipe gives now. Bring them back, or begin a new"

@@ -27,11 +27,7 @@ class Written(NamedTuple):
 
 
 class ExampleWriter:
-    """Writes the texts of examples of a form.
-
-    Args:
-        template: the tokenizer's chat template, None where it has none.
-    """
+    """Writes the texts of examples of a form."""
 
     def __init__(
         self, form: str, template: str | None, named_tokens: Mapping[str, Any], control_tokens: Sequence[str]

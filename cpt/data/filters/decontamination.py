@@ -124,13 +124,7 @@ class Runs:
         return self.largest(words, np.repeat(likely, counts), known)
 
     def largest(self, words: Sequence[bytes], begins: NDArray[np.int64], known: NDArray[np.int64]) -> Overlap:
-        """Of what is shared with each evaluation document, that which covers most of one of the two.
-
-        Args:
-            words: of the training document.
-            begins: of each shared run, where it begins in there.
-            known: which of our runs it is.
-        """
+        """Of what is shared with each evaluation document, that which covers most of one of the two."""
         owners, most = self.owners[known], (-1.0, 0, 0.0, False)
         for owner in np.unique(owners).tolist():
             is_shared = owners == owner

@@ -148,11 +148,7 @@ def compression_of(path: str) -> str | None:
 
 
 def open_file(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
-    """The file's content, decompressed, from a byte on.
-
-    Args:
-        stop: where the reader will probably end; a server is asked for little more.
-    """
+    """The file's content, decompressed, from a byte on."""
     if compression_of(path) is None:
         return open_plain(path, begin, stop)
     stream: Any = pa.CompressedInputStream(pa.PythonFile(open_plain(path), mode="r"), compression_of(path))

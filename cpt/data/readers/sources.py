@@ -43,11 +43,7 @@ PIECE_BYTES = 64 * 2**20
 
 
 def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
-    """The documents in the order of the files' names, at most `max_documents`.
-
-    Args:
-        key: where the source stands in the recipe, for messages: `data.sources[0]`.
-    """
+    """The documents in the order of the files' names, at most `max_documents`."""
     number = 0
     for piece in pieces_of(source, key):
         for item in read_piece(source, piece, key):
@@ -93,11 +89,7 @@ def files_with_sizes(source: DocumentSource, key: str) -> list[tuple[str, int]]:
 
 
 def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
-    """The documents of a piece and its bad rows, in order.
-
-    What a row is read into is decided here; what becomes of bad ones by `bad_rows.apply_policy`. `max_documents`
-    counts over all pieces, so it is up to the caller; a piece gives no more than it.
-    """
+    """The documents of a piece and its bad rows, in order; no more documents than `max_documents`."""
     if kind_of(source.path) == "hub":
         items = read_hub_piece(source, piece, key)
     elif kind_of(source.path) == "function":
@@ -116,11 +108,8 @@ def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Docum
 
 
 def read_hub_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
-    """The documents of a piece of a file on the Hub, which is fetched as a whole or, where nothing is to be kept of
-    it, in parts.
-
-    A dataset that is not read file by file is one piece.
-    """
+    """The documents of a piece of a file on the Hub, which is fetched as a whole, or in parts where none of it is
+    kept."""
     if piece.path == source.path:
         return read_hub(source, key, hub_files(source, key).commit)
     if source.streaming or source.max_documents is not None:  # of which the first piece may be enough

@@ -114,12 +114,7 @@ class Total:
 
 
 def write_total(folder: Path, last: int, entries: Sequence[WindowEntry]) -> None:
-    """Write down what one time through is.
-
-    Args:
-        last: the last window's number.
-        entries: of all windows, or of the last ones as far as they are known.
-    """
+    """Write down what one time through is, by the entries of all windows or as many of the last ones as are known."""
     content: dict[str, Any] = {"rows": entries[-1].end, "windows": last + 1, "rows_of": None, "everything": None}
     if len(entries) == last + 1:
         content |= {"rows_of": [entry.rows for entry in entries], "everything": asdict(summed(entries))}

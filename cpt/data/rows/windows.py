@@ -294,11 +294,7 @@ class WindowedRows:
         return {"window": window, "entry": asdict(self.entry(window))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint kept.
-
-        Raises:
-            DataError: the store knows other documents there.
-        """
+        """Take over what a checkpoint kept."""
         window, content = int(state["window"]), state["entry"]
         known = self.known_entry(window)
         if known is None:
@@ -419,12 +415,8 @@ class WindowedRows:
 
 
 def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: int) -> None:
-    """Stop where more rows of the windows so far are bad than the recipe allows for as many as the whole source is
-    estimated to have.
-
-    Args:
-        known: the sum of what is known of them.
-    """
+    """Stop where the windows so far, of which `known` is the sum, have more bad rows than the recipe allows for all of
+    the source."""
     plan, bad = tokenized.plan, sum(known.bad_rows.values())
     if plan.is_whole or not bad:
         return

@@ -24,11 +24,7 @@ VARIABLE = "CPT_STORE"
 
 
 def bucket() -> "Bucket | None":
-    """The bucket that $CPT_STORE names, if any.
-
-    Raises:
-        ResourceError: it is not a URL, or it needs a package that is not installed.
-    """
+    """The bucket that $CPT_STORE names, if any."""
     url = os.environ.get(VARIABLE, "")
     return opened(url.rstrip("/")) if url else None
 
@@ -56,11 +52,7 @@ class Bucket:
     root: str
 
     def shards(self, source: Path) -> set[str]:
-        """The names of a source's shards that are in the bucket, from one listing.
-
-        Args:
-            source: the source's folder in the store on this disk.
-        """
+        """The names of a source's shards that are in the bucket, from one listing."""
         self.system.invalidate_cache()
         paths = self._call(source.name, self.system.ls, f"{self.root}/tokens/{source.name}", detail=False)
         return {Path(path).stem for path in paths or ()}

@@ -59,12 +59,7 @@ class ShardDescription:
 
 
 class TokenWriter:
-    """Appends documents to a new folder; nothing is kept in memory.
-
-    Args:
-        scored: whether each document has a score, that it is ordered by.
-        segmented: whether each token belongs to a segment of an example.
-    """
+    """Appends documents to a new folder; nothing is kept in memory."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], *, scored: bool = False, segmented: bool = False) -> None:
         self.folder, self.dtypes = folder, {**ARRAYS, "tokens": dtype.name}

@@ -153,11 +153,7 @@ class TokenizedSource:
             )
 
     def documents(self, numbers: Sequence[int], *, verified: bool = True) -> StoredDocuments:
-        """The documents of some shards, one after the other.
-
-        Args:
-            verified: as for `shard`; False where the arrays are not read.
-        """
+        """The documents of some shards, one after the other."""
         return StoredDocuments([self.shard(number, verified=verified) for number in numbers])
 
     @cached_property
@@ -360,12 +356,7 @@ def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
 
 
 def made(wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSource]) -> Generator[Wanted, None, None]:
-    """Each of the shards, in order, once it is there.
-
-    Args:
-        wanted: asked for the next one whenever a worker has nothing to do.
-        sources: whose shards these are.
-    """
+    """Each of the shards, in order, once it is there."""
     taken: list[Wanted] = []
 
     def tasks() -> Iterator[tuple[str, Shard, str]]:
@@ -384,11 +375,7 @@ def made(wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSour
 
 @contextmanager
 def progress_bars(sizes: dict[TokenizedSource, int]) -> Iterator[tuple[Progress, dict[TokenizedSource, TaskID]]]:
-    """How far it is, on the terminal of the main process only.
-
-    Args:
-        sizes: bytes of each source's files.
-    """
+    """How far it is, on the terminal of the main process only."""
     columns: list[Any] = [
         TextColumn("tokenising {task.description}"),
         BarColumn(),
