@@ -18,12 +18,10 @@ class Written(NamedTuple):
     is_chat: bool
     """Written by the chat template: its control tokens become special tokens."""
     spans: list[Span]
-    """The characters that are learned."""
     by_overlap: bool = False
     """A token is learned if any of its characters is, as transformers has it, and not by its first one that is no
     blank."""
     learns_end: bool = True
-    """Whether an EOS behind the text is learned."""
 
 
 class ExampleWriter:

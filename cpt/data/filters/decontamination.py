@@ -54,7 +54,6 @@ Hashes = NDArray[np.uint64]
 
 class Judged(NamedTuple):
     set_name: str
-    """The held-out set or task."""
     where: str
     text: str
     is_held_out: bool = True
@@ -65,13 +64,10 @@ class Judged(NamedTuple):
 class Overlap:
     set_name: str
     where: str
-    """The evaluation document's place."""
     words: str
-    """The first run of words that both have."""
     share: float
     """Of the evaluation document's words, those in shared runs."""
     is_contaminated: bool
-    """They cover enough of one of the two documents."""
 
 
 class Runs:

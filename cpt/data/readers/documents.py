@@ -28,7 +28,6 @@ class Piece:
     path: str
     start: int
     stop: int | None
-    """None: to the end."""
     number: int
     """Among the pieces of the source, in the order of the documents."""
 
@@ -36,7 +35,6 @@ class Piece:
 class File(NamedTuple):
     name: str
     size: int
-    """In bytes."""
     version: str
     """Time of change, or what its server calls its content: the same, the same content."""
 
@@ -104,7 +102,6 @@ class BadRow:
     reason: str
     """In a few words that many rows share, to count by: `not valid JSON`."""
     detail: str
-    """What exactly is wrong with this one."""
     origin: Origin
     number: int
     byte: int | None = None

@@ -177,7 +177,6 @@ class Chosen:
     documents: NDArray[np.int64]
     held_out: int
     left_out: dict[str, int]
-    """Reason -> documents."""
     is_limit_reached: bool
     """Whether `max_tokens` leaves nothing of what comes after."""
 

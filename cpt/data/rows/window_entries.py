@@ -1,9 +1,9 @@
 """What is known of the windows of a source: a small file for each, which stays when its tokens are removed."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -26,13 +26,11 @@ class WindowEntry:
     tokens_before: int
     """Tokens of the documents trained on in the windows before."""
     tokens: int
-    """Of the documents trained on."""
     tokens_in_rows: int
     """More than these where windows of a document overlap."""
     positions: int
     """Of the rows, padding included."""
     documents: int
-    """Trained on."""
     held_out: int
     left_out: dict[str, int]
     """Reason -> documents, those of the source's filters among them."""
@@ -58,27 +56,16 @@ def entry_of(content: Mapping[str, Any]) -> WindowEntry:
     return WindowEntry(**{**content, "lengths": lengths, "longest": tuple(content["longest"])})
 
 
-def summed(entries: Iterable[WindowEntry]) -> WindowEntry:
+def summed(entries: Sequence[WindowEntry]) -> WindowEntry:
     """What is known of windows that follow each other, as if they were one."""
-    whole = START
-    for entry in entries:
-        whole = WindowEntry(
-            first_row=0,
-            rows=whole.rows + entry.rows,
-            tokens_before=0,
-            tokens=whole.tokens + entry.tokens,
-            tokens_in_rows=whole.tokens_in_rows + entry.tokens_in_rows,
-            positions=whole.positions + entry.positions,
-            documents=whole.documents + entry.documents,
-            held_out=whole.held_out + entry.held_out,
-            left_out=added([whole.left_out, entry.left_out]),
-            bad_rows=added([whole.bad_rows, entry.bad_rows]),
-            lengths=added([whole.lengths, entry.lengths]),
-            longest=max(whole.longest, entry.longest, key=lambda place: place[1]),
-            own_digest="",
-            digest=entry.digest,
-        )
-    return whole
+    if not entries:
+        return START
+    numbers = ("rows", "tokens", "tokens_in_rows", "positions", "documents", "held_out")
+    counts = ("left_out", "bad_rows", "lengths")
+    total: dict[str, Any] = {name: sum(vars(entry)[name] for entry in entries) for name in numbers}
+    total |= {name: added([vars(entry)[name] for entry in entries]) for name in counts}
+    longest = max((entry.longest for entry in entries), key=lambda place: place[1])
+    return replace(START, **total, longest=longest, digest=entries[-1].digest)
 
 
 def added(counts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:

@@ -48,7 +48,6 @@ def opened(url: str) -> "Bucket":
 class Bucket:
     url: str
     system: Any
-    """Of fsspec."""
     root: str
 
     def shards(self, source: Path) -> set[str]:
