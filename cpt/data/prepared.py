@@ -115,10 +115,8 @@ def steps_of_epochs(data: Data, epochs: float, rows_of_epoch: int, rows_per_step
 
 def allowed_epochs(data: Data, source: Source) -> float | None:
     """How often a run may go through a source; None for any number of times."""
-    limits = [
-        limit for limit in (source.max_epochs, 1.0 if data.when_exhausted == "stop" else None) if limit is not None
-    ]
-    return min(limits, default=None)
+    limits = source.max_epochs, 1.0 if data.when_exhausted == "stop" else None
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def refused(data: Data, name: str, epochs: float, tokens: int) -> str | None:
