@@ -144,7 +144,8 @@ class TokenizedSource:
 
     def refuse_other_tokens(self, shard: TokenFiles) -> None:
         """Refuse a shard that was made again and is not what it was when the source was described."""
-        if self.description is not None and self.digests.get(shard.folder.name) != shard.description.digest:
+        digest = shard.description.digest
+        if self.description is not None and self.digests.get(shard.folder.name, digest) != digest:
             rmtree(shard.folder, ignore_errors=True)
             raise DataError(
                 f"{self.work.source.path}: a damaged part of its stored tokens was made again, with other tokens than"
@@ -203,8 +204,11 @@ class TokenizedSource:
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """The digest of each shard by its name, as the manifest lists it."""
-        return read_description(self.folder).shards
+        """The digest of each shard by its name; none where another process has removed shards since."""
+        try:
+            return read_description(self.folder).shards
+        except FileNotFoundError:
+            return {}
 
     def finish(self) -> SourceDescription:
         """Describe the source, all of whose shards are there."""
