@@ -1,5 +1,4 @@
-"""Open a source of the recipe as documents: which files it means, in which pieces they can be read, and what stands in
-them."""
+"""Read a source of the recipe: its files, the pieces that they are read in, and the documents in them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -75,7 +74,7 @@ def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) 
 
 
 def can_be_cut(path: str, source: DocumentSource) -> bool:
-    """True where a part of the file can be read without what stands before it; not every HTTP server gives parts."""
+    """True if a part of the file can be read without the bytes before it; not every HTTP server allows that."""
     if compression_of(path) or path.startswith(("http://", "https://")):
         return False
     if format_of(path) in TEXT_FILES:
@@ -84,7 +83,7 @@ def can_be_cut(path: str, source: DocumentSource) -> bool:
 
 
 def files_with_sizes(source: DocumentSource, key: str) -> list[tuple[str, int]]:
-    """The names of a source's files and their sizes in bytes, from one listing; none of what is no file."""
+    """The names of a source's files and their sizes in bytes, from one listing; empty for functions."""
     return [(file.name, file.size) for file in files_of(source, key)]
 
 
@@ -149,7 +148,7 @@ def find_function(source: DocumentSource, key: str) -> Callable[..., Any]:
 
 
 def call_function(source: DocumentSource, key: str) -> Iterable[object]:
-    """What the function gives for the recipe's options."""
+    """The rows that the function returns for the recipe's options."""
     rows: object = find_function(source, key)(**source.options)
     if isinstance(rows, str | Mapping) or not (isinstance(rows, Iterable) or hasattr(rows, "__getitem__")):
         raise RecipeError(

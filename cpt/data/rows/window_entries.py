@@ -1,4 +1,4 @@
-"""What is known of the windows of a source: a small file for each, which stays when its tokens are removed."""
+"""The entries of a source's windows: a small file for each, which stays when the window's tokens are removed."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class WindowEntry:
     tokens_in_rows: int
     """More than these where windows of a document overlap."""
     positions: int
-    """Of the rows, padding included."""
+    """Positions of all rows, padding included."""
     documents: int
     held_out: int
     left_out: dict[str, int]
@@ -39,9 +39,9 @@ class WindowEntry:
     """Documents trained on, by length: n, a power of two, stands for n up to 2n - 1 tokens."""
     longest: tuple[str, int]
     own_digest: str
-    """Of the documents trained on."""
+    """A hash of the documents trained on."""
     digest: str
-    """Of these and of all in front of them."""
+    """A hash of these and of all windows before."""
 
     @property
     def end(self) -> int:
@@ -57,7 +57,7 @@ def entry_of(content: Mapping[str, Any]) -> WindowEntry:
 
 
 def summed(entries: Sequence[WindowEntry]) -> WindowEntry:
-    """What is known of windows that follow each other, as if they were one."""
+    """The entries of consecutive windows as one."""
     if not entries:
         return START
     numbers = ("rows", "tokens", "tokens_in_rows", "positions", "documents", "held_out")
@@ -86,14 +86,14 @@ def by_power_of_two(lengths: NDArray[np.int64]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Total:
-    """What one time through a source is."""
+    """The totals of one epoch of a source."""
 
     rows: int
     windows: int
     rows_of: list[int] | None
     """Rows of each window; None where a checkpoint continued in an empty store, which lacks the windows before it."""
     everything: WindowEntry | None
-    """The sum over all windows; None likewise."""
+    """The sum over all windows; None in the same case."""
 
     @cached_property
     def first_rows(self) -> list[int]:
@@ -101,7 +101,7 @@ class Total:
 
 
 def write_total(folder: Path, last: int, entries: Sequence[WindowEntry]) -> None:
-    """Write down what one time through is, by the entries of all windows or as many of the last ones as are known."""
+    """Write the totals of one epoch from the entries of all windows, or of the last ones that are known."""
     content: dict[str, Any] = {"rows": entries[-1].end, "windows": last + 1, "rows_of": None, "everything": None}
     if len(entries) == last + 1:
         content |= {"rows_of": [entry.rows for entry in entries], "everything": asdict(summed(entries))}
@@ -109,11 +109,11 @@ def write_total(folder: Path, last: int, entries: Sequence[WindowEntry]) -> None
 
 
 def read_total(folder: Path) -> Total | None:
-    """What one time through is; None where its last window was not made yet, or where the file is damaged."""
+    """The totals of one epoch; None if its last window was not made yet, or if the file is damaged."""
     content = read_sealed(folder / "total.json")
     if content is None:
         with suppress(OSError):
-            (folder / "total.json").unlink()  # else each look at it would report the damage
+            (folder / "total.json").unlink()  # otherwise each read would report the damage
         return None
     everything = content.pop("everything")
     return Total(**content, everything=None if everything is None else entry_of(everything))

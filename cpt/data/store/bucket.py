@@ -86,12 +86,12 @@ class Bucket:
         )
 
     def _call(self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call the file system, which retries by itself; None where the object does not exist."""
+        """Call the file system, which retries automatically; None if the object does not exist."""
         try:
             return function(*arguments, **options)
         except FileNotFoundError:
             return None
-        except Exception as problem:  # each of fsspec's systems has errors of its own, many no OSError
+        except Exception as problem:  # fsspec's file systems raise many classes of errors
             if isinstance(problem, OSError) and problem.errno in NO_SPACE:
                 raise
             raise ResourceError(
