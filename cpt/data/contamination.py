@@ -40,13 +40,10 @@ class Hit:
 
     source: str
     where: str
-    """File and line of the training document."""
     set_name: str
-    """The held-out set or task."""
     evaluation_document: str
     """Its file and line, or the number of the question."""
     words: str
-    """The first run of words that both documents have."""
     share: float
     """Share of the evaluation document's words that the training document has."""
 
@@ -66,9 +63,7 @@ class Contamination:
     touched: int
     """Further training documents that share only a phrase with an evaluation document."""
     judged: int
-    """Evaluation documents that were searched for."""
     too_short: int
-    """Evaluation documents that have too few words to be searched for."""
     num_exact_copies: int = 0
     """Training documents that equal a document of `evaluation.perplexity`. No run trains on them, so they do not count
     as contaminated."""
@@ -152,11 +147,7 @@ def small_sets(data: Data, evaluation: Evaluation, fewest: int) -> Iterator[tupl
 
 def held_out_documents(data: Data, evaluation: Evaluation, *, only_local: bool = False) -> Iterator[Judged]:
     """The documents that the hash of their text keeps from training, out of the shards that the held-out sets are
-    taken from.
-
-    Args:
-        only_local: leave out sources whose files are elsewhere, or that have no end.
-    """
+    taken from."""
     share = evaluation.held_out_share
     for number, source in enumerate(data.sources if share else []):
         if not only_local or kind_of(source.path) == "local":
@@ -278,7 +269,6 @@ class Searcher:
 
     work: ShardWork
     index: str
-    """A file of `Runs.save`."""
 
     def __call__(self, pieces: Sequence[Piece]) -> "Found":
         runs, found = load_runs(self.index), Found()
@@ -305,7 +295,6 @@ class Found:
     documents: int = 0
     touched: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    """Contaminated ones by evaluation set."""
     hits: list[Hit] = field(default_factory=list)
     equal: list[int] = field(default_factory=list)
     """Hashes of texts that equal an evaluation document."""

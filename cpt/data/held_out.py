@@ -133,12 +133,7 @@ def sizes_of(data: Data, source: Source, key: str) -> tuple[NDArray[np.uint64], 
 
 
 def other_share(name: str, asked: float, held_out: int, total: int, num_documents: int) -> str | None:
-    """A warning where the held-out documents are a very different share of the source than the recipe asks for.
-
-    Args:
-        held_out, total: bytes of text.
-        num_documents: that are held out.
-    """
+    """A warning where the held-out bytes are a very different share of the source than the recipe asks for."""
     share = held_out / max(1, total)
     if asked / FAR_OFF <= share <= asked * FAR_OFF:
         return None

@@ -23,24 +23,18 @@ MOST_REPLACEMENTS = 20  # of worker processes that died
 MOST_AHEAD, MOST_BYTES_AHEAD = 16, 256 * 2**20  # micro-batches made before the model asks for them
 
 
+@dataclass(eq=False)
 class RankSampler(Sampler[int]):
     """Global row numbers in the order in which one rank reads them."""
 
-    def __init__(
-        self,
-        *,
-        micro_batch: int,
-        num_micro_batches: int,
-        rank: int,
-        world_size: int,
-        first_row: int,
-        left_out: Sequence[Stretch] = (),
-    ) -> None:
-        self.micro_batch, self.num_micro_batches = micro_batch, num_micro_batches
-        self.rank, self.world_size, self.first_row = rank, world_size, first_row
-        self.left_out = tuple(left_out)
-        self.begin_at = 0
-        """Micro-batches that were taken before worker processes died."""
+    micro_batch: int
+    num_micro_batches: int
+    rank: int
+    world_size: int
+    first_row: int
+    left_out: Sequence[Stretch]
+    begin_at: int = 0
+    """Micro-batches that were taken before worker processes died."""
 
     def __iter__(self) -> Iterator[int]:
         for number in range(self.begin_at, self.num_micro_batches):
@@ -83,14 +77,7 @@ class CPTDataLoader(DataLoader[Row]):
         **torch_loader_options: Any,
     ) -> None:
         rounds = max(0, rows_in_all - first_row) // (micro_batch * world_size)
-        sampler = RankSampler(
-            micro_batch=micro_batch,
-            num_micro_batches=rounds,
-            rank=rank,
-            world_size=world_size,
-            first_row=first_row,
-            left_out=left_out,
-        )
+        sampler = RankSampler(micro_batch, rounds, rank, world_size, first_row, tuple(left_out))
         # A loader without its own generator draws from the global one when it starts, and dropout would differ after a
         # resume.
         options = {"collate_fn": stack_rows, "generator": torch.Generator(), **torch_loader_options}
@@ -178,9 +165,6 @@ def make_ahead(
     """`make(task)` for each task in order, made by one thread up to MOST_AHEAD before they are taken.
 
     One thread is enough: several share one interpreter. An error is raised where its micro-batch would have come.
-
-    Args:
-        begin: called by the thread first.
     """
     ahead, waiting = 1, deque[Future[Row]]()
     with ThreadPoolExecutor(1, "data-prefetch", begin) as pool:

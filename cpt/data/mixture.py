@@ -105,11 +105,7 @@ LINEAR_BLOCKS = 64  # of a linear change; weights stand still inside a block, so
 
 
 def asked_shares(data: Data, tokens: Sequence[int]) -> Changes:
-    """The shares of tokens that the recipe asks for, and the rows from which they hold.
-
-    Args:
-        tokens: of each source once, for `temperature`.
-    """
+    """The shares of tokens that the recipe asks for, and the rows from which they hold."""
     if data.phases:
         names = [reported_name(source) for source in data.sources]
         return shares_of_phases(data.phases, names, data.sequence_length)

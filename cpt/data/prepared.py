@@ -29,9 +29,7 @@ class SourceReport:
     held_out: int
     """Kept from training, because the model is judged by them or by an equal document of a held-out set."""
     dropped: dict[str, int]
-    """Reason -> documents."""
     bad_rows: dict[str, int]
-    """Reason -> rows that were no documents."""
     lengths: dict[int, int]
     """Documents trained on, by length: n, a power of two, stands for n up to 2n - 1 tokens."""
     tokens: int
@@ -44,7 +42,6 @@ class SourceReport:
     files: dict[str, str]
     """File -> xxh3-128 of its content, once all of the source was read."""
     licence: str | None
-    """As the recipe tells it."""
     is_estimate: bool
     """Whether the numbers follow from the windows read so far, because not all of the source was."""
 
@@ -147,7 +144,6 @@ def tell_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceRepor
 class PreparedData:
     rows: MixtureRows
     windowed: list[WindowedRows]
-    """The same rows by source."""
     held_out: dict[str, HeldOutSet]
     sources: list[SourceReport]
     fingerprint: str
@@ -159,7 +155,6 @@ class PreparedData:
     held_out_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Of each held-out set with files of its own: file -> xxh3-128 of its content."""
     judges: list[TokenizedSource] = field(default_factory=list)
-    """The held-out sets with files of their own, as they are stored."""
 
     @property
     def num_rows(self) -> int:
@@ -221,11 +216,7 @@ class PreparedData:
         return {"fingerprint": self.fingerprint, "row": first_row, "windows": windows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint kept.
-
-        Raises:
-            DataError: it was kept of other data.
-        """
+        """Take over what a checkpoint kept."""
         if state["fingerprint"] != self.fingerprint:
             raise DataError(
                 "the checkpoint was written with other data than the recipe gives now. Bring them back, or begin a new"

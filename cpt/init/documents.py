@@ -11,11 +11,11 @@ from xxhash import xxh3_64_intdigest
 from cpt.data.filters.built_in import language_identifier
 from cpt.data.readers.documents import BadRow, Document, Piece
 from cpt.data.readers.files import CONVERTED
-from cpt.data.readers.formats import TEXTS
 from cpt.data.readers.opening import format_of
 from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of, read_piece
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError
+from cpt.recipe.paths import TEXT_FILES
 from cpt.recipe.schema import DocumentSource
 
 READ_BYTES = 64 * 2**20  # of files; of more, pieces are drawn
@@ -131,7 +131,7 @@ def find_source(path: str, text_column: str | None) -> DocumentSource:
     except DataError as problem:
         text = str(problem).split(" Set `DOCUMENTS.path`")[0]
         raise DataError(f"{text} {to_convert(path) or 'Give another DOCUMENTS.'}") from problem
-    first = next((name for name in files if format_of(name) not in TEXTS), files[0])
+    first = next((name for name in files if format_of(name) not in TEXT_FILES), files[0])
     missing: BadRow | None = None
     for column in [text_column] if text_column else TEXT_COLUMNS:
         source = DocumentSource(path=path, text_column=column)

@@ -45,12 +45,6 @@ def test_batches_are_completed_where_they_are_made(rows, options):
     assert same(plain, completed) and all(batch["first"].tolist() == [0, 0] for batch in completed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_change_nothing(rows, context):
-    assert same(batches(rows, num_workers=2, multiprocessing_context=context), batches(rows))
-
-
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 4}], ids=str)
 def test_the_way_of_feeding_changes_nothing(rows, options):
     assert same(

@@ -58,23 +58,6 @@ def test_a_concatenated_document_goes_on_where_the_row_before_ended(lengths, seq
     assert len(pieces) <= len(lengths) + sum(lengths) // sequence_length
 
 
-@given(LENGTHS, st.integers(1, 16), st.data())
-def test_windows_begin_each_stride_until_they_reach_the_end(lengths, sequence_length, data):
-    stride = data.draw(st.integers(1, sequence_length))
-    starts, _ = documents(lengths)
-    expected = []
-    for start, length in zip(starts.tolist(), lengths, strict=True):
-        begins = range(0, max(1, length - sequence_length + stride), stride)
-        expected += [(start + at, min(sequence_length, length - at)) for at in begins]
-    pieces = [
-        piece
-        for row in rows_of(pack(*documents(lengths), sequence_length, "sliding_window", 0, stride))
-        for piece in row
-    ]
-    assert sorted(pieces) == sorted(expected)
-    assert {at for start, length in pieces for at in range(start, start + length)} == set(range(sum(lengths)))
-
-
 @pytest.mark.parametrize("name", PACKINGS)
 @given(LENGTHS, st.integers(1, 16), st.integers(0, 5))
 def test_every_piece_stands_in_one_row_of_every_epoch(name, lengths, sequence_length, epoch):

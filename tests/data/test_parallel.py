@@ -75,12 +75,6 @@ def test_a_killed_worker_is_a_resource_error(work):
         list(map_in_order(lambda: work.die, range(4), 2))
 
 
-def test_a_worker_that_cannot_start_is_an_error_and_no_waiting(work, tmp_path):
-    (tmp_path / "users_work.py").write_text("raise ImportError('gone')")
-    with pytest.raises(ImportError, match="gone"):
-        list(map_in_order(lambda: work.square, range(4), 2))
-
-
 def test_stopping_early_ends_the_workers(work):
     results = map_in_order(lambda: work.square, range(100), 2)
     process = next(results)[1]

@@ -27,21 +27,6 @@ def pieces(row):
     return [row["input_ids"][a:b].tolist() for a, b in zip(begins, [*begins[1:], None], strict=True)]
 
 
-@pytest.mark.parametrize("packing", ["best_fit", "none"])
-@FIXTURES_ARE_READ_ONLY
-@given(texts=st.lists(st.text("abc", min_size=1, max_size=40), min_size=1, max_size=20))
-def test_the_documents_can_be_read_back_from_the_rows(rows_of, tokenizer, packing, texts):
-    rows = rows_of(texts, packing=packing)
-    found = [piece for row in rows for piece in pieces(row) if PAD not in piece]
-    expected = [
-        ids[at : at + 16]
-        for text in texts
-        for ids in [tokenizer(text)["input_ids"] + [256]]
-        for at in range(0, len(ids), 16)
-    ]
-    assert sorted(found) == sorted(expected)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", [name for name in PACKINGS if name != "token_budget"])
 @pytest.mark.parametrize("epoch", [0, 3])
@@ -81,15 +66,3 @@ def test_a_row_of_a_token_budget_holds_each_piece_in_a_line(rows_of, tokenizer, 
         for at in range(0, len(ids), 16)
     ]
     assert sorted(found) == sorted(expected)
-
-
-def test_rows_of_another_epoch_hold_the_same_documents_in_other_company(rows_of):
-    rows = rows_of([f"{number:03}" for number in range(200)])
-    first, second = ([rows.row(number, epoch) for number in range(len(rows))] for epoch in (0, 1))
-    assert sorted(piece for row in first for piece in pieces(row)) == sorted(
-        piece for row in second for piece in pieces(row)
-    )
-    assert {tuple(sorted(map(tuple, pieces(row)))) for row in first} != {
-        tuple(sorted(map(tuple, pieces(row)))) for row in second
-    }
-    assert all(torch.equal(row["input_ids"], rows[number]["input_ids"]) for number, row in enumerate(first))

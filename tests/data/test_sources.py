@@ -39,7 +39,7 @@ def folder(tmp_path):
         ("./missing", "no such file or folder"),
         ("corpus", "no such file or folder.*a dataset on the Hub is written `owner/name`"),
         ("nothing/*.jsonl", "no file matches"),
-        ("sub/*.py", r"x.py: cannot read a `.py` file. Expected .txt"),
+        ("sub/*.py", r"x.py: cannot read a `.py` file"),
     ],
 )
 def test_what_is_not_there_is_said_with_the_key(folder, monkeypatch, path, message):

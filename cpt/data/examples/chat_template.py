@@ -55,11 +55,7 @@ class ChatTemplate:
         self.tells_generated = GENERATION.search(template) is not None
 
     def write(self, messages: Sequence[Message], tools: Tools = None, *, prompt: bool = False) -> str:
-        """The messages as the template writes them.
-
-        Args:
-            prompt: with what stands before the assistant's next words.
-        """
+        """The messages as the template writes them."""
         return rendered(messages, tools, self.template, self.named_tokens, add_generation_prompt=prompt)[0]
 
     def opening(self, messages: Sequence[Message], tools: Tools) -> str:

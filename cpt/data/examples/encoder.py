@@ -40,9 +40,6 @@ class ExampleEncoder(DocumentEncoder):
 
     BOS comes first where the tokenizer puts one, and EOS last, each unless the template wrote it there (blanks after
     it not counted). A token belongs to the segment in which its first character that is no blank stands.
-
-    Args:
-        key: where the source stands in the recipe, for messages.
     """
 
     def __init__(self, encoder: DocumentEncoder, source: DocumentSource, key: str) -> None:

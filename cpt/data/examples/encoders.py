@@ -78,11 +78,7 @@ def drawn(text: str, purpose: str) -> float:
 
 
 def encoder_of(source: DocumentSource, encoder: DocumentEncoder, key: str) -> DocumentEncoder:
-    """The tokenizer's encoder, as the source asks for it.
-
-    Args:
-        key: where the source stands in the recipe, for messages.
-    """
+    """The tokenizer's encoder, as the source asks for it."""
     if source.chat is not None:  # which names the form of examples too
         return ExampleEncoder(encoder, source, key)
     if isinstance(source, Source) and source.fill_in_the_middle is not None:

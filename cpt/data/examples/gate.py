@@ -48,11 +48,8 @@ class Findings:
     examples: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     rows: dict[str, list[Place]] = field(default_factory=dict)
-    """The first rows of each kind."""
     hashes: list[int] = field(default_factory=list)
-    """Of the texts of all examples."""
     places: list[Place] = field(default_factory=list)
-    """Where each stands."""
 
     def find(self, kind: str, place: Place) -> None:
         self.counts[kind] += 1

@@ -19,13 +19,11 @@ LONG_PROMPT = "prompt longer than sequence_length"
 
 class Fitting(NamedTuple):
     numbers: Int64
-    """Among the documents."""
     lengths: Int64
     """Stored ids of each that its row is made of."""
     tokens: Int64
     """Tokens of each that the model reads."""
     left_out: dict[str, int]
-    """Reason -> examples."""
 
 
 def fitting(documents: StoredDocuments, chosen: Int64, form: str, sequence_length: int) -> Fitting:

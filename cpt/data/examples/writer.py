@@ -18,20 +18,14 @@ class Written(NamedTuple):
     is_chat: bool
     """Written by the chat template: its control tokens become special tokens."""
     spans: list[Span]
-    """The characters that are learned."""
     by_overlap: bool = False
     """A token is learned if any of its characters is, as transformers has it, and not by its first one that is no
     blank."""
     learns_end: bool = True
-    """Whether an EOS behind the text is learned."""
 
 
 class ExampleWriter:
-    """Writes the texts of examples of a form.
-
-    Args:
-        template: the tokenizer's chat template, None where it has none.
-    """
+    """Writes the texts of examples of a form."""
 
     def __init__(
         self, form: str, template: str | None, named_tokens: Mapping[str, Any], control_tokens: Sequence[str]

@@ -54,7 +54,6 @@ Hashes = NDArray[np.uint64]
 
 class Judged(NamedTuple):
     set_name: str
-    """The held-out set or task."""
     where: str
     text: str
     is_held_out: bool = True
@@ -65,13 +64,10 @@ class Judged(NamedTuple):
 class Overlap:
     set_name: str
     where: str
-    """The evaluation document's place."""
     words: str
-    """The first run of words that both have."""
     share: float
     """Of the evaluation document's words, those in shared runs."""
     is_contaminated: bool
-    """They cover enough of one of the two documents."""
 
 
 class Runs:
@@ -124,13 +120,7 @@ class Runs:
         return self.largest(words, np.repeat(likely, counts), known)
 
     def largest(self, words: Sequence[bytes], begins: NDArray[np.int64], known: NDArray[np.int64]) -> Overlap:
-        """Of what is shared with each evaluation document, that which covers most of one of the two.
-
-        Args:
-            words: of the training document.
-            begins: of each shared run, where it begins in there.
-            known: which of our runs it is.
-        """
+        """Of what is shared with each evaluation document, that which covers most of one of the two."""
         owners, most = self.owners[known], (-1.0, 0, 0.0, False)
         for owner in np.unique(owners).tolist():
             is_shared = owners == owner

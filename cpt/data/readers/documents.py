@@ -21,14 +21,13 @@ DocumentView = Mapping[str, str]
 class Piece:
     """A part of a source that can be read by itself: a range of a file's bytes, or all of it.
 
-    A line, a row group of a parquet file or a batch of an arrow file belongs to the piece in which its first byte
-    lies. So a file is cut by its size alone, and a piece may hold nothing.
+    A line, or a row group of a parquet file, belongs to the piece in which its first byte is. So a file is cut by its
+    size alone, and a piece may hold nothing.
     """
 
     path: str
     start: int
     stop: int | None
-    """None: to the end."""
     number: int
     """Among the pieces of the source, in the order of the documents."""
 
@@ -36,7 +35,6 @@ class Piece:
 class File(NamedTuple):
     name: str
     size: int
-    """In bytes."""
     version: str
     """Time of change, or what its server calls its content: the same, the same content."""
 
@@ -104,7 +102,6 @@ class BadRow:
     reason: str
     """In a few words that many rows share, to count by: `not valid JSON`."""
     detail: str
-    """What exactly is wrong with this one."""
     origin: Origin
     number: int
     byte: int | None = None
@@ -182,16 +179,7 @@ REMEDY = "Fix or remove it, or let `data.on_bad_row` skip such rows ({key}.path)
 def apply_policy(
     items: Iterable[Document | BadRow], policy: OnBadRow, key: str, found: list[Listed]
 ) -> Iterator[Document]:
-    """The documents among what a reader gives.
-
-    With several processes, each applies it to its own pieces; the lists are put together in the order of the pieces.
-    When all is read, call `refuse_too_many` and, if anything was found, `write_bad_rows` beside the stored tokens.
-
-    Args:
-        policy: the recipe's `data.on_bad_row`.
-        key: where the source stands in the recipe, for messages.
-        found: takes the bad rows that do not end the run.
-    """
+    """The documents among what a reader gives; bad rows that do not end the run are added to `found`."""
     for item in items:
         if isinstance(item, Document):
             yield item
@@ -213,14 +201,7 @@ def listed(bad: BadRow) -> Listed:
 def refuse_too_many(
     num_bad: int, num_good: int, max_share: float, path: str, key: str, listed: Iterable[Listed]
 ) -> None:
-    """Stop where more of a source is bad than the recipe allows.
-
-    Args:
-        num_good: rows, those that filters dropped included.
-        max_share: the recipe's `data.max_bad_share`.
-        path: of the source.
-        listed: the bad rows, of which the first are shown.
-    """
+    """Stop where more of a source is bad than the recipe allows."""
     share = num_bad / max(1, num_bad + num_good)
     if share > max_share:
         first = "; ".join(f"{row['where']}: {row['detail']}" for row in islice(listed, SHOWN))
@@ -249,14 +230,7 @@ def write_bad_rows(found: Sequence[Listed], folder: Path) -> None:
 
 
 def absurd_share(name: str, where: str, size: int, total: int, num_documents: int, unit: str = "tokens") -> str | None:
-    """A warning where one document is an absurd part of a source; none for a source of so few documents that one has
-    to be.
-
-    Args:
-        where: the address of the longest document, empty where it is not known.
-        size: its length, in `unit`.
-        total, num_documents: of the source.
-    """
+    """A warning where one document is an absurd part of a source that has more than a few; sizes are in `unit`."""
     if num_documents < 2 / ABSURD_SHARE or size <= ABSURD_SHARE * total:
         return None
     return (

@@ -250,11 +250,7 @@ def what_text_is_for(source: DocumentSource, found: Sequence[str]) -> str:
 
 
 def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mapping[str, str]) -> str:
-    """The text of the example that a row is.
-
-    Args:
-        columns: what it is made of, each with its column: `example_columns`.
-    """
+    """The text of the example that a row is."""
     values = {name: unpacked(value_in(row, column)) for name, column in columns.items()}
     tools = values.pop("tools", None)
     parts = {} if not tools else {"tools": as_json(parsed(tools, columns["tools"]), f"`{columns['tools']}`")}

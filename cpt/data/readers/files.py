@@ -15,13 +15,12 @@ import fsspec
 from xxhash import xxh3_128
 
 from cpt.data.readers.documents import File
-from cpt.data.readers.formats import KNOWN, READERS, is_function
 from cpt.data.readers.hub import cannot_fetch, hub_files, is_hub_file
-from cpt.data.readers.opening import format_of, is_http, is_url, open_plain, persistently
+from cpt.data.readers.opening import KNOWN, format_of, is_http, is_url, open_plain, persistently
 from cpt.data.readers.values import first_line
 from cpt.errors import CptError, DataError, ResourceError
 from cpt.ranks import is_main_process
-from cpt.recipe.paths import is_local
+from cpt.recipe.paths import DOCUMENT_FILES, is_function, is_local
 from cpt.recipe.schema import DocumentSource
 
 log = logging.getLogger("cpt")
@@ -36,7 +35,7 @@ ASKED_AT_ONCE = 16
 def kind_of(path: str) -> Literal["local", "url", "function", "hub"]:
     if is_url(path):
         return "url"
-    if is_function(path):
+    if is_function(path) and not Path(path).exists():  # a file may be called so
         return "function"
     return "local" if is_local(path) or not HUB_ID.fullmatch(path) else "hub"
 
@@ -92,7 +91,7 @@ def is_document(name: str) -> bool:
     """True for a file of a known kind that is not hidden, by its name from the source's folder."""
     *folders, last = name.split("/")
     return (
-        format_of(last) in READERS
+        format_of(last) in DOCUMENT_FILES
         and last not in DATASETS_OWN
         and not any(part.startswith(".") for part in (*folders, last))
     )
@@ -104,10 +103,14 @@ def find_remote(source: DocumentSource, key: str) -> list[File]:
         system, name = fsspec.core.url_to_fs(source.path)
         if GLOB.search(source.path):
             found = {file: info for file, info in system.glob(name, detail=True).items() if info["type"] == "file"}
-        elif format_of(name) in READERS:
+        elif format_of(name) in DOCUMENT_FILES:
             found = {name: info_of(system, name)}
         else:
-            found = {file: info for file, info in system.find(name, detail=True).items() if format_of(file) in READERS}
+            found = {
+                file: info
+                for file, info in system.find(name, detail=True).items()
+                if format_of(file) in DOCUMENT_FILES
+            }
         # The listing of an HTTP server has nothing but names.
         unsized = [file for file, info in found.items() if info.get("size") is None]
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
@@ -142,7 +145,7 @@ def version_of(info: Mapping[str, Any]) -> str:
 
 def refuse_unknown(file: str, key: str) -> None:
     """A file that was asked for must be of a known kind."""
-    if format_of(file) not in READERS:
+    if format_of(file) not in DOCUMENT_FILES:
         suffix = Path(file).suffix
         convert = f"Convert it first: cpt data ingest {file} --output FOLDER. " if suffix.lower() in CONVERTED else ""
         raise DataError(f"{file}: cannot read a `{suffix}` file. Expected {KNOWN}. {convert}Set `{key}.path`.")

@@ -17,12 +17,12 @@ from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import cannot_keep, default_cache_dir, write_once
 from cpt.data.readers.documents import BadRow, BadValue, Document, File, Origin
-from cpt.data.readers.formats import READERS
 from cpt.data.readers.opening import format_of
 from cpt.data.readers.values import document_of, first_line, refuse_surrogates
 from cpt.errors import CptError, DataError, ResourceError
 from cpt.files import read_sealed, sealed
 from cpt.ranks import is_main_process
+from cpt.recipe.paths import DOCUMENT_FILES
 from cpt.recipe.schema import DocumentSource
 
 if TYPE_CHECKING:
@@ -237,17 +237,16 @@ def build(asked: Asked, commit: str) -> "DatasetBuilder":
 def files_at(builder: "DatasetBuilder", asked: Asked, key: str) -> Sequence[str] | None:
     """The files of the split; None where they are not ours to read."""
     splits = builder.config.data_files
-    if (
-        not splits or asked.split == "all" or not SPLIT.fullmatch(asked.split)
-    ):  # `train[:10%]`, `train+test`: for `datasets` to find
+    # `train[:10%]` and `train+test` are for `datasets` to find.
+    if not splits or asked.split == "all" or not SPLIT.fullmatch(asked.split):
         return None
     if asked.split not in splits:
         raise DataError(
             f"{asked.path}: no split `{asked.split}`. It has: {', '.join(map(str, splits))}. Set `{key}.split`."
         )
     files = list(splits[asked.split])
-    readable = all(HUB_FILE.fullmatch(file) and "::" not in file and format_of(file) in READERS for file in files)
-    return files if readable and not has_options(builder.config, files) else None
+    are_ours = all(is_hub_file(file) and "::" not in file and format_of(file) in DOCUMENT_FILES for file in files)
+    return files if are_ours and not has_options(builder.config, files) else None
 
 
 def has_options(config: "BuilderConfig", files: Sequence[str]) -> bool:

@@ -12,6 +12,7 @@ import fsspec
 import pyarrow as pa
 
 from cpt.data.readers.documents import Piece
+from cpt.recipe.paths import DOCUMENT_FILES
 
 PAST_STOP = 1 << 16  # of the rest of a line that goes on beyond the piece in which it began, asked for at once
 TRIES = 5
@@ -124,6 +125,7 @@ def persistently(function: Callable[[], Result]) -> Result:
 
 BOM = b"\xef\xbb\xbf"
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
+KNOWN = f"{', '.join(sorted(DOCUMENT_FILES))}, or one of these with {' or '.join(COMPRESSED)}"
 BUFFER = 1 << 20
 SMALL_BUFFER = 1 << 16  # what stands before the damage of a compressed file is read, all but the last buffer
 REMOTE_BUFFER = 1 << 23  # asked of a server at once: an answer of the Hub takes a good part of a second to begin
@@ -146,11 +148,7 @@ def compression_of(path: str) -> str | None:
 
 
 def open_file(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
-    """The file's content, decompressed, from a byte on.
-
-    Args:
-        stop: where the reader will probably end; a server is asked for little more.
-    """
+    """The file's content, decompressed, from a byte on."""
     if compression_of(path) is None:
         return open_plain(path, begin, stop)
     stream: Any = pa.CompressedInputStream(pa.PythonFile(open_plain(path), mode="r"), compression_of(path))

@@ -1,38 +1,48 @@
-"""Open a source of the recipe as documents: which files it means, in which pieces they can be read, and what stands in
-them."""
+"""Read a source of the recipe: its files, the pieces that they are read in, and the documents in them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import count, zip_longest
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from cpt.data.readers.documents import BadRow as BadRow
+from cpt.data.readers.documents import BadValue, Origin, complaint
 from cpt.data.readers.documents import Document as Document
-from cpt.data.readers.documents import Origin, complaint
 from cpt.data.readers.documents import Piece as Piece
 from cpt.data.readers.files import cannot_read, files_of, tell_formats
 from cpt.data.readers.files import hash_file as hash_file
 from cpt.data.readers.files import kind_of as kind_of
 from cpt.data.readers.files import states_of as states_of
-from cpt.data.readers.formats import READERS, TEXTS, can_be_cut, read_function
 from cpt.data.readers.forms import refuse_texts
 from cpt.data.readers.hub import fetch, hub_files, read_hub
-from cpt.data.readers.opening import format_of, is_url, is_whole, size_of
-from cpt.data.readers.values import first_line
-from cpt.errors import DataError
+from cpt.data.readers.opening import compression_of, format_of, is_url, is_whole, size_of
+from cpt.data.readers.tables import read_arrow, read_parquet
+from cpt.data.readers.text_formats import read_delimited, read_json, read_json_lines, read_text
+from cpt.data.readers.values import clean, document_of, first_line, kind, refuse_surrogates
+from cpt.errors import CptError, DataError, RecipeError
+from cpt.extend import check_options, find, user_code_error
+from cpt.recipe.paths import TEXT_FILES
 from cpt.recipe.schema import DocumentSource
 
+Reader = Callable[[Piece, DocumentSource], Iterator[Document | BadRow]]
+READERS: dict[str, Reader] = {
+    ".txt": read_text,
+    ".md": read_text,
+    ".jsonl": read_json_lines,
+    ".json": read_json,
+    ".parquet": read_parquet,
+    ".csv": read_delimited,
+    ".tsv": read_delimited,
+    ".arrow": read_arrow,
+}
 PIECE_BYTES = 64 * 2**20
 
 
 def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
-    """The documents in the order of the files' names, at most `max_documents`.
-
-    Args:
-        key: where the source stands in the recipe, for messages: `data.sources[0]`.
-    """
+    """The documents in the order of the files' names, at most `max_documents`."""
     number = 0
     for piece in pieces_of(source, key):
         for item in read_piece(source, piece, key):
@@ -63,17 +73,22 @@ def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) 
     return pieces
 
 
+def can_be_cut(path: str, source: DocumentSource) -> bool:
+    """True if a part of the file can be read without the bytes before it; not every HTTP server allows that."""
+    if compression_of(path) or path.startswith(("http://", "https://")):
+        return False
+    if format_of(path) in TEXT_FILES:
+        return source.text_documents == "line"
+    return format_of(path) in (".jsonl", ".parquet")
+
+
 def files_with_sizes(source: DocumentSource, key: str) -> list[tuple[str, int]]:
-    """The names of a source's files and their sizes in bytes, from one listing; none of what is no file."""
+    """The names of a source's files and their sizes in bytes, from one listing; empty for functions."""
     return [(file.name, file.size) for file in files_of(source, key)]
 
 
 def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
-    """The documents of a piece and its bad rows, in order.
-
-    What a row is read into is decided here; what becomes of bad ones by `bad_rows.apply_policy`. `max_documents`
-    counts over all pieces, so it is up to the caller; a piece gives no more than it.
-    """
+    """The documents of a piece and its bad rows, in order; no more documents than `max_documents`."""
     if kind_of(source.path) == "hub":
         items = read_hub_piece(source, piece, key)
     elif kind_of(source.path) == "function":
@@ -92,11 +107,8 @@ def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Docum
 
 
 def read_hub_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
-    """The documents of a piece of a file on the Hub, which is fetched as a whole or, where nothing is to be kept of
-    it, in parts.
-
-    A dataset that is not read file by file is one piece.
-    """
+    """The documents of a piece of a file on the Hub, which is fetched as a whole, or in parts where none of it is
+    kept."""
     if piece.path == source.path:
         return read_hub(source, key, hub_files(source, key).commit)
     if source.streaming or source.max_documents is not None:  # of which the first piece may be enough
@@ -105,11 +117,11 @@ def read_hub_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[D
 
 
 def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
-    if format_of(piece.path) in TEXTS:
+    if format_of(piece.path) in TEXT_FILES:
         refuse_texts(source, format_of(piece.path), key)
     whole = Origin(piece.path, "document")
     try:
-        is_one_of_many = format_of(piece.path) in TEXTS and Path(piece.path) != Path(source.path).expanduser()
+        is_one_of_many = format_of(piece.path) in TEXT_FILES and Path(piece.path) != Path(source.path).expanduser()
         if is_whole(piece) and not is_one_of_many and size_of(piece.path) == 0:
             yield BadRow("empty file", "the file is empty, expected documents", whole, 1)
             return
@@ -123,3 +135,52 @@ def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[
         yield BadRow(
             "damaged file", f"cannot be read to its end ({first_line(problem)}); the rest of it is lost", whole, 1
         )
+
+
+# --- a function of the user's ---
+
+
+def find_function(source: DocumentSource, key: str) -> Callable[..., Any]:
+    """The function, with its options checked."""
+    function = find("source", source.path, {})
+    check_options(function, source.options, f"{key}.options")
+    return function
+
+
+def call_function(source: DocumentSource, key: str) -> Iterable[object]:
+    """The rows that the function returns for the recipe's options."""
+    rows: object = find_function(source, key)(**source.options)
+    if isinstance(rows, str | Mapping) or not (isinstance(rows, Iterable) or hasattr(rows, "__getitem__")):
+        raise RecipeError(
+            f"`{key}.path`: {source.path} gave {kind(rows)}. It must give texts or rows to go through: a list, a"
+            " generator."
+        )
+    return rows  # type: ignore[return-value]
+
+
+def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRow]:
+    """The documents in the order in which the function gives them."""
+    origin = Origin(source.path, "item")
+    rows = iter(call_function(source, key))
+    for number in count(1):
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as problem:
+            if isinstance(problem, CptError):
+                raise
+            raise user_code_error(f"{origin.where(number)}: the source `{source.path}`", problem) from problem
+        try:
+            if not isinstance(row, str | Mapping):
+                raise BadValue(
+                    "wrong type", f"{kind(row)}, expected a text or a row with the key `{source.text_column}`"
+                )
+            if isinstance(row, str):
+                document = Document(clean(row, "text"), origin, number)
+            else:
+                document = document_of(row, source, origin, number)
+            refuse_surrogates(document.text)
+            yield document
+        except BadValue as bad:
+            yield BadRow(bad.reason, bad.detail, origin, number)

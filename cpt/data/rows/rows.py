@@ -135,10 +135,6 @@ class PaddedRows(PackedRows):
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def kind_of_rows(packing: str) -> type[PackedRows]:
-    return PaddedRows if packing == "token_budget" else PackedRows
-
-
 def stack_rows(rows: Sequence[Row]) -> Row:
     """Rows of [T] to a batch of [B, T]; one row of [documents, longest] is a batch already."""
     if rows[0]["input_ids"].dim() == 2:
@@ -216,4 +212,5 @@ class Layout:
     def open(self, documents: StoredDocuments, folder: Path) -> PackedRows:
         if self.is_one_a_row:
             return ExampleRows(documents, folder, self.sequence_length, self.pad, self.form)
-        return kind_of_rows(self.packing)(documents, folder, self.sequence_length, self.pad)
+        rows = PaddedRows if self.packing == "token_budget" else PackedRows
+        return rows(documents, folder, self.sequence_length, self.pad)

@@ -177,7 +177,6 @@ class Chosen:
     documents: NDArray[np.int64]
     held_out: int
     left_out: dict[str, int]
-    """Reason -> documents."""
     is_limit_reached: bool
     """Whether `max_tokens` leaves nothing of what comes after."""
 
@@ -210,11 +209,7 @@ class Selection:
         }
 
     def choose(self, documents: StoredDocuments, shards: Sequence[int], tokens_before: int) -> Chosen:
-        """Among the documents of some shards.
-
-        Args:
-            tokens_before: that were chosen in front of these.
-        """
+        """Among the documents of some shards."""
         hashes = documents.hashes
         repeated = self.is_repeated(shards)
         is_first = ~np.logical_or.reduce([*repeated.values(), np.zeros(len(hashes), bool)])
@@ -246,13 +241,7 @@ class Selection:
 def is_held_out(
     hashes: NDArray[np.uint64], num_bytes: NDArray[np.int64], share: float, longest: int | None = None
 ) -> NDArray[np.bool_]:
-    """Which documents are held out.
-
-    Args:
-        hashes, num_bytes: xxh3-64 of each document's text and its UTF-8 bytes.
-        share: of the documents.
-        longest: bytes of the longest that may be; None: any.
-    """
+    """Which documents are held out."""
     is_chosen = hashes < np.uint64(int(share * 2**64))
     return is_chosen if longest is None else is_chosen & (num_bytes <= longest)
 

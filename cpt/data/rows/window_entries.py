@@ -1,9 +1,9 @@
-"""What is known of the windows of a source: a small file for each, which stays when its tokens are removed."""
+"""The entries of a source's windows: a small file for each, which stays when the window's tokens are removed."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -26,13 +26,11 @@ class WindowEntry:
     tokens_before: int
     """Tokens of the documents trained on in the windows before."""
     tokens: int
-    """Of the documents trained on."""
     tokens_in_rows: int
     """More than these where windows of a document overlap."""
     positions: int
-    """Of the rows, padding included."""
+    """Positions of all rows, padding included."""
     documents: int
-    """Trained on."""
     held_out: int
     left_out: dict[str, int]
     """Reason -> documents, those of the source's filters among them."""
@@ -41,9 +39,9 @@ class WindowEntry:
     """Documents trained on, by length: n, a power of two, stands for n up to 2n - 1 tokens."""
     longest: tuple[str, int]
     own_digest: str
-    """Of the documents trained on."""
+    """A hash of the documents trained on."""
     digest: str
-    """Of these and of all in front of them."""
+    """A hash of these and of all windows before."""
 
     @property
     def end(self) -> int:
@@ -58,27 +56,16 @@ def entry_of(content: Mapping[str, Any]) -> WindowEntry:
     return WindowEntry(**{**content, "lengths": lengths, "longest": tuple(content["longest"])})
 
 
-def summed(entries: Iterable[WindowEntry]) -> WindowEntry:
-    """What is known of windows that follow each other, as if they were one."""
-    whole = START
-    for entry in entries:
-        whole = WindowEntry(
-            first_row=0,
-            rows=whole.rows + entry.rows,
-            tokens_before=0,
-            tokens=whole.tokens + entry.tokens,
-            tokens_in_rows=whole.tokens_in_rows + entry.tokens_in_rows,
-            positions=whole.positions + entry.positions,
-            documents=whole.documents + entry.documents,
-            held_out=whole.held_out + entry.held_out,
-            left_out=added([whole.left_out, entry.left_out]),
-            bad_rows=added([whole.bad_rows, entry.bad_rows]),
-            lengths=added([whole.lengths, entry.lengths]),
-            longest=max(whole.longest, entry.longest, key=lambda place: place[1]),
-            own_digest="",
-            digest=entry.digest,
-        )
-    return whole
+def summed(entries: Sequence[WindowEntry]) -> WindowEntry:
+    """The entries of consecutive windows as one."""
+    if not entries:
+        return START
+    numbers = ("rows", "tokens", "tokens_in_rows", "positions", "documents", "held_out")
+    counts = ("left_out", "bad_rows", "lengths")
+    total: dict[str, Any] = {name: sum(vars(entry)[name] for entry in entries) for name in numbers}
+    total |= {name: added([vars(entry)[name] for entry in entries]) for name in counts}
+    longest = max((entry.longest for entry in entries), key=lambda place: place[1])
+    return replace(START, **total, longest=longest, digest=entries[-1].digest)
 
 
 def added(counts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:
@@ -99,14 +86,14 @@ def by_power_of_two(lengths: NDArray[np.int64]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Total:
-    """What one time through a source is."""
+    """The totals of one epoch of a source."""
 
     rows: int
     windows: int
     rows_of: list[int] | None
     """Rows of each window; None where a checkpoint continued in an empty store, which lacks the windows before it."""
     everything: WindowEntry | None
-    """The sum over all windows; None likewise."""
+    """The sum over all windows; None in the same case."""
 
     @cached_property
     def first_rows(self) -> list[int]:
@@ -114,12 +101,7 @@ class Total:
 
 
 def write_total(folder: Path, last: int, entries: Sequence[WindowEntry]) -> None:
-    """Write down what one time through is.
-
-    Args:
-        last: the last window's number.
-        entries: of all windows, or of the last ones as far as they are known.
-    """
+    """Write the totals of one epoch from the entries of all windows, or of the last ones that are known."""
     content: dict[str, Any] = {"rows": entries[-1].end, "windows": last + 1, "rows_of": None, "everything": None}
     if len(entries) == last + 1:
         content |= {"rows_of": [entry.rows for entry in entries], "everything": asdict(summed(entries))}
@@ -127,11 +109,11 @@ def write_total(folder: Path, last: int, entries: Sequence[WindowEntry]) -> None
 
 
 def read_total(folder: Path) -> Total | None:
-    """What one time through is; None where its last window was not made yet, or where the file is damaged."""
+    """The totals of one epoch; None if its last window was not made yet, or if the file is damaged."""
     content = read_sealed(folder / "total.json")
     if content is None:
         with suppress(OSError):
-            (folder / "total.json").unlink()  # else each look at it would report the damage
+            (folder / "total.json").unlink()  # otherwise each read would report the damage
         return None
     everything = content.pop("everything")
     return Total(**content, everything=None if everything is None else entry_of(everything))

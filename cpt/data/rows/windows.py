@@ -104,10 +104,10 @@ class WindowedRows:
 
     @property
     def fingerprint(self) -> str:
-        """Of the documents and how they are packed; moving files changes nothing.
+        """A hash of the documents and of how they are packed; moving files does not change it.
 
-        Of several windows: of the first, of the plan and of the rules by which documents are chosen; each further
-        window is held against what a checkpoint knows of it.
+        A source of several windows is hashed by its first window, its plan and the rules that choose documents; each
+        later window is compared with the entry in the checkpoint.
         """
         plan = self.tokenized.plan
         what = {"format": FORMAT, "documents": self.entry(0).own_digest, "seed": self.seed}
@@ -122,7 +122,7 @@ class WindowedRows:
         """Share of `sequence_length` that tokens fill, in the first window that has rows: known before all is read,
         and never another.
 
-        An example that is a row by itself counts as one that fills it: shares are then of examples.
+        Examples that have a row each count as full rows, so shares are shares of examples.
         """
         if self.layout.is_one_a_row:
             return 1.0
@@ -226,7 +226,7 @@ class WindowedRows:
 
     @property
     def total(self) -> Total | None:
-        """What one time through is, once its last window was made."""
+        """The totals of one epoch; None until its last window was made."""
         if self._total is None:
             self._total = read_total(self.folder)
         return self._total
@@ -235,7 +235,7 @@ class WindowedRows:
         return self.folder / f"{window:06}.json"
 
     def known_entry(self, window: int) -> WindowEntry | None:
-        """What is known of a window; None where it was never made."""
+        """The entry of a window; None if it was never made."""
         if window in self._entries:
             return self._entries[window]
         content = read_sealed(self.entry_file(window))
@@ -249,7 +249,7 @@ class WindowedRows:
         return entry
 
     def entry(self, window: int) -> WindowEntry:
-        """What is known of a window, which is made now if it never was, and those before it."""
+        """The entry of a window. The window, and those before it, are made now if they never were."""
         first = window
         while first >= 0 and self.known_entry(first) is None:
             first -= 1
@@ -260,8 +260,7 @@ class WindowedRows:
         return entry
 
     def known_so_far(self) -> tuple[WindowEntry, int]:
-        """What is known of the windows from the first on, as many as there are without a gap, as one; and how many
-        these are."""
+        """The sum of the entries from the first window up to the first gap, and how many windows these are."""
         if self.total is not None and self.total.everything is not None:
             return self.total.everything, self.total.windows
         entries: list[WindowEntry] = []
@@ -270,7 +269,7 @@ class WindowedRows:
         return summed(entries), len(entries)
 
     def keep(self, window: int, entry: WindowEntry, *, is_last: bool) -> None:
-        """Write down what is known of a window, and after the last one what is known of all."""
+        """Write the entry of a window, and after the last one the totals."""
         if self.total is not None:  # the window's file was lost
             if self.total.rows_of is not None and self.total.rows_of[window] != entry.rows:
                 raise DataError(other_documents(self.tokenized))
@@ -288,17 +287,12 @@ class WindowedRows:
             write_total(self.folder, window, entries)
 
     def state(self, turn: int) -> dict[str, Any]:
-        """What a checkpoint keeps, so that a run goes on at turn `turn` where the store is empty: the window and what
-        is in front of it."""
+        """The state for a checkpoint: the window of a turn and its entry. With it a run resumes on an empty store."""
         _, window, _ = self.find(turn)
         return {"window": window, "entry": asdict(self.entry(window))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint kept.
-
-        Raises:
-            DataError: the store knows other documents there.
-        """
+        """Take over what a checkpoint kept."""
         window, content = int(state["window"]), state["entry"]
         known = self.known_entry(window)
         if known is None:
@@ -310,7 +304,7 @@ class WindowedRows:
     # --- make windows, and remove them ---
 
     def begin(self, *, all_windows: bool) -> None:
-        """Make the first window, and those after it as long as there is no row, or all of them."""
+        """Make windows until there is a row, or all of them."""
         window = 0
         while self.total is None and (all_windows or self.tokenized.plan.is_ordered or not self.entry(window).rows):
             self.entry(window)
@@ -325,7 +319,7 @@ class WindowedRows:
             self.make(window)
 
     def make(self, window: int) -> None:
-        """Pack a window, all before which are known, and say what is in it."""
+        """Pack a window and write its entry; the entries of all windows before it must exist."""
         known = self.known_entry(window)
         before = START if window == 0 else self.entry(window - 1) if known is None else None
         tokens_before = before.tokens_before + before.tokens if before else known.tokens_before if known else 0
@@ -419,12 +413,8 @@ class WindowedRows:
 
 
 def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: int) -> None:
-    """Stop where more rows of the windows so far are bad than the recipe allows for as many as the whole source is
-    estimated to have.
-
-    Args:
-        known: the sum of what is known of them.
-    """
+    """Stop where the windows so far, of which `known` is the sum, have more bad rows than the recipe allows for all of
+    the source."""
     plan, bad = tokenized.plan, sum(known.bad_rows.values())
     if plan.is_whole or not bad:
         return

@@ -24,11 +24,7 @@ VARIABLE = "CPT_STORE"
 
 
 def bucket() -> "Bucket | None":
-    """The bucket that $CPT_STORE names, if any.
-
-    Raises:
-        ResourceError: it is not a URL, or it needs a package that is not installed.
-    """
+    """The bucket that $CPT_STORE names, if any."""
     url = os.environ.get(VARIABLE, "")
     return opened(url.rstrip("/")) if url else None
 
@@ -52,15 +48,10 @@ def opened(url: str) -> "Bucket":
 class Bucket:
     url: str
     system: Any
-    """Of fsspec."""
     root: str
 
     def shards(self, source: Path) -> set[str]:
-        """The names of a source's shards that are in the bucket, from one listing.
-
-        Args:
-            source: the source's folder in the store on this disk.
-        """
+        """The names of a source's shards that are in the bucket, from one listing."""
         self.system.invalidate_cache()
         paths = self._call(source.name, self.system.ls, f"{self.root}/tokens/{source.name}", detail=False)
         return {Path(path).stem for path in paths or ()}
@@ -95,12 +86,12 @@ class Bucket:
         )
 
     def _call(self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call the file system, which retries by itself; None where the object does not exist."""
+        """Call the file system, which retries automatically; None if the object does not exist."""
         try:
             return function(*arguments, **options)
         except FileNotFoundError:
             return None
-        except Exception as problem:  # each of fsspec's systems has errors of its own, many no OSError
+        except Exception as problem:  # fsspec's file systems raise many classes of errors
             if isinstance(problem, OSError) and problem.errno in NO_SPACE:
                 raise
             raise ResourceError(

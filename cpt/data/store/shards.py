@@ -48,7 +48,6 @@ class ShardWork:
     encoder: DocumentEncoder
     on_bad_row: OnBadRow
     folder: Path
-    """Holds the shards, each in a folder of its own."""
     enough_tokens: int | None = None
     """Of a source that comes one row after the other, maybe without end: after so many tokens the rest is not read."""
     prove_on_the_way: bool = False

@@ -42,29 +42,17 @@ class ShardDescription:
     longest: tuple[str, int]
     """Where the longest document stands, and its tokens."""
     digest: str
-    """Of the arrays."""
     engine: str
-    """The library that tokenised."""
     texts: str
     """xxh3-128 over the hashes of the texts."""
     scored: bool
-    """Whether each document has a score."""
     format: int = FORMAT
     segmented: bool = False
     """Whether the documents are examples, each of whose tokens belongs to a segment."""
 
-    def as_text(self) -> str:
-        """As JSON; what only examples have is not written for others."""
-        return sealed({name: value for name, value in asdict(self).items() if name != "segmented" or value}, indent=1)
-
 
 class TokenWriter:
-    """Appends documents to a new folder; nothing is kept in memory.
-
-    Args:
-        scored: whether each document has a score, that it is ordered by.
-        segmented: whether each token belongs to a segment of an example.
-    """
+    """Appends documents to a new folder; nothing is kept in memory."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], *, scored: bool = False, segmented: bool = False) -> None:
         self.folder, self.dtypes = folder, {**ARRAYS, "tokens": dtype.name}
@@ -120,7 +108,7 @@ class TokenWriter:
             self.scored,
             segmented=self.segmented,
         )
-        (self.folder / DESCRIPTION).write_text(description.as_text())
+        (self.folder / DESCRIPTION).write_text(as_text(description))
 
     def _write(self, name: str, array: NDArray[Any]) -> None:
         raw = np.ascontiguousarray(array, self.dtypes[name])
@@ -285,19 +273,15 @@ class SourceDescription:
     shards: dict[str, str]
     """Name -> digest, in the order of the source."""
     dropped: dict[str, int]
-    """Reason -> documents that filters did not let pass."""
     bad_rows: dict[str, int]
-    """Reason -> rows that were no documents; bad_rows.jsonl lists them."""
     longest: tuple[str, int]
-    """Where the longest document stands, and its tokens."""
     files: dict[str, str]
     """File -> xxh3-128 of its content; of one behind a URL the version that its server told."""
     made_from: dict[str, str]
-    """Source, tokenizer and the library that tokenised, for people."""
     format: int = FORMAT
 
 
-def as_text(description: SourceDescription) -> str:
+def as_text(description: "ShardDescription | SourceDescription") -> str:
     return sealed(asdict(description), indent=1)
 
 

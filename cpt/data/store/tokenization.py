@@ -67,11 +67,7 @@ HARD_STRINGS = [
 
 
 class Gigatoken:
-    """Encodes with gigatoken; its tables are built when the first text comes, in each process anew.
-
-    Args:
-        model: a fast tokenizer as the text of its tokenizer.json, to be followed in all but its special tokens.
-    """
+    """Encodes with gigatoken; its tables are built when the first text comes, in each process anew."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -258,11 +254,7 @@ class DocumentEncoder:
         return *self.encode(texts), None
 
     def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> NDArray[np.int64]:
-        """UTF-8 bytes of what is learned of each text, which bits per byte are over: of a document all of it.
-
-        Args:
-            raw: the texts in UTF-8.
-        """
+        """UTF-8 bytes of what is learned of each text, which bits per byte are over: of a document all of it."""
         return np.fromiter(map(len, raw), np.int64, len(raw))
 
     def reason_to_drop(self, text: str) -> str | None:

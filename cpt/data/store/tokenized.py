@@ -144,7 +144,8 @@ class TokenizedSource:
 
     def refuse_other_tokens(self, shard: TokenFiles) -> None:
         """Refuse a shard that was made again and is not what it was when the source was described."""
-        if self.description is not None and self.digests.get(shard.folder.name) != shard.description.digest:
+        digest = shard.description.digest
+        if self.description is not None and self.digests.get(shard.folder.name, digest) != digest:
             rmtree(shard.folder, ignore_errors=True)
             raise DataError(
                 f"{self.work.source.path}: a damaged part of its stored tokens was made again, with other tokens than"
@@ -153,11 +154,7 @@ class TokenizedSource:
             )
 
     def documents(self, numbers: Sequence[int], *, verified: bool = True) -> StoredDocuments:
-        """The documents of some shards, one after the other.
-
-        Args:
-            verified: as for `shard`; False where the arrays are not read.
-        """
+        """The documents of some shards, one after the other."""
         return StoredDocuments([self.shard(number, verified=verified) for number in numbers])
 
     @cached_property
@@ -207,8 +204,11 @@ class TokenizedSource:
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """The digest of each shard by its name, as the manifest lists it."""
-        return read_description(self.folder).shards
+        """The digest of each shard by its name; none where another process has removed shards since."""
+        try:
+            return read_description(self.folder).shards
+        except FileNotFoundError:
+            return {}
 
     def finish(self) -> SourceDescription:
         """Describe the source, all of whose shards are there."""
@@ -360,12 +360,7 @@ def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
 
 
 def made(wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSource]) -> Generator[Wanted, None, None]:
-    """Each of the shards, in order, once it is there.
-
-    Args:
-        wanted: asked for the next one whenever a worker has nothing to do.
-        sources: whose shards these are.
-    """
+    """Each of the shards, in order, once it is there."""
     taken: list[Wanted] = []
 
     def tasks() -> Iterator[tuple[str, Shard, str]]:
@@ -384,11 +379,7 @@ def made(wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSour
 
 @contextmanager
 def progress_bars(sizes: dict[TokenizedSource, int]) -> Iterator[tuple[Progress, dict[TokenizedSource, TaskID]]]:
-    """How far it is, on the terminal of the main process only.
-
-    Args:
-        sizes: bytes of each source's files.
-    """
+    """How far it is, on the terminal of the main process only."""
     columns: list[Any] = [
         TextColumn("tokenising {task.description}"),
         BarColumn(),

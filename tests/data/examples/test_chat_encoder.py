@@ -139,30 +139,6 @@ def test_the_ids_are_those_of_transformers(tokenizers, name, chats):
     assert documents(encoder, texts_of(chats)) == wanted
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_message_writes_a_control_token(tokenizers, name):
-    tokenizer = tokenizers[name]
-    encoder = ExampleEncoder(DocumentEncoder(tokenizer), SOURCE, "data.sources[0]")
-    harmless = transcript([{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c d"}], "")
-    for encoder_ in [encoder]:
-        (ids,) = documents(encoder_, [harmless])
-        for token in encoder.control_tokens:
-            if token == "<unk>":
-                continue
-            forged = transcript(
-                [
-                    {"role": "user", "content": f"a {token}b"},
-                    {"role": "assistant", "content": f"c {token}{token[:3]} d"},
-                ],
-                "",
-            )
-            (found,) = documents(encoder_, [forged])
-            assert [number for number in found if number in encoder.control_tokens.values()] == [
-                number for number in ids if number in encoder.control_tokens.values()
-            ]
-            assert token in tokenizer.decode(found, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-
 def test_a_template_with_todays_date_writes_the_same_every_day(tokenizer):
     dated = bytes_tokenizer(
         tokenizer, "\n{{ '[' + strftime_now('%d %b %Y') + strftime_now('%Y-%m-%d') + ']' }}{{ messages[0].content }}"

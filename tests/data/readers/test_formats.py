@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data.readers.formats import can_be_cut
+from cpt.data.readers.sources import can_be_cut
 from cpt.recipe.schema import Source
 
 

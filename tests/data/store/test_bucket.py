@@ -81,14 +81,6 @@ def test_another_machine_reads_the_same_rows_and_makes_nothing(build, filled):
     assert all_rows(other, range(300)) == filled
 
 
-def test_a_start_fetches_what_it_begins_with_and_no_more(build, brought, filled, tmp_path):
-    build("other")
-    fetched, there = (
-        len(list(folder.glob("tokens/*/*/tokens.bin"))) for folder in (tmp_path / "other", brought[0] / "first")
-    )
-    assert 8 < fetched < there
-
-
 def test_an_upload_that_ended_half_way_is_continued(build, brought, tmp_path):
     first = build("first", whole=True)
     FaultyStore.failing += [("put_file", PermissionError("403"))] * 60

@@ -96,11 +96,12 @@ def test_other_documents_than_those_a_run_began_with_are_refused(large, build, t
 
 def test_a_removed_window_is_made_again_the_same(large, build):
     prepared = build(large, whole=True)
-    rows = all_rows(prepared, 600)
+    rows, other = all_rows(prepared, 600), build(large, whole=True)
     for window in range(prepared.windowed[0].total.windows):
         prepared.windowed[0].remove(window)
     tokenized = prepared.windowed[0].tokenized
     assert tokenized.missing(range(len(tokenized.plan.shards))) == list(range(len(tokenized.plan.shards)))
+    assert all_rows(other, 600) == rows, "which believes that all is there"
     assert all_rows(build(large), 600) == rows
 
 
