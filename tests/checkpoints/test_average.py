@@ -44,27 +44,6 @@ def test_one_model_has_no_mean_and_an_adapter_is_no_model(three, adapter_folder,
     assert not (tmp_path / "mean").exists()
 
 
-@pytest.mark.slow
-def test_an_average_that_finds_no_room_leaves_nothing_of_itself_and_says_what_to_do(
-    tiny_recipe, tmp_path, monkeypatch
-):
-    tiny_recipe["checkpoints"] = {"every_steps": 4, "average": 2}
-    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"))
-    with (
-        monkeypatch.context() as full,
-        pytest.raises(CheckpointError, match="written to .*average: No space left.*checkpoint-8 holds all"),
-    ):
-        full.setattr(
-            "cpt.checkpoints.average.copy_beside",
-            lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
-        )
-        train(recipe)
-    run = tmp_path / "runs" / "tiny"
-    assert not list(run.glob("*average*")) and (run / "final" / "manifest.json").exists()
-    train(recipe)
-    assert (run / "average" / "model.safetensors").exists()
-
-
 def test_a_run_writes_the_mean_of_its_last_checkpoints_where_the_recipe_asks(tiny_recipe, tmp_path):
     tiny_recipe["checkpoints"] = {"every_steps": 2, "average": 3}
     run = train(load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"))).parent
