@@ -11,8 +11,8 @@ from full_disk import files_end_at
 from publishing import save
 
 from cpt.checkpoints.agreement import SaveFailed
-from cpt.checkpoints.manifest import MANIFEST, damages
-from cpt.checkpoints.transaction import STAGING, clear_leftovers, remove
+from cpt.checkpoints.manifest import MANIFEST, damages, hash_file
+from cpt.checkpoints.transaction import STAGING, clear_leftovers, hash_durably, remove, write_state
 
 PROGRAM = Path(__file__).parents[1] / "publishing.py"
 STRACE = shutil.which("strace")
@@ -113,3 +113,23 @@ def test_a_kill_at_any_call_leaves_the_checkpoint_before(tmp_path, call):
         if done.returncode == 0:
             break  # there are fewer such calls
     assert killed
+
+
+@pytest.mark.parametrize("numbers", [0, 3, 3_000_000])
+def test_a_state_is_hashed_as_it_is_written(tmp_path, numbers):
+    state = {"m": torch.arange(float(numbers)), "step": 3}
+    entry = write_state(tmp_path / "below" / "optimizer.pt", state)
+    assert entry == hash_file(tmp_path / "below" / "optimizer.pt") == hash_durably(tmp_path / "below" / "optimizer.pt")
+    read = torch.load(tmp_path / "below" / "optimizer.pt", weights_only=True)
+    assert torch.equal(read["m"], state["m"]) and read["step"] == 3
+
+
+def test_what_the_disk_refuses_is_told_with_the_file(tmp_path):
+    with files_end_at(5000), pytest.raises(OSError, match="File too large") as refused:
+        write_state(tmp_path / "optimizer.pt", {"m": torch.zeros(10_000)})
+    assert refused.value.filename == str(tmp_path / "optimizer.pt")
+
+
+def test_a_mistake_in_the_state_is_told_as_it_is(tmp_path):
+    with pytest.raises(AttributeError, match="local object"):
+        write_state(tmp_path / "optimizer.pt", {"f": lambda: 1})

@@ -5,7 +5,7 @@ import torch
 from tiny_models import make_tokenizer
 from transformers import AddedToken, AutoTokenizer, GPT2Config
 
-from cpt.checkpoints.vocabularies import add_tokens, match_rows, merge_rows, vocabulary_tensors
+from cpt.checkpoints.task_arithmetic import add_tokens, match_rows, merge_rows, vocabulary_tensors
 from cpt.errors import CheckpointError
 from cpt.tokenizer.extend_vocabulary import extend_vocabulary
 
