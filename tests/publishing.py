@@ -15,7 +15,6 @@ from cpt.checkpoints.transaction import Contents, clear_leftovers, publish
 def manifest(files, step=1, **changes):
     fields = {
         "kind": "full",
-        "rows": 4 * step,
         "tokens": 256 * step,
         "world_size": 1,
         "zero_stage": None,
@@ -26,8 +25,6 @@ def manifest(files, step=1, **changes):
             **fields,
             "format": FORMAT,
             "step": step,
-            "recipe": "r",
-            "data": "d",
             "versions": {},
             "files": files,
             **changes,

@@ -66,7 +66,7 @@ def main() -> None:
         "--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="trainer: the plain one, not of all parts"
     )
     parser.add_argument("--kills", type=int, default=200, help="SIGKILLs in all, most of them inside saves")
-    parser.add_argument("--signals", type=int, default=20, help="times that each signal is sent each way")
+    parser.add_argument("--signals", type=int, default=5, help="times that each signal is sent each way")
     parser.add_argument("--repetitions", type=int, default=3, help="of every other fault")
     parser.add_argument("--faults", nargs="+", help="of the parts signals, steps, disks and processes; by default all")
     parser.add_argument(

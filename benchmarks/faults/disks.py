@@ -14,7 +14,6 @@ from benchmarks.faults.trials import Outcome, Suite, Trial, against, last_error,
 
 STEPS, EVERY = 16, 4
 PAUSE: dict[str, Any] = {"kind": "pause", "seconds": 0.5}
-MEGABYTE = 1 << 20
 ROOM = 100_000  # bytes that are left: less than any file of weights, enough for lines of a log
 
 

@@ -12,31 +12,30 @@ from typing import Any
 
 import psutil
 
+from benchmarks.faults.comparing import steps_lost
 from benchmarks.faults.runs import KINDS, MOST_SECONDS, System, TrialRun, await_step
 from benchmarks.faults.started import Started, wait
 from benchmarks.faults.trials import Outcome, Suite, against, last_error, resumed, told, tried_once
 
-STEPS, EVERY, STEPS_FOR_A_SIGNAL = 48, 8, 6
+STEPS, EVERY, STEPS_FOR_A_SIGNAL = 16, 8, 6
 PAUSE: dict[str, Any] = {"kind": "pause", "seconds": 0.2}
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def send_signals(suite: Suite) -> list[dict[str, Any]]:
-    """Each signal to each target, so many times; the plain Trainer gets each a single time, it knows none of them."""
+    """Each signal to each target, so many times; the plain Trainer gets each once, it handles none of them."""
     found = []
     for stage in suite.stages:
         for number, (processes, name, send) in itertools.product(NUMBERS, ways_of(stage)):
-            fault, kind = (
-                f"{number.name} to {name}",
-                KINDS[stage].replace("plain", "plain" if processes == 1 else "DDP x 2"),
-            )
+            fault, kind = f"{number.name} to {name}", KINDS[stage]
+            if stage == 0 and processes > 1:
+                kind = "DDP x 2"
             if suite.faults and fault not in suite.faults:
                 continue
             for system in suite.systems:
+                trial = (signalled, suite, system, stage, processes, number, send)
                 times = suite.signals if system == "cpt" else min(1, suite.signals)
-                found.append(
-                    told(fault, kind, system, signalled_so_often(suite, system, stage, processes, number, send, times))
-                )
+                found.append(told(fault, kind, system, [tried_once(*trial) for _ in range(times)]))
     return found
 
 
@@ -46,38 +45,16 @@ def ways_of(stage: int) -> list[tuple[int, str, "Send"]]:
     return [(1, "its only process", to_launcher), *to_two] if stage == 0 else to_two
 
 
-def signalled_so_often(
-    suite: Suite, system: System, stage: int, processes: int, number: signal.Signals, send: "Send", times: int
-) -> list[Outcome]:
-    """In as few runs as it takes: the start after a signal is the one that gets the next."""
-    outcomes: list[Outcome] = []
-    while len(outcomes) < times:
-        one = tried_once(signalled, suite, system, stage, processes, number, send, times - len(outcomes))
-        outcomes += one if isinstance(one, list) else [one]
-    return outcomes
-
-
 def signalled(
-    suite: Suite, system: System, stage: int, processes: int, number: signal.Signals, send: "Send", times: int = 1
-) -> list[Outcome]:
-    """Send it in the middle of steps drawn at random, each to the next start, and hold the run against the undisturbed
-    one at its end."""
+    suite: Suite, system: System, stage: int, processes: int, number: signal.Signals, send: "Send"
+) -> Outcome:
+    """Send it within a step drawn at random, start the run again, and compare it with the undisturbed one."""
     options: dict[str, Any] = {"steps": STEPS, "every": EVERY, "processes": processes}
     straight = suite.straight(f"signals-{processes}", system, stage, **options)
     run = suite.run(f"signal-{number.name}", system, stage, **options)
-    said: list[str] = []
-    ended = 1
-    while len(said) < times and (at := ended + random.randint(1, 3)) <= STEPS - STEPS_FOR_A_SIGNAL:
-        said.append(how_it_ended(run, number, send, at))
-        if said[-1] not in (SAVED, UNSAVED):
-            break
-        ended = max(run.made())
+    how = how_it_ended(run, number, send, random.randint(2, STEPS - STEPS_FOR_A_SIGNAL))
     end = resumed(run, straight) if not run.is_done() else against(run, straight)
-    again = steps_made_again(run)
-    good = [
-        one == SAVED and end.good and not lost for one, lost in zip(said, [*again, *([0] * len(said))], strict=False)
-    ]
-    return [Outcome(fine, f"{one}; then {end.what}") for fine, one in zip(good, said, strict=True)]
+    return Outcome(how == SAVED and end.good and not steps_lost(run), f"{how}; then {end.what}")
 
 
 SAVED, UNSAVED, UNHEARD, LATE = (
@@ -100,12 +77,6 @@ def how_it_ended(run: TrialRun, number: signal.Signals, send: "Send", at: int) -
     if code == 0 or run.is_done():  # without a launcher, too
         return UNHEARD
     return SAVED if max(run.checkpoints(), default=0) >= at else UNSAVED
-
-
-def steps_made_again(run: TrialRun) -> list[int]:
-    """After each start but the last: how many of its steps the next one made again."""
-    attempts = [attempt for attempt in run.attempts_made() if attempt]
-    return [max(0, max(one) - min(other) + 1) for one, other in zip(attempts, attempts[1:], strict=False)]
 
 
 def wait_for_all(process: Started, members: list[psutil.Process]) -> int:

@@ -36,7 +36,7 @@ class Suite:
     work: Path
     stages: tuple[int, ...] = (0, 2, 3)
     kills: int = 200
-    signals: int = 20
+    signals: int = 5
     repetitions: int = 1
     faults: tuple[str, ...] = ()
     """Those to try of a part; none: all."""

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from transformers import Trainer, TrainerCallback
 
-from cpt.checkpoints import transaction, writing
+from cpt.checkpoints import transaction
 from cpt.checkpoints.manifest import FileEntry
 from cpt.data.build import build_data
 from cpt.files import make_durable
@@ -146,7 +146,7 @@ def neither_hashed_nor_durable() -> Iterator[None]:
     """What a save costs by itself; the rename stays, which takes microseconds."""
     nothing = mock.Mock()
     unhashed = mock.patch.object(transaction, "hash_durably", lambda path: FileEntry(path.stat().st_size, ""))
-    undigested = mock.patch.object(writing, "xxh3_128", NoDigest)
+    undigested = mock.patch.object(transaction, "xxh3_128", NoDigest)
     unsynced = mock.patch.multiple(os, fsync=nothing, fdatasync=nothing)
     with unhashed, undigested, unsynced:
         yield

@@ -60,7 +60,7 @@ def write_checkpoint(folder: Path, sizes: list[int]) -> Path:
                 file.write(os.urandom(min(2**24, size - start)))
             os.fsync(file.fileno())
     files = {path.name: hash_file(path) for path in folder.iterdir()}
-    write_manifest(folder, Manifest(FORMAT, "full", 1, 1, 1, 1, None, "bit-exact", "", "", {}, files))
+    write_manifest(folder, Manifest(FORMAT, "full", 1, 1, 1, None, "bit-exact", {}, files))
     return folder
 
 

@@ -1,8 +1,6 @@
-"""Copies of published checkpoints in a second place, a folder or any URL that fsspec knows, made while training goes
-on."""
+"""Copy published checkpoints to a second place, a folder or any URL that fsspec knows, while training continues."""
 
 import threading
-from collections import deque
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -12,7 +10,7 @@ from cpt.checkpoints.manifest import MANIFEST, read_manifest
 from cpt.errors import CheckpointError
 from cpt.runs.events import record_event
 
-WAITING = 2  # checkpoints that may wait for a slow archive; older ones give way to newer
+WAITING = 2  # checkpoints; if the archive is slower than the run, the oldest waiting one is skipped
 
 
 class Archive:
@@ -25,54 +23,47 @@ class Archive:
 
     def __init__(self, run: Path, place: str) -> None:
         self.run, self.place = run, place
-        self.waiting: deque[Path] = deque()
-        self.copying: Path | None = None
+        self.pending: list[Path] = []  # the first one is being copied
         self.changed = threading.Condition()
-        self.thread: threading.Thread | None = None
 
     def add(self, checkpoint: Path) -> None:
         with self.changed:
-            self.waiting.append(checkpoint)
-            left_out = self.waiting.popleft() if len(self.waiting) > WAITING else None
-            if self.thread is None:
-                self.thread = threading.Thread(target=self._copy_all, name="archive", daemon=True)
-                self.thread.start()
-        if left_out is not None:
-            record_event(
-                self.run,
-                "archive_behind",
-                f"The archive {self.place} is slower than the run saves: {left_out.name} is not copied there.",
-            )
+            skipped = self.pending.pop(1) if len(self.pending) > WAITING else None
+            self.pending.append(checkpoint)
+            if len(self.pending) == 1:
+                threading.Thread(target=self._copy_all, name="archive", daemon=True).start()
+        if skipped is not None:
+            text = f"The archive {self.place} is slower than the run saves: {skipped.name} is not copied there."
+            record_event(self.run, "archive_behind", text)
 
     def add_missing(self, checkpoints: list[Path]) -> None:
-        """Those of an earlier start that the archive has not got; the newest ones where they are many."""
-        missing = [path for path in checkpoints if not self._has(path.name)]
-        for path in missing[-WAITING:]:
+        """Copy the newest of those that an earlier start could not copy."""
+        for path in [path for path in checkpoints if not self._has(path.name)][-WAITING:]:
             self.add(path)
 
     def in_use(self) -> set[Path]:
         """Checkpoints that must not be removed yet."""
         with self.changed:
-            return {*self.waiting, *([self.copying] if self.copying else [])}
+            return set(self.pending)
 
     def finish(self) -> None:
         """Wait until all is copied, or has failed."""
         with self.changed:
-            self.changed.wait_for(lambda: self.thread is None)
+            self.changed.wait_for(lambda: not self.pending)
 
     def _copy_all(self) -> None:
         while True:
-            with self.changed:
-                if not self.waiting:
-                    self.thread, self.copying = None, None
-                    self.changed.notify_all()
-                    return
-                self.copying = self.waiting.popleft()
+            checkpoint = self.pending[0]
             try:
-                self._copy(self.copying)
-            except Exception as problem:  # of whatever storage it is; the run does not depend on it
-                text = f"{self.copying.name} could not be copied to the archive {self.place}: {problem}"
+                self._copy(checkpoint)
+            except Exception as problem:  # of any storage; the run does not depend on it
+                text = f"{checkpoint.name} could not be copied to the archive {self.place}: {problem}"
                 record_event(self.run, "archive_failed", text, place=self.place)
+            with self.changed:
+                self.pending.pop(0)
+                self.changed.notify_all()
+                if not self.pending:
+                    return
 
     def _has(self, name: str) -> bool:
         try:

@@ -30,16 +30,12 @@ class Manifest:
     kind: Literal["full", "weights"]
     """`full` can be resumed from; `weights` is the model alone."""
     step: int
-    rows: int
-    """Global rows trained on until then, those of skipped stretches included."""
     tokens: int
     world_size: int
     zero_stage: int | None
     """DeepSpeed's stage; None for plain runs and DDP."""
     exactness: str
     """How a resumed run compares with an uninterrupted one: `bit-exact`, or `elastic: ...` with the reason."""
-    recipe: str
-    data: str
     versions: dict[str, str]
     files: dict[str, FileEntry]
     """By their path from the checkpoint's folder; without the manifest itself."""

@@ -2,6 +2,7 @@
 tensor."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from cpt.checkpoints.average import copy_beside, open_model, refuse_other_shapes, written_dtype
 from cpt.checkpoints.model_folder import Tensors, write_tensors
-from cpt.checkpoints.vocabularies import add_tokens, match_rows, merge_rows, vocabulary_tensors
 from cpt.errors import CheckpointError
 from cpt.models.families.register import FAMILIES, register_families
+from cpt.models.inventory import build_on_meta
 from cpt.tokenizer.load import from_folder_or_hub
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -114,3 +115,133 @@ def write_configs(output: Path, chat: Part, chat_tokens: dict[int, str], ids: di
     if theirs.is_file():
         generation = json.loads(theirs.read_text())
         (output / theirs.name).write_text(json.dumps(generation | translated(generation), indent=2) + "\n")
+
+
+# --- which row belongs to which token: matched by the tokens' strings ------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    total: int
+    shared: torch.Tensor
+    """[n] rows that stand for a token of all three models (row numbers of the trained model)."""
+    in_base: torch.Tensor
+    in_chat: torch.Tensor
+    """[n] the same tokens' rows there."""
+    added: list[str]
+    """The chat model's own tokens, appended behind those of the trained model."""
+    first_added: int
+    added_in_chat: torch.Tensor
+    kept: int
+    """Tokens of the trained model that one of the others lacks, and that keep their row."""
+
+
+def match_rows(
+    after: PreTrainedTokenizerBase,
+    base: PreTrainedTokenizerBase,
+    chat: PreTrainedTokenizerBase,
+    rows: tuple[int, int, int],
+) -> Rows:
+    """Match the three vocabularies.
+
+    Args:
+        after: the tokenizer after continued pre-training; its ids stay what they are.
+        rows: rows of embeddings of the three models, in this order.
+
+    Raises:
+        CheckpointError: they are not the same tokenizer with tokens added.
+    """
+    vocabularies = after_ids, base_ids, chat_ids = after.get_vocab(), base.get_vocab(), chat.get_vocab()
+    for ids, count, what in zip(vocabularies, rows, ("--after", "--base", "--chat"), strict=True):
+        if (needed := max(ids.values()) + 1) > count:
+            raise CheckpointError(
+                f"{what}: its tokenizer has {needed:,} tokens, its weights {count:,} rows. Put the model's own"
+                " tokenizer there."
+            )
+    if after_ids == base_ids == chat_ids and len(set(rows)) == 1:
+        every = torch.arange(rows[0])
+        return Rows(rows[0], every, every, every, [], rows[0], every[:0], kept=0)
+    refuse_another_tokenizer(after, base, chat)
+    shared = [token for token in after_ids if token in base_ids and token in chat_ids]
+    added = sorted((token for token in chat_ids if token not in after_ids), key=lambda token: chat_ids[token])
+    first_added = max(after_ids.values()) + 1
+    return Rows(
+        total=max(rows[0], first_added + len(added)),
+        shared=torch.tensor([after_ids[token] for token in shared]),
+        in_base=torch.tensor([base_ids[token] for token in shared]),
+        in_chat=torch.tensor([chat_ids[token] for token in shared]),
+        added=added,
+        first_added=first_added,
+        added_in_chat=torch.tensor([chat_ids[token] for token in added], dtype=torch.long),
+        kept=len(after_ids) - len(shared),
+    )
+
+
+def refuse_another_tokenizer(
+    after: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase
+) -> None:
+    """Each must know every token of the base; and what chat has beyond them must be tokens that can be added to a
+    tokenizer.
+
+    Raises:
+        CheckpointError: with some of the tokens that have no place.
+    """
+    learned = base.get_vocab().keys() - base.added_tokens_encoder.keys()
+    for tokenizer, what in ((after, "--after"), (chat, "--chat")):
+        if lacking := learned - tokenizer.get_vocab().keys():
+            raise CheckpointError(
+                f"the tokenizer of {what} lacks {len(lacking):,} of the {len(learned):,} tokens of --base"
+                f" ({shown(lacking)}): another tokenizer, so rows cannot be matched. The chat model must be made from"
+                " this very base."
+            )
+    own = chat.get_vocab().keys() - after.get_vocab().keys() - chat.added_tokens_encoder.keys()
+    if own:
+        raise CheckpointError(
+            f"the tokenizer of --chat has {len(own):,} pieces of its own ({shown(own)}) that --after does not know:"
+            " only added tokens, as <|im_start|>, can be taken over. Choose a chat model with the base's tokenizer."
+        )
+
+
+def shown(tokens: Iterable[str]) -> str:
+    first = sorted(tokens)[:4]
+    return ", ".join(repr(token) for token in first)
+
+
+def merge_rows(rows: Rows, after: torch.Tensor, base: torch.Tensor, chat: torch.Tensor, scale: float) -> torch.Tensor:
+    """The merged rows in fp32: after + scale * (chat - base) for tokens of all three; tokens of one alone keep their
+    row."""
+    merged = torch.zeros(rows.total, *after.shape[1:])
+    merged[: after.shape[0]] = after
+    merged[rows.shared] += scale * (chat[rows.in_chat].float() - base[rows.in_base].float())
+    merged[rows.first_added : rows.first_added + len(rows.added)] = chat[rows.added_in_chat].float()
+    return merged
+
+
+def add_tokens(after: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase, rows: Rows) -> PreTrainedTokenizerBase:
+    """The trained model's tokenizer with the chat model's tokens, special tokens and template.
+
+    Raises:
+        CheckpointError: the tokenizer puts a token elsewhere than its row is.
+    """
+    by_name = {str(token): token for token in chat.added_tokens_decoder.values()}
+    after.add_tokens([by_name[token] for token in rows.added])
+    ids = after.get_vocab()
+    if misplaced := [token for number, token in enumerate(rows.added) if ids[token] != rows.first_added + number]:
+        raise CheckpointError(
+            f"--after's tokenizer has gaps in its ids, so {shown(misplaced)} cannot be put behind its last token."
+            " Choose another."
+        )
+    after.chat_template = chat.chat_template
+    for name in ("bos_token", "eos_token", "pad_token"):
+        if (token := getattr(chat, name)) is not None:
+            setattr(after, name, token)
+    return after
+
+
+def vocabulary_tensors(config: PreTrainedConfig, stored: Iterable[str]) -> set[str]:
+    """Names, as they are stored, of the tensors with a row for each token: embeddings and head."""
+    model = build_on_meta(config)
+    parts = [part for part in (model.get_input_embeddings(), model.get_output_embeddings()) if part is not None]
+    ours = {id(parameter) for part in parts for parameter in part.parameters()}
+    names = [name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in ours]
+    return {name for name in stored if any(known == name or known.endswith(f".{name}") for known in names)}

@@ -5,30 +5,37 @@ checkpoint-N           complete, its manifest.json written last
 .del-checkpoint-N      while it is removed
 """
 
+import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
+from xxhash import xxh3_128
 
 from cpt.checkpoints.agreement import Agreement, SaveFailed
-from cpt.checkpoints.manifest import FileEntry, Manifest, write_manifest
+from cpt.checkpoints.manifest import FileEntry, Manifest, hash_file, write_manifest
 from cpt.checkpoints.snapshot import bytes_in
-from cpt.checkpoints.writing import Task, all_at_once, hash_durably, write_state, write_text
 from cpt.errors import CheckpointError
 from cpt.files import make_durable
 from cpt.ranks import is_main_process
 
 Weights = dict[str, torch.Tensor]
+Task = Callable[[], dict[str, FileEntry]]
+"""Writes files, and returns their entries."""
 MIB = 2**20
 RESERVE = 16 * MIB  # for what else the run writes, and for the file system's own tables
 STAGING, LEAVING = ".saving", ".del-"
 SECONDS_FOR_FILES_TO_APPEAR = 60.0
+FILES_AT_ONCE = 4  # while one waits for the disk, another is serialized
+PIECE = 1 << 18
 MODEL_PART = ".model"  # in the staging folder: the model's files, before they move to the others
 
 
@@ -197,3 +204,90 @@ def clear_leftovers(folder: Path) -> list[str]:
         shutil.rmtree(path, ignore_errors=True)
     remove_if_empty(folder / STAGING)
     return sorted(path.name for path in leftovers)
+
+
+# --- one file --------------------------------------------------------------------------------------------------------
+
+
+class HashedFile:
+    """A file that is hashed while it is written; `torch.save` writes into it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.digest, self.size = xxh3_128(), 0
+        self.problem: OSError | None = None
+
+    def __enter__(self) -> "HashedFile":
+        self.descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        return self
+
+    def write(self, data: Any) -> int:
+        """Write the bytes of any buffer, in pieces that stay in the processor's cache."""
+        view = memoryview(data).cast("B")
+        try:
+            for start in range(0, len(view), PIECE):
+                piece = view[start : start + PIECE]
+                self.digest.update(piece)
+                written = 0
+                while written < len(piece):
+                    written += os.write(self.descriptor, piece[written:])
+                self.size += written
+        except OSError as problem:  # torch.save would raise a RuntimeError about an "unexpected pos" instead
+            problem.filename = str(self.path)
+            self.problem = problem
+            raise
+        return len(view)
+
+    def flush(self) -> None:
+        """`torch.save` calls it; nothing is buffered."""
+
+    def entry(self) -> FileEntry:
+        """Size and hash, once the disk has the file."""
+        os.fsync(self.descriptor)
+        return FileEntry(self.size, self.digest.hexdigest())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self.descriptor)
+
+
+def write_state(path: Path, state: Any) -> FileEntry:
+    """`torch.save`, durable."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with HashedFile(path) as file:
+        try:
+            torch.save(state, file)  # type: ignore[arg-type]  # it only writes
+        except RuntimeError as problem:
+            if file.problem is None:
+                raise
+            raise file.problem from problem
+        return file.entry()
+
+
+def write_text(path: Path, text: str) -> FileEntry:
+    """A small text, durable."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with HashedFile(path) as file:
+        file.write(text.encode())
+        return file.entry()
+
+
+def hash_durably(path: Path) -> FileEntry:
+    """The entry of an existing file, hashed while the disk is busy with it."""
+    with ThreadPoolExecutor(1) as helper:
+        durable = helper.submit(make_durable, path)
+        entry = hash_file(path)
+        durable.result()
+    return entry
+
+
+def all_at_once(tasks: Sequence[Task]) -> dict[str, FileEntry]:
+    """The entries of all tasks, of which several run at the same time; after a failure no further task is started."""
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        futures = [pool.submit(task) for task in tasks]
+        try:
+            return {path: entry for future in futures for path, entry in future.result().items()}
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

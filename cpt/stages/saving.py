@@ -30,7 +30,6 @@ from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 from transformers.training_args import ParallelMode
-from xxhash import xxh3_128_hexdigest
 
 from cpt.checkpoints.agreement import Agreement, SaveFailed
 from cpt.checkpoints.archive import Archive
@@ -52,7 +51,6 @@ from cpt.data.mixture import RowsOfSteps
 from cpt.errors import CheckpointError, TrainingError
 from cpt.files import make_durable
 from cpt.ranks import is_main_process
-from cpt.recipe.load import dump_recipe
 from cpt.runs.events import record_event
 from cpt.stages.length import RunLength
 from cpt.stages.resuming import DataPosition, ResumingTrainer
@@ -233,9 +231,7 @@ class SavingTrainer(ResumingTrainer):
         in_background = beside and self.detach(contents)
         moment = mark() if in_background and self.args.device.type != "cpu" else None
         copy = partial(self.copy_to_host, contents, moment) if in_background else None
-        save = partial(
-            self.write_out, kind, step, contents, partial(self.describe, kind, step, self.rows_trained), copy
-        )
+        save = partial(self.write_out, kind, step, contents, partial(self.describe, kind, step), copy)
         if in_background:
             self.in_flight = self.writer.submit(save)
         else:
@@ -284,18 +280,15 @@ class SavingTrainer(ResumingTrainer):
         except Exception as problem:  # of the disk or of the user's rule: this process alone must not end for it
             self.record("not_removed", f"Old checkpoints could not be removed: {type(problem).__name__}: {problem}.")
 
-    def describe(self, kind: Kind, step: int, rows: int, files: dict[str, FileEntry]) -> Manifest:
+    def describe(self, kind: Kind, step: int, files: dict[str, FileEntry]) -> Manifest:
         return Manifest(
             format=FORMAT,
             kind=kind,
             step=step,
-            rows=rows,
             tokens=step * self.length.tokens_per_step,
             world_size=self.args.world_size,
             zero_stage=None if self.zero_section is None else int(self.zero_section.get("stage", 0)),
             exactness=self.exactness,
-            recipe=xxh3_128_hexdigest(dump_recipe(self.recipe).encode()),
-            data=next((position.data.fingerprint for position in self.data_positions()), ""),
             versions=versions(),
             files=files,
         )
@@ -456,7 +449,7 @@ def seal_export(trainer: Trainer, folder: Path) -> None:
         files.pop(MANIFEST, None)
         for inside in [path for path in folder.rglob("*") if path.is_dir()]:
             make_durable(inside)
-        write_manifest(folder, trainer.describe("weights", trainer.state.global_step, trainer.rows_trained, files))
+        write_manifest(folder, trainer.describe("weights", trainer.state.global_step, files))
 
 
 def random_states(trainer: Trainer) -> dict[str, Any]:

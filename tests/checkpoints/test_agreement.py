@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from cpt.checkpoints.agreement import Agreement, NotFiniteError, SaveFailed, in_words, reason_of
+from cpt.checkpoints.agreement import Agreement, NotFiniteError, SaveFailed, reason_of
 
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 PROGRAM = """
@@ -74,8 +74,3 @@ def test_alone_a_failure_says_nothing_of_processes():
 )
 def test_only_what_a_later_save_may_do_better_is_of_the_storage(problem, reason):
     assert reason_of(problem) == reason
-
-
-def test_an_error_of_a_program_is_told_with_its_kind():
-    assert in_words(KeyError("step")) == "KeyError: 'step'"
-    assert in_words(OSError("too small")) == "too small"

@@ -1,5 +1,4 @@
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -95,36 +94,6 @@ class FullAtEnd(TrainerCallback):
 
     def on_train_end(self, args, state, control, **_):
         self.ballast = fill(self.disk)
-
-
-KILLED = """
-import os, signal, sys
-from cpt.checkpoints import export
-from cpt.recipe.load import load_recipe
-from cpt.stages import saving
-from cpt.train import train
-
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-setattr(*{"complete": (export, "finish"), "hash": (saving, "write_manifest"), "rename": (export, "rename_over")}[sys.argv[2]], die)
-train(load_recipe(sys.argv[1]))
-"""  # noqa: E501
-MOMENTS = ["hash", *(pytest.param(moment, marks=pytest.mark.long) for moment in ("complete", "rename"))]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_kill_inside_the_export_leaves_none_and_the_next_start_a_whole_one(tiny_recipe, tmp_path, moment):
-    recipe = write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
-    killed = subprocess.run([sys.executable, "-c", KILLED, recipe, moment], capture_output=True, text=True, cwd=ROOT)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    run = tmp_path / "runs" / "tiny"
-    assert (run / ".final.unfinished").is_dir() and not (run / "final").exists()
-    assert [one.folder.name for one in verify_path(run)] == ["checkpoint-8"]
-    folder = train(load_recipe(recipe))
-    assert [(one.folder.name, one.found) for one in verify_path(run)] == [("checkpoint-8", []), ("final", [])]
-    assert not (run / ".final.unfinished").exists() and AutoModelForCausalLM.from_pretrained(folder)
 
 
 @pytest.fixture

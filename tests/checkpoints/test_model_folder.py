@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cpt.checkpoints.model_folder import Tensors, config_json, kind_of
+from cpt.checkpoints.model_folder import Tensors, config_json, kind_of, write_tensors
 from cpt.errors import CheckpointError
 
 
@@ -50,3 +50,17 @@ def test_a_damaged_config_is_named(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"config.json (is damaged|holds no JSON object).* Copy it again"):
         config_json(tmp_path)
+
+
+CONTENT = {f"layer.{number}": torch.full((64, 64), float(number)) for number in range(8)}
+SHAPES = {name: (tuple(tensor.shape), torch.bfloat16) for name, tensor in CONTENT.items()}
+
+
+def test_every_tensor_is_computed_once_and_no_file_is_larger_than_asked(tmp_path):
+    asked = []
+    write_tensors(tmp_path, SHAPES, lambda name: asked.append(name) or CONTENT[name], "20KB")
+    files = list(tmp_path.glob("*.safetensors"))
+    assert len(files) == 4 and all(file.stat().st_size < 21_000 for file in files) and sorted(asked) == sorted(CONTENT)
+    written = Tensors(tmp_path)
+    assert set(written.dtypes.values()) == {torch.bfloat16}
+    assert all(torch.equal(written.read(name).float(), tensor) for name, tensor in CONTENT.items())

@@ -1,16 +1,19 @@
+import shutil
+
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig, LlamaForSequenceClassification
 
 from cpt.checkpoints.proof import (
     NUM_TOKENS,
+    ProofText,
     brings_its_code,
     difference,
     logits_in_another_process,
     logits_of,
     proof_text,
 )
-from cpt.errors import DataError
+from cpt.errors import CheckpointError, DataError
 
 
 def test_the_text_is_real_and_cut_to_a_number_of_tokens(base_folder, tmp_path):
@@ -57,3 +60,19 @@ def test_code_is_trusted_where_all_of_it_was_written_into_the_folder(tmp_path):
         '{"auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "someone/repository--modeling.Model"}}'
     )
     assert not brings_its_code(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_reward_model_gives_its_score(base_folder, tmp_path):
+    folder = shutil.copytree(base_folder, tmp_path / "reward")
+    config = LlamaConfig.from_pretrained(folder, num_labels=1, pad_token_id=0)
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    text = proof_text(AutoTokenizer.from_pretrained(folder), config)
+    assert logits_in_another_process(folder, text, torch.float32).shape == (1,)
+
+
+@pytest.mark.slow
+def test_another_tokenizer_is_noticed(base_folder):
+    text = proof_text(AutoTokenizer.from_pretrained(base_folder), LlamaConfig())
+    with pytest.raises(CheckpointError, match="other tokens"):
+        logits_in_another_process(base_folder, ProofText(text.text, [1, *text.ids]), torch.float32)

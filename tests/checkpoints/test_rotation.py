@@ -27,20 +27,6 @@ def test_the_last_ones_stay_by_step_and_not_by_time(tmp_path):
     assert left(tmp_path) == ["checkpoint-20", "checkpoint-100"]
 
 
-def test_each_kth_stays_for_good(tmp_path):
-    publish(tmp_path, 2, 4, 6, 8, 10, 11)
-    rotate(tmp_path, keep(last=1, every=4))
-    assert left(tmp_path) == ["checkpoint-4", "checkpoint-8", "checkpoint-11"]
-
-
-def test_the_best_stays(tmp_path, monkeypatch):
-    publish(tmp_path, 1, 2, 3)
-    losses = {1: 3.0, 2: 1.0, 3: 2.0}
-    monkeypatch.setattr("cpt.checkpoints.rotation.metrics_of", lambda folder, step: {"eval_loss": losses[step]})
-    rotate(tmp_path, keep(last=1, best="eval_loss"))
-    assert left(tmp_path) == ["checkpoint-2", "checkpoint-3"]
-
-
 def test_a_figure_is_that_of_the_checkpoints_own_step(tmp_path):
     save(tmp_path, 5, 3)
     state = tmp_path / "checkpoint-5" / "trainer_state.json"

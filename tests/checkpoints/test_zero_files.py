@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from cpt.checkpoints.manifest import MANIFEST
 from cpt.checkpoints.proven_export import Wish, export_whole
 from cpt.checkpoints.trained import find_trained
-from cpt.checkpoints.zero_files import consolidated_state, make_universal, remove_parts, remove_universal
+from cpt.checkpoints.zero_files import consolidated_state, make_universal
 from cpt.errors import CheckpointError
 
 LOGITS_OF = torch.arange(30).unsqueeze(0)
@@ -71,18 +71,3 @@ def test_what_cannot_be_converted_names_the_way_out_and_leaves_nothing(checkpoin
     with pytest.raises(CheckpointError):
         make_universal(checkpoint, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
-
-
-def test_leftovers_of_a_killed_process_are_removed(tmp_path):
-    (tmp_path / ".universal-3" / "zero").mkdir(parents=True)
-    (tmp_path / "checkpoint-3").mkdir()
-    remove_universal(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
-
-
-def test_once_loaded_only_the_small_files_stay(tmp_path):
-    (tmp_path / "global_step4_universal" / "zero").mkdir(parents=True)
-    for name, content in {"latest_universal": "global_step4_universal", "trainer_state.json": "{}"}.items():
-        (tmp_path / name).write_text(content)
-    remove_parts(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"latest_universal", "trainer_state.json"}

@@ -219,16 +219,7 @@ def test_what_is_planted_in_deepspeeds_parts_never_runs_even_with_a_forged_manif
     known = read_manifest(checkpoint)
     for part in checkpoint.glob("global_step4/*optim_states.pt"):
         torch.save({**load_data(part), "passenger": Planted(tmp_path / "ran")}, part)
-    seal(
-        checkpoint,
-        4,
-        world_size=2,
-        zero_stage=2,
-        recipe=known.recipe,
-        data=known.data,
-        tokens=known.tokens,
-        rows=known.rows,
-    )
+    seal(checkpoint, 4, world_size=2, zero_stage=2, tokens=known.tokens)
     ended = launch(recipe, way="torchrun" if processes > 1 else "python", processes=processes)
     assert ended.returncode != 0 and "reading it would call posix.mkdir" in ended.stderr
     assert not (tmp_path / "ran").exists()

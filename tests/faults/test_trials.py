@@ -52,15 +52,8 @@ def test_a_disk_that_takes_nothing_costs_no_checkpoint(suite, stage, fault):
 @IN_EVERY_KIND
 def test_a_signal_to_anyone_saves_and_goes_on(suite, stage):
     for number, (name, send) in zip(NUMBERS, TARGETS.items(), strict=True):
-        (outcome,) = signalled(suite, "cpt", stage, 2, number, send)
+        outcome = signalled(suite, "cpt", stage, 2, number, send)
         assert outcome.good, (number.name, name, outcome.what)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_signal_after_signal_to_the_same_run_costs_it_nothing(suite):
-    outcomes = signalled(suite, "cpt", 0, 1, NUMBERS[0], TARGETS["the launcher"], times=4)
-    assert len(outcomes) == 4 and all(outcome.good for outcome in outcomes), outcomes
 
 
 @pytest.mark.long

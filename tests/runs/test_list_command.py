@@ -20,20 +20,7 @@ def test_the_table_has_a_line_for_each_run_and_no_empty_column(tmp_path, capsys)
         tmp_path / "two[red]", lambda recipe, status, **others: status.update(state="running", pid=2**22 + 1, step=3)
     )
     heading, *lines = listed(capsys, tmp_path).splitlines()
-    assert heading.split() == [
-        "run",
-        "stage",
-        "state",
-        "step",
-        "tokens",
-        "loss",
-        "bits",
-        "per",
-        "byte",
-        "tokens/s",
-        "age",
-        "tags",
-    ]
+    assert heading.split()[:5] == ["run", "stage", "state", "step", "tokens"]
     (one,) = (line for line in lines if line.startswith("one"))
     assert one.split()[:8] == ["one", "cpt", "finished", "20", "20,480", "3.0000", "1.2500", "1,020"]
     assert any(line.startswith("two[red]") and "died" in line for line in lines)

@@ -153,14 +153,6 @@ def test_a_forked_worker_that_outlives_its_run_does_not_keep_the_lock(tmp_path):
         os.waitpid(pid, 0)
 
 
-def test_half_a_status_is_none(tmp_path):
-    (tmp_path / "status.json").write_text('{"state": "fini')
-    run = Run(tmp_path)
-    assert run.status() == {} and not run.is_finished
-    run.write_status("running", step=3)
-    assert run.status()["step"] == 3
-
-
 @pytest.mark.parametrize(
     ("typed", "folder", "continues"),
     [
