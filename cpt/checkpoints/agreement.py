@@ -1,8 +1,8 @@
-"""How all processes of a run do one thing, or none of them: what fails on one is heard of by every one."""
+"""Let all processes of a run do one thing, or none of them: a failure on one is raised on all."""
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,14 +30,6 @@ class SaveFailed(CheckpointError):  # noqa: N818  # it reads as what happened
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason: Reason = reason
-
-
-class Answer(Generic[Result]):
-    """What a process has to say of its part."""
-
-    def __init__(self, result: Result | None = None, problem: BaseException | None = None) -> None:
-        self.result = result
-        self.failure = None if problem is None else (reason_of(problem), f"{whose()}{in_words(problem)}")
 
 
 class Agreement:
@@ -86,16 +78,19 @@ class Agreement:
         Raises:
             SaveFailed: it failed on one of them; raised on all.
         """
+        result: Result | None = None
         cause: Exception | None = None
+        failure: tuple[Reason, str] | None = None
         try:
-            mine: Answer[Result] = Answer(work())
-        except Exception as problem:  # whatever it is: the others wait to hear of it
-            mine, cause = Answer(problem=problem), problem
-        answers = self.gather(mine)
-        for answer in answers:
-            if answer.failure is not None:
-                raise SaveFailed(*answer.failure) from cause
-        return [answer.result for answer in answers]  # type: ignore[misc]
+            result = work()
+        except Exception as problem:  # the others wait to hear of any
+            whose = f"process {rank()}: " if world_size() > 1 else ""
+            cause, failure = problem, (reason_of(problem), f"{whose}{in_words(problem)}")
+        answers = self.gather((result, failure))
+        for _, failure in answers:
+            if failure is not None:
+                raise SaveFailed(*failure) from cause
+        return [result for result, _ in answers]  # type: ignore[misc]
 
     def on_main(self, work: Callable[[], Result]) -> Result:
         """The main process's result of `work`, on every process.
@@ -109,11 +104,6 @@ class Agreement:
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory; gloo does not know all dtypes."""
     return tensor.contiguous().view(torch.uint8)
-
-
-def whose() -> str:
-    """Which process speaks, where there are several."""
-    return f"process {rank()}: " if world_size() > 1 else ""
 
 
 def reason_of(problem: BaseException) -> Reason:

@@ -33,13 +33,6 @@ def test_a_copy_is_whole_and_its_manifest_comes_last(run, tmp_path, monkeypatch)
     assert order[-1] == MANIFEST and len(order) == 8 and read_events(run) == []
 
 
-def test_any_storage_of_fsspec_will_do(run):
-    archive = Archive(run, "memory://bucket/runs")
-    archive.add(run / "checkpoint-2")
-    archive.finish()
-    assert fsspec.filesystem("memory").exists(f"/bucket/runs/run/checkpoint-2/{MANIFEST}")
-
-
 def test_training_does_not_wait_for_the_copy_and_what_is_copied_stays(run, tmp_path, monkeypatch):
     go_on = threading.Event()
     monkeypatch.setattr(archiving, "put", lambda *_: go_on.wait(10))
@@ -90,9 +83,3 @@ def test_after_a_kill_the_newest_missing_ones_are_copied(run, tmp_path):
     archive.add_missing([run / f"checkpoint-{step}" for step in (1, 2, 3, 4)])
     archive.finish()
     assert all(damages(tmp_path / "archive" / "run" / f"checkpoint-{step}") == [] for step in (3, 4))
-
-
-def test_a_file_that_arrives_cut_short_is_no_copy(tmp_path):
-    (tmp_path / "file").write_text("abc")
-    with pytest.raises(CheckpointError, match="has 3 bytes instead of 4"):
-        put(fsspec.filesystem("file"), tmp_path / "file", str(tmp_path / "copy" / "file"), 4)
