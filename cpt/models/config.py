@@ -12,7 +12,6 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.extend import did_you_mean, import_user_module
 from cpt.hub import refuse_unreachable
 from cpt.models.families.gpt2 import CptGPT2Config
-from cpt.models.families.native import ACCEPTS
 from cpt.models.families.register import FAMILIES, register_families
 from cpt.models.rope import with_rope
 from cpt.recipe.paths import is_local
@@ -63,7 +62,7 @@ def _resolve(model: Model) -> PreTrainedConfig:
     found = read_config(model)
     if written is None or model.config is None:
         return found
-    if found.model_type in ACCEPTS.get(written.model_type, ()):
+    if written.model_type in FAMILIES and found.model_type in FAMILIES[written.model_type].starts_from:
         found = _adopt(found, written)
     _compare(model.config, written, found, path)
     return found

@@ -1,7 +1,6 @@
 """Order of copies and waits, and that pages change no number; on a CPU, with streams that run as late or as early as
 they may."""
 
-import copy
 from contextlib import contextmanager
 
 import pytest
@@ -146,20 +145,3 @@ def test_pages_change_no_number_however_late_or_early_the_streams_run(monkeypatc
     assert saved.keys() == expected.keys()
     for number, state in saved.items():
         assert all(torch.equal(value, expected[number][name]) for name, value in state.items())
-
-
-def test_a_loaded_state_is_the_one_that_is_used(lazy):
-    first, second = parameters((5000, 6000)), parameters((5000, 6000))
-    one, other = (optimizer_of(some, paged=True) for some in (first, second))
-    for optimizer in (one, other):
-        optimizer.pages = Pages(torch.device("cpu"), lazy)
-    train(first, one, None, finish=lazy.main.synchronize, count=3)
-    saved = copy.deepcopy(one.state_dict())
-    train(second, other, None, finish=lazy.main.synchronize, count=1)
-    other.load_state_dict(saved)
-    other.pages = Pages(torch.device("cpu"), lazy)
-    for target, source in zip(second, first, strict=True):
-        target.data.copy_(source)
-    for some, optimizer in ((first, one), (second, other)):
-        train(some, optimizer, None, finish=lazy.main.synchronize, count=2)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -1,5 +1,4 @@
-"""Each of our families under the transformers architecture that it equals: for export, and to start from published
-weights."""
+"""Export each of our families as the transformers architecture that it equals."""
 
 import json
 import shutil
@@ -12,39 +11,13 @@ from typing import Any, cast
 import torch
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    GPT2Config,
-    LlamaConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2MoeConfig,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from cpt.models.families.gpt2 import CptGPT2Config
 from cpt.models.families.minimind_moe import MiniMind2MoEConfig
 from cpt.models.families.register import FAMILIES
 
 StateDict = dict[str, torch.Tensor]
-
-NATIVE: dict[str, type[PreTrainedConfig]] = {
-    "cpt-gpt2": GPT2Config,
-    "minimind2": LlamaConfig,
-    "minimind2_moe": Qwen2MoeConfig,
-    "minimind3": Qwen3Config,
-    "minimind3_moe": Qwen3MoeConfig,
-}
-# Our model type -> the model types of checkpoints that it can start from. `minimind` is what MiniMind's own code calls
-# itself.
-ACCEPTS = {
-    "cpt-gpt2": ("gpt2",),
-    "minimind2": ("llama", "minimind"),
-    "minimind2_moe": ("minimind",),
-    "minimind3": ("qwen3", "minimind"),
-    "minimind3_moe": ("qwen3_moe", "minimind"),
-}
 
 
 def export_native(folder: Path) -> bool:
@@ -54,10 +27,9 @@ def export_native(folder: Path) -> bool:
         False when the folder holds an architecture of transformers already (nothing is changed).
     """
     written = json.loads((folder / "config.json").read_text())
-    if written["model_type"] not in NATIVE:
+    if written["model_type"] not in FAMILIES:
         return False
-    config_class, _ = FAMILIES[written["model_type"]]
-    config = config_class.from_dict(written)
+    config = FAMILIES[written["model_type"]].config.from_dict(written)
     if isinstance(config, CptGPT2Config):
         _rewrite_weights(folder, lambda tensors: _cut_vocabulary(config, tensors))
     elif isinstance(config, MiniMind2MoEConfig):
@@ -68,7 +40,7 @@ def export_native(folder: Path) -> bool:
 
 def native_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The config of the transformers architecture with the same logits."""
-    native_class = NATIVE[config.model_type]
+    native_class = FAMILIES[config.model_type].native
     own = {field.name for field in fields(config)}
     values: dict[str, Any] = {
         field.name: getattr(config, field.name) for field in fields(native_class) if field.name in own
