@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from cpt.errors import RecipeError, UserCodeError
-from cpt.extend import check_options, closest, did_you_mean, find, import_user_module
+from cpt.extend import check_options, closest, find, import_user_module
 
 BUILT_IN = {"adamw": dict, "sgd": list}
 
@@ -153,19 +153,6 @@ def test_hints_that_only_a_type_checker_knows_are_left_alone():
 )
 def test_the_closest_choice_is_what_was_meant(name, meant):
     assert closest(name, ["seed", "learning_rate", "tags", "r"]) == meant
-
-
-def test_nothing_is_meant_where_there_is_no_choice():
-    assert (
-        closest("x", []) is None
-        and did_you_mean("x", []) == ""
-        and did_you_mean("tag", ["tags"]) == " Did you mean `tags`?"
-    )
-
-
-def test_an_empty_name_is_no_module():
-    with pytest.raises(RecipeError, match="an empty name is no module"):
-        import_user_module("")
 
 
 def test_what_the_users_module_raises_itself_is_not_hidden(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from cpt.errors import CptError, RecipeError
 from cpt.extend import check_options, find
 from cpt.monitoring.figures import Cost
-from cpt.recipe.schema import Watcher
+from cpt.recipe.schema import Component
 from cpt.runs.events import record_event
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
@@ -70,7 +70,7 @@ class Alert(TrainerCallback):
 CALLBACKS: dict[str, type[Alert] | type[Cost]] = {"alert": Alert, "cost": Cost}
 
 
-def check_callbacks(sections: list[Watcher]) -> None:
+def check_callbacks(sections: list[Component]) -> None:
     """Check that the callbacks of `monitoring.callbacks` exist and take their options.
 
     Raises:
@@ -115,7 +115,7 @@ def constructor_of(kind: type) -> Callable[..., None]:
     return constructor
 
 
-def build_callbacks(sections: list[Watcher], run: Path, tokens_per_step: int) -> list[TrainerCallback]:
+def build_callbacks(sections: list[Component], run: Path, tokens_per_step: int) -> list[TrainerCallback]:
     """The callbacks that the recipe names, in its order.
 
     Args:
@@ -134,7 +134,7 @@ def build_callbacks(sections: list[Watcher], run: Path, tokens_per_step: int) ->
     return built
 
 
-def make(kind: type[TrainerCallback], section: Watcher) -> TrainerCallback:
+def make(kind: type[TrainerCallback], section: Component) -> TrainerCallback:
     """The user's callback.
 
     Raises:

@@ -19,7 +19,7 @@ class Section(BaseModel):
 
 
 class Component(BaseModel):
-    """Something chosen by name, with its own options beside it: `{name: length, min_characters: 200}`."""
+    """Something chosen by name, with its own options beside it: `{name: length, min_characters: 200}`, or `length`."""
 
     model_config = ConfigDict(
         extra="allow", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
