@@ -2,7 +2,6 @@
 
 import pytest
 
-from cpt.errors import RecipeError
 from cpt.recipe.schema import Budget, Data
 
 
@@ -57,8 +56,3 @@ def test_a_wrong_unit_or_a_number_out_of_bounds_is_refused_when_the_recipe_is_re
 )
 def test_options_that_are_counts_may_have_units(load, override, section, option, number):
     assert getattr(load("", override), section).options[option] == number
-
-
-def test_an_ambiguous_length_names_both_numbers(load):
-    with pytest.raises(RecipeError, match=r"4000.*4096"):
-        load("", "data.sequence_length=4K")
