@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Section(BaseModel):
@@ -26,6 +26,11 @@ class Component(BaseModel):
     )
     name: str
     """A built-in's name, or your own `package.module:function`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def by_its_name(cls, value: object) -> object:
+        return {"name": value} if isinstance(value, str) else value
 
     @property
     def options(self) -> dict[str, Any]:
