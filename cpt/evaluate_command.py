@@ -61,7 +61,7 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of the domain test's questions.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Measure held-out text, a domain test and tasks; one line of verdict each.
+    """Measure held-out text, a domain test and tasks.
 
     One line of verdict for each measure: a paired difference with its 95 % interval.
 

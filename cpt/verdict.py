@@ -25,8 +25,6 @@ def command(
     """Judge a finished run, as `cpt train` does at its end: domain test and tasks against the base, contamination, one
     page.
 
-    `cpt train` does the same at the end of a run.
-
     Example: cpt verdict runs/my-run
     """
     show_log()

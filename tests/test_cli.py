@@ -36,7 +36,7 @@ def test_each_command_says_what_it_does_explains_every_word_and_ends_with_an_exa
     said = page(words, capsys)
     target = COMMANDS[words[0]][0]
     function = command_of(constant(target)[words[1]] if len(words) > 1 else target)
-    summary = function.__doc__.split("\n")[0] if len(words) > 1 else COMMANDS[words[0]][1]
+    summary = function.__doc__.split("\n")[0]
     assert summary in said and f"Usage: cpt {' '.join(words)}" in said
     command = click_command(words)
     assert not [one.name for one in command.params if not one.help], "an option without a word of help"

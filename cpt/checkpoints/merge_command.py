@@ -48,8 +48,6 @@ def command(
 ) -> None:
     """Make one model of several; what cannot be added is refused before anything is written.
 
-    What cannot be added is refused before anything is written.
-
     Example: cpt merge --method lora base-model runs/my-run/final --output merged
     """
     disable_progress_bar()

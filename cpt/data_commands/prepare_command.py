@@ -28,7 +28,9 @@ def command(
         Literal["ray"] | None, typer.Option("--with", help="ray: make each shard as a task of a Ray cluster.")
     ] = None,
 ) -> None:
-    """Fill the store. What is there is not made again, so a command that was killed can be repeated.
+    """Read, filter, tokenise and pack a recipe's documents ahead of its run.
+
+    What is there is not made again, so a command that was killed can be repeated.
 
     Example: cpt prepare recipe.yaml --shard 3/16
     """

@@ -77,22 +77,14 @@ def test_the_place_of_every_value_can_be_asked(load, here):
     assert str(place_of(root, ("tags", 0))) == "on the command line: `tags=[a]`"
 
 
-def test_loading_imports_neither_torch_nor_transformers_and_takes_a_moment():
+def test_loading_imports_neither_torch_nor_transformers():
     code = (
-        "import sys, time; start = time.process_time()\n"
+        "import sys\n"
         "from cpt.recipe.load import load_recipe\n"
         f"load_recipe({str(EXPERIMENT)!r}, ['model.lora=', 'seed=3'])\n"
-        "print(time.process_time() - start)\n"
         "print([name for name in ('torch', 'transformers', 'peft', 'trl', 'numpy') if name in sys.modules])"
     )
-    seconds = []
-    for _ in range(3):  # the fastest of three: the machine may be busy
-        answer = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout.splitlines()
-        assert answer[1] == "[]"
-        seconds.append(float(answer[0]))
-    assert min(seconds) < 0.6
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("recipe", ["prototype_rtx4090", "production_multi_gpu", "gpt2_124m_6gb", "cpt_code"])
