@@ -52,15 +52,10 @@ WITHOUT_EFFECT = [
     ("pipeline", "recipes/pipelines/tiny.yaml", "--only", "2", "--from", "1"),
     ("rehearse", TINY, "--launcher", "torchrun", "--processes", "2"),
     ("search", TINY, "--space", "x.yaml", "--steps", "50"),
-    ("search", TINY, "--learning-rates", "1e-5", "1e-2", "--dry-run"),
     ("init", "recipes/tiny/data", "--model", "x/y", "--gpu", "cpu", "--output", "/nonexistent/x.yaml", "--gpus", "2"),
     ("plan", TINY, "--gpu", "cpu", "--memory-gib", "80"),
-    ("launch", TINY, "--port", "29501"),
     ("data", "check", TINY, "--truncated-share", "0.2"),
-    ("tokenizer", "report", "--recipe", TINY, "--text-column", "body"),
-    ("contamination", TINY, "--task-folder", "tasks"),
     ("evaluate", "x/y", "--text", "a=b.txt", "--limit", "5"),
-    ("export", "runs/x", "--output", "/nonexistent/x", "--adapter-only", "--dtype", "float32"),
 ]
 
 
