@@ -1,9 +1,10 @@
 """`cpt evaluate MODEL [--against BASE]`: what a model can do, and what lies between it and its base."""
 
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
-from cpt.errors import RecipeError
+from cpt.errors import DataError, RecipeError
 from cpt.evaluation.evaluate import Asked, Measured, known_positions, measure, model_at
 from cpt.evaluation.findings import Findings, findings
 from cpt.evaluation.judged_sets import DEFAULT_LENGTH, Judges, judges_of_recipe, judges_of_texts
@@ -94,7 +95,7 @@ def command(
         seed=seed,
         is_compared=len(models) > 1,
     )
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():  # lm-eval prints too
+    with naming_texts(text), redirect_stdout(sys.stderr) if as_json else nullcontext():  # lm-eval prints too
         found = findings(
             *(Measured(str(one.path)) if judges is None and not task else measure(one, asked) for one in models)
         )
@@ -126,6 +127,17 @@ def judges_asked(
         default = recipe.data.sequence_length if recipe is not None else DEFAULT_LENGTH
         return judges_of_texts(texts, sequence_length or min(default, *map(known_positions, models)))
     return None if recipe is None else judges_of_recipe(recipe)
+
+
+@contextmanager
+def naming_texts(texts: list[str] | None) -> Iterator[None]:
+    """Name the option in complaints about a held-out set of the command line, which has no key of a recipe."""
+    try:
+        yield
+    except DataError as problem:
+        raise DataError(
+            re.sub(r"`evaluation\.perplexity\[\d+\]\.path`", "`--text`", str(problem)) if texts else str(problem)
+        ) from problem
 
 
 def show(found: Findings, console: Console) -> None:
