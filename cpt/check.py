@@ -18,11 +18,11 @@ def command(
         bool, typer.Option("--quick", help="The first two gates only, in less than a second: no torch is imported.")
     ] = False,
 ) -> None:
-    """The three gates: shape, sense, reality.
+    """Find every mistake of a recipe: the shape of the file, what its keys mean together, and what is really there
+    (packages, files, model, disk, memory).
 
-    Three gates: the shape of the file, what its keys mean together, and what is really there: packages, files, model,
-    disk, memory. What is found is printed with its line and its remedy, in three groups: errors, blockers on this
-    machine, and what was not checked.
+    What is found is printed with its line and its remedy, in three groups: errors, blockers on this machine, and what
+    was not checked.
 
     Exit code 0: everything that decides was checked and is fine. 2: there are errors. 3: no errors, but a blocker on
     this machine (a missing package, too little disk, a run that has to finish first), or something was not checked (a

@@ -170,9 +170,7 @@ def application(command: str) -> typer.Typer:
                     app_of(constant(target), recipe_read_first), name=name, help=summary, rich_help_panel=group
                 )
             else:
-                function = recipe_read_first(command_of(target))
-                about, _, more = (function.__doc__ or "").partition("\n\n")
-                app.command(name, help=f"{summary}\n\n{more}", rich_help_panel=group)(function)
+                app.command(name, rich_help_panel=group)(recipe_read_first(command_of(target)))
     return app
 
 

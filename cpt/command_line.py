@@ -8,7 +8,8 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any
 
 import typer
@@ -16,7 +17,6 @@ import typer
 from cpt.command_signature import command_of
 from cpt.console import settle
 from cpt.errors import CptError, Interrupted, RecipeError, ResourceError
-from cpt.output import make_output_safe
 from cpt.process import SUPERVISED
 from cpt.ranks import has_process_group, is_main_process, leave, rank
 
@@ -186,3 +186,60 @@ class NotAgain(logging.Filter):
             self.shown.append(message)
             return True
         return False
+
+
+# --- output that cannot end a command ---
+
+
+class LossyFile(FileIO):
+    """A file descriptor whose write errors are ignored: its reader is gone, or its disk is full."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def make_output_safe(outlives_readers: bool = False) -> None:
+    """Replace characters that the terminal's encoding lacks, and accept closed outputs.
+
+    Args:
+        outlives_readers: also ignore write errors of stdout; those of stderr are always ignored, as they could not be
+            reported.
+    """
+    # A closed descriptor would become the next socket, here or in a child, and what is printed would go there.
+    for number in (1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, number)
+            os.set_inheritable(number, True)
+            if nowhere != number:
+                os.close(nowhere)
+    if not (sys.stdout and sys.stderr):  # `>&-`: Python has None there
+        dropped = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+        sys.stdout, sys.stderr = sys.stdout or dropped, sys.stderr or dropped
+    sys.stderr = reopened(sys.stderr, "backslashreplace", is_lossy=True)
+    sys.stdout = reopened(sys.stdout, "replace", is_lossy=outlives_readers)
+
+
+def reopened(stream: Any, errors: str, *, is_lossy: bool) -> Any:
+    """The same stream with other rules for characters and for write errors."""
+    if not isinstance(stream, TextIOWrapper):
+        return stream
+    stream.reconfigure(errors=errors)
+    raw = getattr(stream.buffer, "raw", stream.buffer)
+    if not is_lossy or type(raw) is not FileIO:
+        return stream
+    lossy = BufferedWriter(LossyFile(raw.fileno(), "w", closefd=False))
+    with suppress(OSError):
+        stream.flush()
+    return TextIOWrapper(
+        lossy,
+        stream.encoding,
+        errors,
+        line_buffering=stream.line_buffering,
+        write_through=isinstance(stream.buffer, FileIO),
+    )

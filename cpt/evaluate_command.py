@@ -56,7 +56,7 @@ def command(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass; no figure depends on it.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Measure held-out text, a domain test and tasks; one line of verdict each.
+    """Measure held-out text, a domain test and tasks.
 
     One line of verdict for each measure: a paired difference with its 95 % interval.
 

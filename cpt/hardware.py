@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 
 from cpt.errors import ResourceError
+from cpt.formatting import GIB
 
-GIB = 2**30
 CGROUP_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 SHARED_MEMORY = Path("/dev/shm")

@@ -29,14 +29,9 @@ def refuse_unreachable(key: str, path: str, revision: str | None, files: tuple[s
         return
     if not (reason := why_unreachable()):
         return
-    if "/" not in path:
-        raise ResourceError(
-            f"{key}: there is no folder {path} (looked in {Path.cwd()}), no model of that name in the Hub cache, and"
-            f" the Hub cannot be reached ({reason}). Give the path of a folder, or a Hub id."
-        )
     raise ResourceError(
-        f"{key}: {path} is neither a folder here nor in the Hub cache, and the Hub cannot be reached ({reason}). "
-        f"Give the path of a local folder, or download it with a network first: hf download {path}"
+        f"{key}: {path} is neither a folder here ({Path.cwd()}) nor in the Hub cache, and the Hub cannot be reached"
+        f" ({reason}). Give the path of a local folder, or download it with a network first: hf download {path}"
     )
 
 

@@ -71,7 +71,7 @@ def command(
     write: Annotated[Path | None, typer.Option(help="Write the recipe that fits to this file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
-    """Memory, time and money of a run, before anything is downloaded.
+    """Plan memory, time and money of a run, and the cheapest change that makes it fit.
 
     Nothing is downloaded but the model's config. Exit code 3 if the run does not fit, 0 if --write then wrote
     a recipe that does.

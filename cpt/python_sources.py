@@ -35,8 +35,7 @@ class FoundClass:
 
 @lru_cache(maxsize=128)
 def find_class(module: str, name: str) -> FoundClass | None:
-    """The class that `from module import name` would give, followed through imports and assignments; None when there
-    is none.
+    """The class that `from module import name` would give, followed through imports; None when there is none.
 
     Raises:
         ResourceError: the package is not installed, or its source cannot be read.
@@ -53,14 +52,6 @@ def find_class(module: str, name: str) -> FoundClass | None:
                     found := find_class(imported_module(source, node), alias.name)
                 ):
                     return found
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name | ast.Attribute):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-            if (
-                name in names
-                and last_name(node.value) != name
-                and (found := find_class(module, last_name(node.value)))
-            ):
-                return found
     return None
 
 

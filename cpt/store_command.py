@@ -76,22 +76,18 @@ def complaint(entry: Entry) -> str | None:
     return None
 
 
-def to_prune(
-    found: Sequence[Entry], *, unused_days: float | None, keep_bytes: int | None, leftovers: bool
-) -> list[Entry]:
-    """Which entries go.
+def to_prune(found: Sequence[Entry], *, unused_days: float | None, keep_bytes: int | None) -> list[Entry]:
+    """Which entries go: also what killed runs and other versions of cpt left behind.
 
     Args:
         found: what was used last first.
         unused_days: whatever no process has opened for so long.
         keep_bytes: so much may stay; what was not used for longest goes first.
-        leftovers: what killed runs and other versions of cpt left behind.
     """
     chosen, kept = [], 0
     for entry in found:
-        is_leftover = leftovers and entry.state != "complete"
         is_old = unused_days is not None and entry.unused_seconds > unused_days * 86_400
-        if is_leftover or is_old or (keep_bytes is not None and kept + entry.num_bytes > keep_bytes):
+        if entry.state != "complete" or is_old or (keep_bytes is not None and kept + entry.num_bytes > keep_bytes):
             chosen.append(entry)
         else:
             kept += entry.num_bytes
@@ -200,23 +196,16 @@ def prune_command(
     keep_gib: Annotated[
         float | None, typer.Option(min=0, help="Remove what was not used for longest until so much is left.")
     ] = None,
-    leftovers: Annotated[
-        bool, typer.Option("--leftovers", help="Remove what killed runs and other versions of cpt left behind.")
-    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
-    """Remove entries; what a running process uses stays.
+    """Remove what killed runs and other versions of cpt left behind, and old entries; what a process uses stays.
 
     Example: cpt store prune --unused-days 30 --dry-run
     """
-    if unused_days is None and keep_gib is None and not leftovers:
-        raise RecipeError("nothing to go by. Give --unused-days, --keep-gib or --leftovers.")
     if any(number is not None and not math.isfinite(number) for number in (unused_days, keep_gib)):
         raise RecipeError("--unused-days and --keep-gib take a number, such as 30 or 0.5.")
     keep_bytes = None if keep_gib is None else int(keep_gib * GIB)
-    chosen = to_prune(
-        entries(cache or default_cache_dir()), unused_days=unused_days, keep_bytes=keep_bytes, leftovers=leftovers
-    )
+    chosen = to_prune(entries(cache or default_cache_dir()), unused_days=unused_days, keep_bytes=keep_bytes)
     freed = 0
     for entry in chosen:
         freed += entry.num_bytes * tell_removal(entry, dry_run=dry_run)

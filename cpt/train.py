@@ -147,8 +147,8 @@ def command(
 ) -> None:
     """Run a recipe.
 
-    `key.path=value` changes any key of the recipe. A run of that name that was interrupted goes on; a finished one is
-    told and left.
+    `key.path=value` changes any key of the recipe. An interrupted run of that name resumes from its newest checkpoint;
+    of a finished one the model's folder is printed.
 
     `accelerate launch`, `torchrun` and `deepspeed` start the same program: cpt/train.py.
 

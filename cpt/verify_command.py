@@ -10,8 +10,7 @@ import typer
 from cpt.checkpoints.resume import PATTERN
 from cpt.checkpoints.verify import Verified, verify_path
 from cpt.errors import CheckpointError
-
-GIB = 2**30
+from cpt.formatting import GIB
 
 
 def command(
@@ -19,8 +18,6 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
 ) -> None:
     """Verify sizes and hashes of checkpoints; exit code 2 where something is not as it was written.
-
-    Sizes and hashes of all files are read; exit code 2 where something is not as it was written.
 
     Example: cpt verify runs/my-run
     """

@@ -10,7 +10,6 @@ from tiny import TINY_LLAMA, write_recipe
 from torch.optim import Optimizer
 from transformers import AutoConfig, Gemma2ForCausalLM
 
-from cpt.cli import main
 from cpt.errors import RecipeError
 from cpt.extend import import_named
 from cpt.models.attention import choose_attention
@@ -104,8 +103,6 @@ def test_a_shape_that_is_not_that_of_the_model_in_the_hub_cache_is_an_error(tiny
     [
         ("base_model: a/b\ndatasets: [{path: c}]\n", "cpt import"),
         ("model_name_or_path: a/b\ndataset: c\n", "cpt import"),
-        ("model_name_or_path: a/b\ndataset_name: c\n", "cpt init"),
-        ("model: a/b\ntrain_type: lora\ndataset: [c]\n", "cpt init"),
     ],
 )
 def test_a_config_of_another_tool_is_one_sentence_with_the_command(tmp_path, text, remedy):
@@ -113,15 +110,6 @@ def test_a_config_of_another_tool_is_one_sentence_with_the_command(tmp_path, tex
     with pytest.raises(RecipeError) as refused:
         load_recipe(tmp_path / "other.yaml")
     assert remedy in str(refused.value) and len(str(refused.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("option", "key"), [("--epochs", "budget.epochs"), ("--learning-rate=1", "optimizer.learning_rate")]
-)
-def test_an_option_that_is_a_key_of_the_recipe_names_the_key(tmp_path, capsys, option, key):
-    with pytest.raises(SystemExit) as ended:
-        main(["check", str(tmp_path / "r.yaml"), option])
-    assert ended.value.code == 2 and f"{key}=" in capsys.readouterr().err
 
 
 def test_an_optimizer_of_an_installed_library_is_named_by_its_class():

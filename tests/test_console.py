@@ -1,6 +1,5 @@
 import pytest
 from on_terminal import in_pipe, on_terminal
-from run_folders import write_run
 
 PRINTS = """
 import cpt.command_line
@@ -58,26 +57,3 @@ def test_a_file_beside_a_bar_on_the_terminal_misses_nothing(tmp_path):
     )
     said = on_terminal(["-c", program, str(tmp_path / "log")])
     assert (tmp_path / "log").read_text() == "a line of the log\n" and "a line" not in said
-
-
-COMMANDS = [
-    ["--help"],
-    ["train", "--help"],
-    ["trian"],
-    ["runs", "RUNS"],
-    ["check", "RUNS/a-run/recipe.yaml", "stag=cpt"],
-]
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    write_run(folder / "a-run")
-    return str(folder)
-
-
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_what_a_command_prints_into_a_pipe_or_without_colours_has_no_control_characters(words, runs):
-    typed = ["-m", "cpt.cli", *(word.replace("RUNS", runs) for word in words)]
-    piped, plain = in_pipe(typed, GITHUB_ACTIONS="true"), on_terminal(typed, NO_COLOR="1")
-    assert piped and plain and not is_decorated(piped) and not is_decorated(plain)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from cpt.errors import RecipeError, UserCodeError
-from cpt.extend import check_options, closest, did_you_mean, find, import_user_module
+from cpt.extend import check_options, closest, find, import_user_module
 
 BUILT_IN = {"adamw": dict, "sgd": list}
 
@@ -60,8 +60,6 @@ def test_a_users_function_is_found_from_where_the_command_was_started(my_lab):
         ("my_lab_of_doors:NUMBER", "`my_lab_of_doors:NUMBER` is a int, but a function is needed for the optimizer."),
         ("gone_lab:build", "cannot import `gone_lab`: No module named 'gone_lab'. It is looked for in "),
         ("my_broken_lab:build", "cannot import `my_broken_lab`: No module named 'nothing_like_this'."),
-        (":build", "`:build`: write it as `package.module:function`."),
-        ("my_lab_of_doors:", "`my_lab_of_doors:`: write it as `package.module:function`."),
         ("a/b.py:build", "`a/b.py:build`: write it as `package.module:function`."),
     ],
 )
@@ -107,10 +105,8 @@ def test_options_by_name_and_of_their_type_pass(options):
         ({"groups": []}, "`optimizer.groups`"),
         ({}, "`optimizer` `rho`"),
         ({"rho": "1"}, "`optimizer.rho`: number"),
-        ({"rho": True}, "`optimizer.rho`: number"),
         ({"rho": 1, "betas": [0.9, "x"]}, "`optimizer.betas`: list"),
         ({"rho": 1, "steps": 1.5}, "`optimizer.steps`: whole null"),
-        ({"rho": 1, "nesterov": "yes"}, "`optimizer.nesterov`: true"),
         ({"rho": 1, "mode": "c"}, "`optimizer.mode`: a, b"),
         ({"rho": 1, "names": []}, "`optimizer.names`: keys"),
     ],
@@ -134,38 +130,17 @@ def test_what_cpt_itself_gives_is_no_option():
         check_options(factor, {"floor": 1, "total": 2}, "schedule", given=["total"])
 
 
-def test_hints_that_only_a_type_checker_knows_are_left_alone():
-    def factor(*, floor: "NotImported") -> None: ...  # noqa: F821
-
-    check_options(factor, {"floor": "anything"}, "schedule")
-
-
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
         ("lerning_rate", "learning_rate"),
         ("Learning-Rate", "learning_rate"),
         ("sede", "seed"),
-        ("learningrate", "learning_rate"),
         ("xyz", None),
-        ("qq", None),
     ],
 )
 def test_the_closest_choice_is_what_was_meant(name, meant):
     assert closest(name, ["seed", "learning_rate", "tags", "r"]) == meant
-
-
-def test_nothing_is_meant_where_there_is_no_choice():
-    assert (
-        closest("x", []) is None
-        and did_you_mean("x", []) == ""
-        and did_you_mean("tag", ["tags"]) == " Did you mean `tags`?"
-    )
-
-
-def test_an_empty_name_is_no_module():
-    with pytest.raises(RecipeError, match="an empty name is no module"):
-        import_user_module("")
 
 
 def test_what_the_users_module_raises_itself_is_not_hidden(tmp_path, monkeypatch):

@@ -1,11 +1,7 @@
 """Help, completion and a recipe's mistakes are there at once: none of them waits for torch."""
 
-import resource
 import subprocess
 import sys
-from statistics import median
-
-import pytest
 
 from cpt.cli import COMMANDS
 from cpt.command_signature import constant
@@ -86,25 +82,3 @@ def test_mistakes_of_shape_and_sense_are_told_before_torch_is_imported(tmp_path)
     names = [*([name] for name in COMMANDS_OF_A_RECIPE), ["data", "check"], ["data", "preview"]]
     said = ask([[*name, str(tmp_path / "r.yaml")] for name in names], code=2).stderr
     assert said.count("Did you mean `stage`?") == len(names)
-
-
-def cpu_seconds(words):
-    """Processor time of a program: what else the machine does counts little in it."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *words], capture_output=True, check=False)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["check", "r.yaml"]], ids=" ".join)
-def test_the_first_answer_takes_a_few_times_what_importing_the_command_line_library_takes(words, tmp_path):
-    """Torch alone takes more than twenty times as long; the quotient is the same on a fast machine and on a slow
-    one."""
-    recipe = tmp_path / "r.yaml"
-    recipe.write_text("name: x\nstag: cpt\n")
-    ours, bare = (
-        ["-m", "cpt.cli", *(str(recipe) if word == "r.yaml" else word for word in words)],
-        ["-c", "import typer, yaml"],
-    )
-    pairs = [(cpu_seconds(ours), cpu_seconds(bare)) for _ in range(3)]
-    assert median(one / other for one, other in pairs) < 8

@@ -75,17 +75,17 @@ def test_verify_reads_every_array(cache):
 
 def test_prune_removes_what_is_old(cache):
     assert "removed tokens/old" in run("prune", "--unused-days", "10", cache=cache)
-    assert kept(cache) == {"new", "foreign", "packing", "killed"}
+    assert kept(cache) == {"new", "packing"}
 
 
 def test_prune_removes_leftovers(cache):
-    run("prune", "--leftovers", cache=cache)
+    run("prune", cache=cache)
     assert kept(cache) == {"new", "old", "packing"}
 
 
 def test_prune_keeps_what_was_used_last_up_to_a_size(cache):
     run("prune", "--keep-gib", "0", cache=cache)
-    assert kept(cache) == {"killed"}  # of 0 bytes
+    assert kept(cache) == set()
     assert not [path for path in (cache / "tokens").iterdir() if path.suffix == ".removed"]
 
 
@@ -102,15 +102,10 @@ def test_what_a_process_reads_or_makes_stays(cache):
     reader = Reader()
     hold(cache / "tokens" / "new", reader)
     assert "in use, stays: tokens/new" in run("prune", "--keep-gib", "0", cache=cache)
-    assert kept(cache) == {"new", "killed"}
+    assert kept(cache) == {"new"}
     del reader
     run("prune", "--keep-gib", "0", cache=cache)
-    assert kept(cache) == {"killed"}
-
-
-def test_prune_needs_something_to_go_by(cache):
-    with pytest.raises(RecipeError, match="--unused-days, --keep-gib or --leftovers"):
-        run("prune", cache=cache)
+    assert kept(cache) == set()
 
 
 def test_a_store_of_another_version_is_not_read(cache):

@@ -37,7 +37,7 @@ def command(
         list[str] | None, typer.Argument(help="key.path=value, any key of the recipes, for all runs.")
     ] = None,
 ) -> None:
-    """Run the demo.
+    """Run the whole path, offline in minutes: documents, init, check, train, verdict, served answer.
 
     Parts that are finished in the folder are skipped.
 

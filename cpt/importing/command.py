@@ -1,7 +1,6 @@
 """`cpt import CONFIG`: translate a config of axolotl or LLaMA-Factory into a recipe."""
 
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,26 +14,15 @@ from cpt.ranks import tell
 from cpt.recipe.tree import Mistakes, plain
 from cpt.recipe.yaml_lines import UnreadableError, read_yaml
 
-
-class Tool(StrEnum):
-    """Whose config it is."""
-
-    AXOLOTL = "axolotl"
-    LLAMAFACTORY = "llamafactory"
-
-
-TRANSLATORS: dict[Tool, tuple[str, Callable[[Translation], None]]] = {
-    Tool.AXOLOTL: (axolotl.NEEDS, axolotl.translate),
-    Tool.LLAMAFACTORY: (llamafactory.NEEDS, llamafactory.translate),
+TRANSLATORS: dict[str, tuple[str, Callable[[Translation], None]]] = {
+    "axolotl": (axolotl.NEEDS, axolotl.translate),
+    "llamafactory": (llamafactory.NEEDS, llamafactory.translate),
 }
 """Tool -> the key that names its model, by which its configs are known; and the function that fills in the recipe."""
 
 
 def command(
     config: Annotated[Path, typer.Argument(help="The YAML file of a run of axolotl or LLaMA-Factory.")],
-    tool: Annotated[
-        Tool | None, typer.Option("--from", help="Whose config it is; by default found by its keys.")
-    ] = None,
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
     gpus: Annotated[
         int, typer.Option(help="GPUs of the run there: what it counts in steps is in tokens here.", min=1)
@@ -45,7 +33,7 @@ def command(
 
     Example: cpt import axolotl.yml --gpus 4 --output recipe.yaml
     """
-    found = translated(config, tool, gpus)
+    found = translated(config, gpus)
     if output.exists() and not force:
         raise RecipeError(f"{output} exists. Choose another name with --output, or write over it with --force.")
     try:
@@ -59,7 +47,7 @@ def command(
     tell(f"Wrote {output}. Next: cpt check {output}")
 
 
-def translated(path: Path, tool: Tool | None = None, gpus: int = 1) -> Translation:
+def translated(path: Path, gpus: int = 1) -> Translation:
     """Translate a config without writing anything.
 
     Args:
@@ -77,10 +65,10 @@ def translated(path: Path, tool: Tool | None = None, gpus: int = 1) -> Translati
     mistakes.raise_if_any()
     if {"model", "data", "budget"} <= root.value.keys():
         raise RecipeError(f"{path} is a recipe already. Check it: cpt check {path}")
-    tool = tool or tool_of(path, root.value)
+    tool = tool_of(path, root.value)
     needed, translate = TRANSLATORS[tool]
     lines = {key: node.place.line for key, node in root.value.items()}
-    found = Translation(path, str(tool), plain(root), lines, gpus)
+    found = Translation(path, tool, plain(root), lines, gpus)
     if not isinstance(found.values.get(needed), str):
         raise RecipeError(f"{path}: `{needed}` is missing: the model to start from.{did_you_mean(needed, lines)}")
     try:
@@ -94,11 +82,10 @@ def translated(path: Path, tool: Tool | None = None, gpus: int = 1) -> Translati
     return found
 
 
-def tool_of(path: Path, keys: dict[str, object]) -> Tool:
+def tool_of(path: Path, keys: dict[str, object]) -> str:
     """The tool whose name for the model is among the keys."""
     found = [tool for tool, (needed, _) in TRANSLATORS.items() if needed in keys]
     if len(found) != 1:
         names = " and ".join(f"`{needed}` ({tool})" for tool, (needed, _) in TRANSLATORS.items())
-        problem = "both" if found else "neither"
-        raise RecipeError(f"{path}: {problem} of {names} found. Say whose config it is: --from TOOL")
+        raise RecipeError(f"{path}: {'both' if found else 'neither'} of {names} found. Which model is trained?")
     return found[0]

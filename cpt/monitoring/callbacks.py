@@ -14,7 +14,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 from cpt.errors import CptError, RecipeError
 from cpt.extend import check_options, find
 from cpt.monitoring.figures import Cost
-from cpt.recipe.schema import Watcher
+from cpt.recipe.schema import Component
 from cpt.runs.events import record_event
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
@@ -65,7 +65,7 @@ class Alert(TrainerCallback):
 CALLBACKS: dict[str, type[Alert] | type[Cost]] = {"alert": Alert, "cost": Cost}
 
 
-def check_callbacks(sections: list[Watcher]) -> None:
+def check_callbacks(sections: list[Component]) -> None:
     """Check that the callbacks of `monitoring.callbacks` exist and take their options.
 
     Raises:
@@ -101,7 +101,7 @@ def constructor_of(kind: type) -> Callable[..., None]:
     return constructor  # type: ignore[no-any-return]
 
 
-def build_callbacks(sections: list[Watcher], run: Path, tokens_per_step: int) -> list[TrainerCallback]:
+def build_callbacks(sections: list[Component], run: Path, tokens_per_step: int) -> list[TrainerCallback]:
     """The callbacks that the recipe names, in its order.
 
     Args:
@@ -119,7 +119,7 @@ def build_callbacks(sections: list[Watcher], run: Path, tokens_per_step: int) ->
     return built
 
 
-def make(kind: type[TrainerCallback], section: Watcher) -> TrainerCallback:
+def make(kind: type[TrainerCallback], section: Component) -> TrainerCallback:
     """The user's callback.
 
     Raises:

@@ -119,6 +119,7 @@ def keys_of_class(found: FoundClass) -> dict[str, Key]:
 def key_of(field: ast.AnnAssign, module: str) -> Key | None:
     """What the field's annotation, default and metadata say; None for what the class sets itself."""
     hint = evaluated(field.annotation)
+    hint = evaluated(ast.parse(hint, mode="eval").body) if isinstance(hint, str) else hint
     given = evaluated(field.value) if field.value is not None else {}
     given = given if isinstance(field.value, ast.Call) and isinstance(given, dict) else {"default": given}
     if get_origin(hint) is ClassVar or given.get("init") is False:
@@ -168,8 +169,7 @@ def evaluated(expression: ast.expr) -> Any:
     dict of its keywords."""
     names = Names({**vars(builtins), **vars(typing), "field": dict})
     try:
-        value = eval(ast.unparse(expression), {}, names)
-        return eval(value, {}, names) if isinstance(value, str) and isinstance(expression, ast.Constant) else value
+        return eval(ast.unparse(expression), {}, names)
     except Exception:  # an expression that needs the package
         return Unknown("")
 

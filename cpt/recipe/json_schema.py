@@ -34,7 +34,7 @@ def json_schema() -> dict[str, Any]:
         allow_base(section)
     for node in every_object(schema):
         allow_grouped_digits(node)
-        allow_files(node)
+        allow_files(node, schema["$defs"])
     ours = {*MOVED, *NO_EFFECT, *NO_EFFECT_ON_EXAMPLES}
     training = properties_of(dict.fromkeys(STAGE_CONFIGS.values()), without=ours)
     presets = {"enum": list(LORA_PRESETS), "description": "Options by name."}
@@ -87,11 +87,12 @@ def every_object(node: Any) -> Iterator[dict[str, Any]]:
         yield node
 
 
-def allow_files(node: dict[str, Any]) -> None:
-    """Where a section is expected, the path of a file will do."""
+def allow_files(node: dict[str, Any], sections: dict[str, Any]) -> None:
+    """Where a section is expected, the path of a file will do; of a component also its name."""
     if "$ref" in node:
         reference = {"$ref": node.pop("$ref")}
-        node["anyOf"] = [reference, YAML_FILE]
+        section = sections[reference["$ref"].rpartition("/")[2]]
+        node["anyOf"] = [reference, {"type": "string"} if section.get("additionalProperties") is True else YAML_FILE]
 
 
 def allow_grouped_digits(node: dict[str, Any]) -> None:

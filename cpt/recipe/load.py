@@ -83,7 +83,7 @@ def checked(root: Node, mistakes: Mistakes) -> Recipe:
 def read_recipe(path: Path, overrides: Sequence[str], lora: bool, mistakes: Mistakes) -> Node:
     """The recipe's tree: its file, the files it refers to, and the command line on top."""
     root = readable(path, mistakes)
-    refuse_config_of_another_tool(path, root)
+    refuse_other_files(path, root)
     root = resolved(root, Recipe, mistakes, trail=(path.resolve(),))
     root = apply_overrides(root, overrides, mistakes)
     if lora:
@@ -91,14 +91,17 @@ def read_recipe(path: Path, overrides: Sequence[str], lora: bool, mistakes: Mist
     return root
 
 
-def refuse_config_of_another_tool(path: Path, root: Node) -> None:
-    """Refuse a config of another tool in one sentence, instead of listing each of its keys.
+def refuse_other_files(path: Path, root: Node) -> None:
+    """Refuse a pipeline or a config of another tool in one sentence, instead of listing each of its keys.
 
     Raises:
         RecipeError: it is one.
     """
-    names = {"base_model", "model_name_or_path"} & root.value.keys()
-    if names and not root.value.keys() & {"data", "budget", "base"}:
+    if root.value.keys() & {"data", "budget", "base"}:
+        return
+    if "steps" in root.value:
+        raise RecipeError(f"{path} is a pipeline. Check it: cpt pipeline {path} --dry-run")
+    if names := {"base_model", "model_name_or_path"} & root.value.keys():
         tool = "axolotl" if "base_model" in names else "LLaMA-Factory or TRL"
         raise RecipeError(
             f"{path} is a config of {tool}. Translate one of axolotl or LLaMA-Factory: cpt import {path} --output"

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cpt.recipe.schema import Reward, Watcher
+from cpt.recipe.schema import Component
 from cpt.recipe.sections import child_annotation, is_free_mapping, item_in, presets_of, section_in
 from cpt.recipe.tree import Mistakes, Node, merged
 from cpt.recipe.yaml_lines import UnreadableError, read_yaml, shown_path
@@ -24,12 +24,8 @@ def resolved(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path,
     if section_in(annotation) or is_free_mapping(annotation):
         if isinstance(node.value, str) and node.value in presets_of(annotation):
             return Node({"preset": Node(node.value, node.place)}, node.place, node.own_file)
-        if (
-            isinstance(node.value, str)
-            and section_in(annotation) in (Reward, Watcher)
-            and not node.value.endswith((".yaml", ".yml"))
-        ):
-            return node  # its name alone
+        if isinstance(node.value, str) and not node.value.endswith((".yaml", ".yml")) and is_component(annotation):
+            return Node({"name": Node(node.value, node.place)}, node.place, node.own_file)
         if isinstance(node.value, str):
             return section_in_file(node, annotation, mistakes, trail)
         if isinstance(node.value, dict):
@@ -40,12 +36,16 @@ def resolved(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path,
     return node
 
 
+def is_component(annotation: Any) -> bool:
+    """Whether it may be written as its name alone: `[length]` for `[{name: length}]`."""
+    section = section_in(annotation)
+    return section is not None and issubclass(section, Component)
+
+
 def section_in_file(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
     """The section that `node`, a path, stands for."""
     if not node.value.endswith((".yaml", ".yml")):
-        section = section_in(annotation)
-        example = "`{name: " + node.value + "}`" if section and "name" in section.model_fields else "keys and values"
-        mistakes.add(node.place, f'expected {example} or the path of a .yaml file, got the text "{node.value}"')
+        mistakes.add(node.place, f'expected keys and values or the path of a .yaml file, got the text "{node.value}"')
         return Node({}, node.place, own_file=True, broken=True)
     base = read_base(node, annotation, mistakes, trail)
     return Node(base.value, node.place, own_file=True, broken=base.broken)

@@ -154,15 +154,6 @@ class Checkpoints(Section):
         return Keep.model_validate({"last": self.keep}) if isinstance(self.keep, int) else self.keep
 
 
-def by_its_name(value: object) -> object:
-    """`[my_lab.watch:slack]` is short for `[{name: my_lab.watch:slack}]`."""
-    return {"name": value} if isinstance(value, str) else value
-
-
-class Watcher(Component):
-    """A callback that the recipe names: `{name: cost, dollars_per_gpu_hour: 2.5}`."""
-
-
 class Monitoring(Section):
     """Who watches the run."""
 
@@ -171,7 +162,7 @@ class Monitoring(Section):
     profile: Positive | None = None
     """Profile three steps with torch.profiler from this one on: a trace and the most expensive operations, in
     `profile/` of the run's folder."""
-    callbacks: list[Annotated[Watcher, BeforeValidator(by_its_name)]] = []
+    callbacks: list[Component] = []
     """`{name: cost, dollars_per_gpu_hour: 2.5}`; `{name: alert, figure: grad_norm, above: 10, logs: 3}`; your own
     TrainerCallback as `package.module:Class`, or `package.module:function` that is shown the figures of each log and
     returns a sentence for an alert."""
@@ -260,7 +251,7 @@ class Recipe(Section):
     monitoring: Monitoring = Monitoring()
     safety: Safety = Safety()
     evaluation: Evaluation = Evaluation()
-    rewards: list[Annotated[Reward, BeforeValidator(by_its_name)]] = []
+    rewards: list[Reward] = []
     """What completions are worth, for the stages that learn from rewards (grpo, rloo, ppo, spo): built-ins by name, or
     your own `package.module:function`."""
     training: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Section(BaseModel):
@@ -19,13 +19,18 @@ class Section(BaseModel):
 
 
 class Component(BaseModel):
-    """Something chosen by name, with its own options beside it: `{name: length, min_characters: 200}`."""
+    """Something chosen by name, with its own options beside it: `{name: length, min_characters: 200}`, or `length`."""
 
     model_config = ConfigDict(
         extra="allow", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
     name: str
     """A built-in's name, or your own `package.module:function`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def by_its_name(cls, value: object) -> object:
+        return {"name": value} if isinstance(value, str) else value
 
     @property
     def options(self) -> dict[str, Any]:

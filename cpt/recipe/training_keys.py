@@ -4,9 +4,7 @@
 import math
 from collections.abc import Callable, Mapping
 
-from cpt.errors import ResourceError
 from cpt.extend import closest
-from cpt.python_sources import find_class
 from cpt.recipe.automatic import AUTO, AUTOMATIC
 from cpt.recipe.huggingface_keys import LORA, PEFT_METHODS, STAGE_CONFIGS, TAKES_4_BIT, Key, keys_of_config, method_of
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, OTHER_WORDS, new_home
@@ -54,8 +52,8 @@ def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
     training, lora = node_at(root, ("training",)), node_at(root, ("model", "lora"))
     if training is not None and isinstance(training.value, dict):
         config = config_of_stage(root)
-        for key, node in training.value.items() if config else ():
-            check_training_key(key, node, root, config or "", mistakes)
+        for key, node in training.value.items():
+            check_training_key(key, node, root, config, mistakes)
         find_deepspeed_file(training, mistakes)
     if lora is not None and isinstance(lora.value, dict):
         check_lora_keys(lora, mistakes)
@@ -81,35 +79,21 @@ def check_lora_keys(lora: Node, mistakes: Mistakes) -> None:
 
 
 def config_of_stage(root: Node) -> str | None:
-    """The config class that receives `training:`, None where only the stage's own code can tell."""
+    """The built-in config class that receives `training:`; None for a user's stage, whose class checks its keys."""
     stage = node_at(root, ("stage",))
     if stage is not None and isinstance(stage.value, str) and "." in stage.value:
-        return config_of_users_stage(stage.value)
+        return None
     return STAGE_CONFIGS.get(str(stage.value) if stage else "cpt", STAGE_CONFIGS["cpt"])
 
 
-def config_of_users_stage(module: str) -> str | None:
-    """The class behind `module`'s CONFIG, if its source shows it; if not, the class itself judges when it is built."""
-    try:
-        found = find_class(module, "CONFIG")
-        config = f"{found.source.module}:{found.node.name}" if found else None
-        return config if config and keys_of_config(config) else None
-    except ResourceError:
-        return None
-
-
-def check_training_key(key: str, node: Node, root: Node, config: str, mistakes: Mistakes) -> None:
+def check_training_key(key: str, node: Node, root: Node, config: str | None, mistakes: Mistakes) -> None:
     """Ours, without effect, gone, unknown, or of the wrong type?"""
     location = ("training", key)
     if key in MOVED:
         mistakes.add(node.place, same_knob(key, node, root))
-    elif reason := NO_EFFECT.get(key) or (
-        NO_EFFECT_ON_EXAMPLES.get(key) if config in STAGE_CONFIGS.values() else None
-    ):
+    elif reason := NO_EFFECT.get(key) or (NO_EFFECT_ON_EXAMPLES.get(key) if config else None):
         mistakes.add(node.place, f"`{dotted(location)}` would have no effect: {reason}. Remove it")
-    elif node.value == AUTO and key in AUTOMATIC:
-        return  # a number takes its place before anybody else reads it
-    else:
+    elif config is not None and not (node.value == AUTO and key in AUTOMATIC):  # a number takes the place of auto
         check_key(location, node, config, mistakes)
 
 
@@ -136,10 +120,8 @@ def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -
     problem = wrong_value(node, keys[key])
     if problem and location[0] == "training" and key in AUTOMATIC:
         problem = problem.replace(", got ", f" or {AUTO}, got ", 1)
-    is_known = config in (*STAGE_CONFIGS.values(), PEFT_METHODS[LORA]) or key in keys_of_config(STAGE_CONFIGS["cpt"])
     if (
         problem is None
-        and is_known
         and key in BOUNDS
         and kind_of(node.value) in ("int", "float")
         and not BOUNDS[key][1](node.value)

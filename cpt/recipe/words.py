@@ -3,18 +3,12 @@
 import json
 import math
 from collections.abc import Iterable
+from types import NoneType
 
+from cpt.extend import IN_WORDS
 from cpt.recipe.yaml_lines import resolve_scalar
 
-KINDS = {
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "list": "a list",
-    "dict": "keys and values",
-    "null": "null",
-}
+KINDS = {"null" if kind is NoneType else kind.__name__: words for kind, words in IN_WORDS.items()}
 
 
 def kind_of(value: object) -> str:

@@ -19,7 +19,6 @@ SIZES = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-BINARY = {"k": 2**10, "K": 2**10, "M": 2**20}
 UNITS: dict[str, dict[str, int]] = {"tokens": THOUSANDS, "bytes": SIZES}
 """`unit` in a field's JSON schema -> what may follow the number."""
 LONGEST_ROW = 2**24
@@ -56,18 +55,6 @@ def in_units(value: object, units: dict[str, int], expected: str) -> object:
     return whole_number(value)
 
 
-def number_of_positions(value: object) -> object:
-    """A row's length has no units: 4K is 4096 to some readers and 4000 to others.
-
-    Raises:
-        ValueError: it has one.
-    """
-    if isinstance(value, str) and (match := WITH_UNIT.fullmatch(value)) and match[2] in BINARY:
-        decimal, binary = (round(float(match[1]) * units[match[2]]) for units in (THOUSANDS, BINARY))
-        raise ValueError(f"expected a length without a unit ({value} can mean {decimal} or {binary})")
-    return whole_number(value)
-
-
 def steps_or_share(value: float) -> float:
     """A number from 1 on counts steps, so it is whole."""
     if value >= 1 and not value.is_integer():
@@ -81,7 +68,7 @@ Tokens = Annotated[
     int, Field(gt=0, le=10**16, json_schema_extra={"unit": "tokens"}), BeforeValidator(number_of_tokens)
 ]
 Bytes = Annotated[int, Field(gt=0, le=2**60, json_schema_extra={"unit": "bytes"}), BeforeValidator(number_of_bytes)]
-Length = Annotated[int, Field(gt=0, le=LONGEST_ROW), BeforeValidator(number_of_positions)]
+Length = Annotated[int, Field(gt=0, le=LONGEST_ROW), BeforeValidator(whole_number)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Weight = Annotated[float, Field(ge=0, le=1e15)]
 Times = Annotated[float, Field(gt=0, le=1e6)]

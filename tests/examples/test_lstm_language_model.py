@@ -1,8 +1,6 @@
 """The LSTM of docs/guides/your_own_model.md: an architecture that nothing in cpt was made for."""
 
 import json
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -167,12 +165,3 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_interrupted(tmp_path)
     straight = load_file(train(recipe) / "model.safetensors")
     resumed = load_file(train(recipe, resume=tmp_path / "lstm/checkpoint-5") / "model.safetensors")
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
-
-
-def test_what_the_guide_quotes_is_in_the_file():
-    guide = Path("docs/guides/your_own_model.md").read_text(encoding="utf-8")
-    code = Path("examples/lstm/lstm_language_model.py").read_text(encoding="utf-8")
-    quotes = re.findall(r"^```text\n(.*?)^```$", guide, re.M | re.S)
-    assert len(quotes) >= 5
-    for quote in quotes:
-        assert quote in code

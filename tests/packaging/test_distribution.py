@@ -4,10 +4,8 @@ import os
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import venv
 import zipfile
-from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
@@ -60,13 +58,6 @@ def test_the_wheel_has_the_package_and_what_comes_with_it_and_nothing_else(built
     assert Path("cpt/py.typed") in names
 
 
-def test_the_sdist_has_every_file_of_the_repository(built):
-    with tarfile.open(built[0]) as archive:
-        names = {Path(*Path(name).parts[1:]) for name in archive.getnames()}
-    missing = {path for path in tracked() if path not in names}
-    assert missing == set()
-
-
 def tracked(*folders: str) -> set[Path]:
     """Files that git knows and that are there."""
     if not (ROOT / ".git").exists():
@@ -75,16 +66,6 @@ def tracked(*folders: str) -> set[Path]:
         ["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     return {Path(name) for name in listed if (ROOT / name).is_file()}
-
-
-def test_the_metadata_is_what_an_index_accepts(built):
-    run(sys.executable, "-m", "twine", "check", "--strict", *built, folder=ROOT)
-    archive = zipfile.ZipFile(built[1])
-    metadata = HeaderParser().parsestr(archive.read("cpt-0.1.0.dist-info/METADATA").decode())
-    assert (
-        metadata["License-Expression"] == "Apache-2.0" and "cpt-0.1.0.dist-info/licenses/LICENSE" in archive.namelist()
-    )
-    assert "Typing :: Typed" in metadata.get_all("Classifier")
 
 
 def test_an_installed_cpt_goes_from_documents_to_a_model_in_an_empty_folder(installed, tmp_path):

@@ -85,12 +85,6 @@ def test_a_domain_set_too_small_for_its_test_is_a_warning(load, corpus):
     assert "holds 12 document(s)" in warning
 
 
-def test_a_general_set_that_is_not_there_names_a_public_one(load):
-    held_out = [{"path": "./nowhere.jsonl", "name": "prose"}, {"path": "./nothing.jsonl", "name": "code"}]
-    prose, code = mistakes(load(evaluation={"perplexity": held_out, "retain": {"prose": None}}))
-    assert "fineweb-edu" in prose and "fineweb-edu" not in code
-
-
 def test_a_task_that_there_is_not_is_a_mistake(load, tmp_path):
     task = {"name": "exam", "folder": str(tmp_path / "tasks")}
     (line,) = mistakes(load(evaluation={"tasks": [task]}))

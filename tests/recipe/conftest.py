@@ -1,14 +1,12 @@
-"""A small sound recipe, what is said of a faulty one, and slips of the fingers."""
+"""A small sound recipe, and the mistakes of a faulty one."""
 
-import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cpt.errors import RecipeError
-from cpt.extend import simplified
 from cpt.python_sources import find_class, parse_module
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
@@ -55,29 +53,3 @@ def mistakes(load: Load) -> Say:
         return str(caught.value).splitlines()
 
     return of_text
-
-
-@pytest.fixture
-def slips_of() -> Callable[..., list[str]]:
-    """A key with one slip in it, several times; keys of one or two letters leave nothing to guess from."""
-    dice = random.Random(0)
-
-    def slips(key: str, others: Iterable[str], times: int = 3) -> list[str]:
-        taken = {simplified(other) for other in others}
-        wrong = {
-            slipped(key, kind, dice) for kind in ("changed", "added", "left out", "swapped") for _ in range(times)
-        }
-        return sorted(word for word in wrong if simplified(word) not in taken) if len(key) > 2 else []
-
-    return slips
-
-
-def slipped(word: str, kind: str, dice: random.Random) -> str:
-    at = dice.randrange(len(word) - 1)
-    letter = dice.choice("abcdefghijklmnopqrstuvwxyz")
-    return {
-        "changed": word[:at] + letter + word[at + 1 :],
-        "added": word[:at] + letter + word[at:],
-        "left out": word[:at] + word[at + 1 :],
-        "swapped": word[:at] + word[at + 1] + word[at] + word[at + 2 :],
-    }[kind]

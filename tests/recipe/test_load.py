@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -78,40 +77,14 @@ def test_the_place_of_every_value_can_be_asked(load, here):
     assert str(place_of(root, ("tags", 0))) == "on the command line: `tags=[a]`"
 
 
-def test_loading_imports_neither_torch_nor_transformers_and_takes_a_moment():
+def test_loading_imports_neither_torch_nor_transformers():
     code = (
-        "import sys, time; start = time.process_time()\n"
+        "import sys\n"
         "from cpt.recipe.load import load_recipe\n"
         f"load_recipe({str(EXPERIMENT)!r}, ['model.lora=', 'seed=3'])\n"
-        "print(time.process_time() - start)\n"
         "print([name for name in ('torch', 'transformers', 'peft', 'trl', 'numpy') if name in sys.modules])"
     )
-    seconds = []
-    for _ in range(3):  # the fastest of three: the machine may be busy
-        answer = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout.splitlines()
-        assert answer[1] == "[]"
-        seconds.append(float(answer[0]))
-    assert min(seconds) < 0.6
-
-
-def test_a_large_mixture_loads_in_a_moment(load):
-    sources = "".join(
-        f"  - {{path: a/b{n}, name: s{n}, weight: {n + 1}, filters: [{{name: length}}]}}\n" for n in range(300)
-    )
-    start = time.perf_counter()
-    assert (
-        len(
-            load(
-                only=f"name: r\nmodel: {{path: a/b}}\nbudget: {{tokens: 5}}\ndata:\n  sources:\n{sources}".replace(
-                    "  - ", "    - "
-                )
-            ).data.sources
-        )
-        == 300
-    )
-    assert time.perf_counter() - start < 2
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("recipe", ["prototype_rtx4090", "production_multi_gpu", "gpt2_124m_6gb", "cpt_code"])
@@ -161,34 +134,8 @@ def test_a_spoilt_recipe_is_a_recipe_error_with_lines_or_still_a_recipe(tmp_path
 TEXT = st.text(
     st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"], exclude_characters="\ufeff\ufffe\uffff"), max_size=20
 )
-TRICKY = st.sampled_from(
-    [
-        "no",
-        "1e-4",
-        "010",
-        "1:30",
-        "~",
-        "",
-        " ",
-        "<<",
-        "a: b",
-        "# x",
-        "- a",
-        "0x1f",
-        "1_000",
-        "2024-01-01",
-        "true",
-        "\n",
-        "a\n b\n",
-        "'",
-        '"',
-        "*a",
-        "&a",
-        "!a",
-        "%",
-        "@",
-    ]
-)
+WORDS = "no 1e-4 010 1:30 ~ << 0x1f 1_000 2024-01-01 true ' *a &a !a % @"
+TRICKY = st.sampled_from([*WORDS.split(), "", " ", "\n", "a\n b\n", "a: b", "# x", "- a", '"'])
 VALUES = st.recursive(
     st.none()
     | st.booleans()

@@ -127,9 +127,9 @@ def test_what_is_neither_a_section_nor_a_file_is_a_mistake(mistakes, model):
     assert said.startswith("r.yaml:2: ") and "expected keys and values" in said
 
 
-def test_a_filter_by_its_bare_name_is_told_how_to_be_written(mistakes):
-    (said,) = mistakes("", "data.filters=[length]")
-    assert said.endswith('expected `{name: length}` or the path of a .yaml file, got the text "length"')
+def test_a_component_may_be_its_name_alone(load):
+    recipe = load("", "data.filters=[length]", "optimizer=muon")
+    assert recipe.data.filters[0].name == "length" and recipe.optimizer.name == "muon"
 
 
 def test_base_must_be_a_file(mistakes):

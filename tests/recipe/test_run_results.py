@@ -3,18 +3,13 @@ import json
 import pytest
 from tiny import write_recipe
 
-from cpt.checkpoints.trained import find_trained
 from cpt.errors import RecipeError
-from cpt.models.build import build_model
 from cpt.models.config import load_config
 from cpt.preflight.gate import check_reality
 from cpt.recipe.load import load_recipe
 from cpt.recipe.run_results import is_run, result_of_run, unfinished_run
 from cpt.recipe.schema import Model
-from cpt.runs.folder import INPUTS
-from cpt.runs.record import Run
-from cpt.tokenizer.load import from_folder_or_hub, load_tokenizer
-from cpt.train import train
+from cpt.tokenizer.load import from_folder_or_hub
 
 
 @pytest.fixture
@@ -76,30 +71,3 @@ def test_a_run_that_has_not_finished_is_a_blocker_and_no_mistake(run_folder, tin
     sections = {**tiny_recipe, "stage": "cpt", "model": {"path": str(run_folder)}}
     found = check_reality(load_recipe(write_recipe(sections, tmp_path / "r.yaml")))
     assert found.mistakes == [] and "first is a run that has not finished" in str(found.blockers[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "lora",
-    [None, pytest.param({"r": 4}, marks=pytest.mark.long), pytest.param({"method": "lokr"}, marks=pytest.mark.long)],
-    ids=str,
-)
-def test_a_run_goes_on_from_what_another_one_learned(tiny_recipe, tmp_path, lora):
-    base = train(load_recipe(write_recipe(tiny_recipe, tmp_path / "a.yaml")))
-    first = {**tiny_recipe, "name": "first", "stage": "cpt", "model": {"path": str(base.parent), "lora": lora}}
-    train(load_recipe(write_recipe(first, tmp_path / "b.yaml")))
-    runs = tmp_path / "runs"
-    second = {**tiny_recipe, "name": "second", "stage": "cpt", "model": {"path": str(runs / "first")}, "tokenizer": {}}
-    path = write_recipe(second, tmp_path / "c.yaml")
-    recipe = load_recipe(path)
-    start = build_model(recipe.model, load_tokenizer(recipe.tokenizer, recipe.model)).state_dict()
-    exported = find_trained(runs / "first" / "final").folder
-    whole = build_model(Model(path=str(exported)), load_tokenizer(recipe.tokenizer, recipe.model)).state_dict()
-    before = build_model(Model(path=str(base)), load_tokenizer(recipe.tokenizer, recipe.model)).state_dict()
-    assert all(start[name].equal(whole[name]) for name in whole) and not all(
-        start[name].equal(before[name]) for name in whole
-    )
-    train(recipe)
-    assert Run(runs / "second").is_finished
-    assert json.loads((runs / "second" / INPUTS).read_text())["weights"]["path"] == str(runs / "first" / "final")
-    assert train(load_recipe(path)) == runs / "second" / "final"  # the recipe is still that of this run

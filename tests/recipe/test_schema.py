@@ -16,23 +16,19 @@ def test_values_are_not_bent_into_shape(values):
         Budget(**values)
 
 
-def test_there_are_fewer_than_120_keys_of_our_own():
+def test_there_are_at_most_110_keys_of_our_own():
     """Each counted where it is declared: held-out sets are written with the keys of sources."""
     sections = {
         section_in(annotation_at(way[:-1])) or section_in(item_in(annotation_at(way[:-1]))) for way in all_keys()
     }
     bases = {base for section in sections for base in section.__mro__ if issubclass(base, BaseModel)}
-    assert (
-        80
-        < sum(name in base.__dict__.get("__annotations__", {}) for base in bases for name in base.model_fields)
-        < 120
-    )
+    assert sum(name in base.__dict__.get("__annotations__", {}) for base in bases for name in base.model_fields) <= 110
 
 
 @pytest.mark.parametrize(
     ("entry", "key"),
     [
-        *(("keep: 0", "checkpoints.keep"), ("keep: -1", "checkpoints.keep"), ("keep: many", "checkpoints.keep")),
+        *(("keep: 0", "checkpoints.keep"), ("keep: -1", "checkpoints.keep")),
         *(("keep: {last: 0}", "checkpoints.keep.last"), ("keep: {name: 3}", "checkpoints.keep.name")),
     ],
 )

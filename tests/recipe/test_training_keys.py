@@ -1,7 +1,6 @@
 """`training:` and `model.lora`: checked against Hugging Face's classes, one knob in one place."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 from transformers import TrainingArguments
@@ -9,7 +8,7 @@ from transformers import TrainingArguments
 from cpt.recipe.huggingface_keys import PEFT_METHODS, STAGE_CONFIGS, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT
 from cpt.recipe.references import REPOSITORY
-from cpt.recipe.training_keys import BOUNDS, hint
+from cpt.recipe.training_keys import BOUNDS
 
 
 def test_hugging_faces_keys_are_passed_on_unchanged(load):
@@ -112,19 +111,6 @@ def test_every_key_is_passed_on_or_has_its_place(load, mistakes):
     assert len(lines) == len(ours)
 
 
-@pytest.mark.slow
-def test_95_percent_of_single_slips_are_guessed_right_for_every_key_of_hugging_face(slips_of):
-    keys = keys_of_config("transformers:TrainingArguments")
-    guesses = [
-        (key, hint(wrong, keys))
-        for key in keys
-        if key not in NO_EFFECT
-        for wrong in slips_of(key, [*keys, *MOVED], times=1)
-    ]
-    assert len(guesses) > 300
-    assert sum(f"Did you mean `{key}`?" in guess for key, guess in guesses) / len(guesses) >= 0.95
-
-
 @pytest.mark.parametrize(
     ("lora", "named"),
     [
@@ -166,15 +152,5 @@ def test_deepspeed_may_be_written_in_place(load):
     }
 
 
-def test_a_stage_of_the_users_own_brings_its_own_keys(load, mistakes, here: Path):
-    (here / "my_lab").mkdir()
-    (here / "my_lab/stage.py").write_text("from trl import SFTConfig\n\nCONFIG = SFTConfig\n")
-    stage = "stage: my_lab.stage\n"
-    assert load(stage + "training: {assistant_only_loss: true}\n").training == {"assistant_only_loss": True}
-    (line,) = mistakes(stage + "training: {assistent_only_loss: true}\n")
-    assert "is not a key of SFTConfig. Did you mean `assistant_only_loss`?" in line
-
-
-def test_what_a_stage_does_not_show_in_its_source_is_left_to_its_class(load, here: Path):
-    (here / "dynamic.py").write_text("import trl\n\nCONFIG = vars(trl)['SFTConfig']\n")
+def test_keys_of_a_users_stage_are_left_to_its_class(load):
     assert load("stage: dynamic.stage\ntraining: {anything: 1}\n").training == {"anything": 1}

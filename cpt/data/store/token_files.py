@@ -292,7 +292,7 @@ def read_description(folder: Path) -> SourceDescription:
     if content.get("format") != FORMAT:
         raise DataError(
             f"{folder}: made by another version of cpt (format {content.get('format', 1)}, ours is {FORMAT}); it is"
-            " not read. Remove it: cpt store prune --leftovers."
+            " not read. Remove it: cpt store prune."
         )
     content = unsealed(text)
     return SourceDescription(**{**content, "longest": tuple(content["longest"])})
