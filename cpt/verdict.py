@@ -32,7 +32,7 @@ def command(
     finished = Run(run)
     if not run.is_dir() or not finished.is_finished:
         raise CheckpointError(
-            f"{run} is no finished run. Name the folder of one (output_dir/name), or let it finish: cpt train RECIPE"
+            f"{run} is not a finished run. Give its folder (output_dir/name), or let it finish: cpt train RECIPE"
         )
     judge(finished, batch_size=batch_size)
 

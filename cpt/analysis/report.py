@@ -51,16 +51,7 @@ PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, fi
     ("Model FLOPs utilization", "MFU (%)", {"mfu": "MFU"}, 100),
     ("Waiting for data", "share of the time (%)", {"data_wait": "waiting for data"}, 100),
     ("Time of a step", "seconds", {"step_seconds_p50": "median", "step_seconds_p95": "95th percentile"}, 1),
-    (
-        "GPU memory",
-        "GiB",
-        {
-            "gpu_memory_peak_gib": "peak",
-            "gpu_memory_reserved_gib": "reserved",
-            "gpu_memory_allocated_gib": "allocated",
-        },
-        1,
-    ),
+    ("GPU memory", "GiB", {f"gpu_memory_{name}_gib": name for name in ("peak", "reserved", "allocated")}, 1),
     ("Host memory", "GiB", {"host_memory_gib": "host memory"}, 1),
     ("GPU utilization", "%", {"gpu_utilization_percent": "GPU"}, 1),
     ("GPU temperature", "°C", {"gpu_temperature_celsius": "temperature"}, 1),

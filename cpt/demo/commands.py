@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -62,9 +63,9 @@ class Commands:
             return None
         from openai import DefaultHttpxClient, OpenAI
 
-        from cpt.launchers.processes import free_port
-
-        port = free_port()
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
         words = self.printed("serve", model, "--port", port)
         environment = {**os.environ, **self.environment()}
         with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as server:

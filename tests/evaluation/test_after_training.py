@@ -83,12 +83,6 @@ def test_a_run_from_new_weights_has_no_base(recipe, tmp_path, tokenizer_folder):
     assert found is None and "no base" in not_run.why
 
 
-def test_questions_are_as_many_as_the_recipe_says(recipe, tmp_path):
-    recipe["evaluation"]["tasks"] = [{"name": "domain_test", "questions": 12}]
-    found, _ = evaluate_after_training(tmp_path / "run", load(recipe, tmp_path))
-    assert [one.questions for one in found.domain_test] == [12, 12]
-
-
 @pytest.fixture
 def run(recipe, tmp_path):
     """A finished run of which only the losses were told so far."""

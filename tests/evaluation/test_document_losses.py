@@ -10,11 +10,10 @@ from tiny import TINY_LLAMA
 from transformers import LlamaConfig, LlamaForCausalLM
 from xxhash import xxh3_64_intdigest
 
-from cpt.errors import CheckpointError, DataError
 from cpt.evaluation import perplexity
 from cpt.evaluation.document_losses import document_losses, measure_and_keep
 from cpt.evaluation.judged_sets import Judges, judges_of_texts, open_judged_sets
-from cpt.evaluation.kept_losses import kept_losses, load_losses, save_losses
+from cpt.evaluation.kept_losses import kept_losses, load_losses
 from cpt.evaluation.perplexity import evaluation_mode
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.events import read_events, write_waiting_events
@@ -116,20 +115,6 @@ def test_an_evaluation_can_be_left_after_any_batch(corpus, tokenizer, model, tmp
     with pytest.raises(KeyboardInterrupt):
         measure_and_keep(model, sets(corpus, tokenizer), batch_size=1, run_folder=tmp_path, step=3, after_batch=leave)
     assert len(batches) == 2 and kept_losses(tmp_path) == {} and not model.training
-
-
-def test_a_damaged_file_is_told(corpus, tokenizer, model, tmp_path):
-    save_losses(tmp_path / "x.npz", document_losses(model, sets(corpus, tokenizer), batch_size=4))
-    whole = (tmp_path / "x.npz").read_bytes()
-    (tmp_path / "x.npz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointError, match="x.npz is damaged"):
-        load_losses(tmp_path / "x.npz")
-
-
-def test_an_empty_set_is_a_data_error(tmp_path, tokenizer):
-    (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(DataError, match="empty"):
-        open_judged_sets(judges_of_texts([f"e={tmp_path / 'empty.txt'}"], 8), tokenizer)
 
 
 def bits(model, held_out):

@@ -35,11 +35,6 @@ def test_a_recipes_sets_are_its_files_and_the_shares_of_its_sources(corpus, tiny
         assert len(list(of_set.texts())) == of_set.rows.num_documents > 5
 
 
-def test_a_recipe_that_holds_nothing_out_is_refused(tiny_recipe, tmp_path):
-    with pytest.raises(DataError, match="holds nothing out to evaluate on"):
-        judges_of_recipe(load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml")))
-
-
 @pytest.mark.parametrize("text", ["corpus.jsonl", "=x", "domain="])
 def test_a_set_without_name_or_path_is_refused(text):
     with pytest.raises(DataError, match="write it as name=path"):

@@ -11,7 +11,7 @@ import yaml
 from tiny import TINY_LLAMA, WORDS
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from cpt.errors import DataError, RecipeError, ResourceError
+from cpt.errors import RecipeError
 from cpt.evaluation.tasks import (
     TaskChoice,
     check_tasks,
@@ -116,13 +116,6 @@ def test_the_texts_of_a_task_are_its_questions_with_their_choices(folder):
     first = json.loads((folder / "questions.jsonl").read_text().splitlines()[0])
     name, where, text = next(iter(task_texts(["mine"], folder)))
     assert (name, where, text) == ("mine", "mine: question 1", " ".join([first["question"], *first["choices"]]))
-
-
-def test_data_that_are_not_there_are_told(model, tokenizer, tmp_path):
-    task = {**CHOICE, "dataset_kwargs": {"data_files": {"test": str(tmp_path / "none.jsonl")}}}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(task))
-    with pytest.raises((ResourceError, DataError), match="mine"):
-        run_tasks(model, tokenizer, TaskChoice(("mine",), folder=tmp_path))
 
 
 def test_entries_of_a_recipe_are_checked_before_the_run(folder):
