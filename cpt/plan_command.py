@@ -58,7 +58,7 @@ def command(
         float | None, typer.Option(help="GiB of each GPU, for one that is unknown.", min=0.1)
     ] = None,
     peak_tflops: Annotated[
-        float | None, typer.Option(help="Its dense bf16 peak in TFLOP/s, likewise.", min=0.1)
+        float | None, typer.Option(help="Its dense bf16 peak in TFLOP/s, for a GPU that is unknown.", min=0.1)
     ] = None,
     host_memory: Annotated[float | None, typer.Option(help="GiB of the machine's own memory.", min=0.1)] = None,
     max_memory: Annotated[float, typer.Option(help="Share of a GPU that the run may have.", min=0.05, max=1)] = 1.0,
@@ -186,7 +186,7 @@ def config_without_weights(model: Model) -> PreTrainedConfig:
 
 
 def compared(planned: Planned) -> str:
-    """The plan beside a dry run: one process, without what engines, kernels and libraries set aside.
+    """Compare the plan with a dry run of one process, without buffers of engines, kernels and libraries.
 
     Raises:
         RecipeError: the stage has another loss than a language model's own.

@@ -46,7 +46,7 @@ def command(
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="In any currency: adds the cost.")] = None,
     general: Annotated[
-        str | None, typer.Option(help="What is replayed: documents of yours, a Hub dataset, or none.")
+        str | None, typer.Option(help="Text to replay: your own documents, a Hub dataset, or none.")
     ] = None,
     text_column: Annotated[str | None, typer.Option(help="Column or JSON key of the text.")] = None,
     tokens: Annotated[int | None, typer.Option(help="The budget in tokens.", min=1)] = None,
@@ -76,7 +76,7 @@ def command(
     output.write_text(
         recipe_text(facts, base, target, choices, cost, output=output, general=general), encoding="utf-8"
     )
-    recipe = load_recipe(output)  # shape and sense; `cpt check` looks at what it refers to
+    recipe = load_recipe(output)  # shape and sense; `cpt check` checks the rest
     tell(f"Documents: {format_documents(facts)}")
     tell(f"Tokens: {format_tokens(facts)}")
     tell(f"Cost: {cost}")

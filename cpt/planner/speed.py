@@ -27,12 +27,11 @@ IN_WORDS = {"half": "", "tf32": " in tf32", "fp32": " in fp32"}
 
 @dataclass(frozen=True)
 class Speed:
-    """Of all GPUs together."""
-
     tokens_per_second: float
+    """Of all GPUs together."""
     source: str
     waits: str = ""
-    """What the GPU waits for, if it does."""
+    """A sentence about what slows a step, or empty."""
 
     def hours(self, tokens: int) -> float:
         """Without evaluation and saving."""

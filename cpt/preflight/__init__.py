@@ -1,1 +1,1 @@
-"""The reality gate: what a recipe refers to is looked at before anything is built."""
+"""The reality gate: check what a recipe refers to before anything is built."""

@@ -100,7 +100,7 @@ def runs_on_cpu(recipe: Recipe, target: Target | None) -> bool:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the values depend on; the arguments of `with_chosen_values`."""
+    """The arguments of `with_chosen_values`, and the values that follow from them."""
 
     recipe: Recipe
     deepspeed: str | Profile | None
@@ -222,7 +222,7 @@ def fastest_that_fits(
             candidate = replace(candidate, accumulation=max(1, setup.micro_batch * setup.accumulation // rows))
         if fits(plan_memory(facts, candidate, activations), target, share * CAREFUL):
             idle = HALVED ** math.log2(BUSY_TOKENS / min(BUSY_TOKENS, candidate.tokens_at_once))
-            # The start of a run knows no links, and has to choose what `cpt plan` showed.
+            # The start of a run does not know the links, and must choose as `cpt plan` did.
             speed = planned_speed(facts, candidate, replace(target, gpu_link=0.0), assumed_mfu(candidate))
             found.append((speed.tokens_per_second / idle, -rows, candidate))
     if not found:

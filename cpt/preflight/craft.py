@@ -52,7 +52,7 @@ def learning_rate(recipe: Recipe, parameters: int | None) -> Iterator[str]:
 
 
 def embedding_learning_rate(recipe: Recipe) -> Iterator[str]:
-    """Embeddings that are trained beside adapters move more slowly than these."""
+    """Embeddings that are trained along with adapters need a lower rate."""
     lora, optimizer = recipe.model.lora, recipe.optimizer
     rate = optimizer.options.get("embedding_learning_rate")
     if lora is not None and lora.get("preset") == "cpt" and not isinstance(rate, int | float):

@@ -112,7 +112,7 @@ def found_in(recipe: Recipe) -> PreflightReport:
 
 
 def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> PreflightReport:
-    """Look at everything that the recipe refers to; seconds, no GPU, nothing is written."""
+    """Check everything that the recipe refers to, in seconds, without a GPU; nothing is written."""
     found = PreflightReport()
     elsewhere = is_for_another_machine(recipe)
     profile = found.run(check_deepspeed, recipe, deepspeed or recipe.training.get("deepspeed"), found)
@@ -184,7 +184,7 @@ def is_for_another_machine(recipe: Recipe) -> bool:
 
 
 def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None:
-    """What is missing under `output_dir` is a blocker and no mistake: another run still has to make it."""
+    """Files missing under `output_dir` are blockers, not mistakes: another run still has to make them."""
     documents = [source.path for source in recipe.data.sources] + [
         judge.path for judge in recipe.evaluation.perplexity
     ]

@@ -1,1 +1,1 @@
-"""Search for better values of a recipe's keys: each trial is a run of its own."""
+"""Search for better values of a recipe's keys: each trial is a separate run."""

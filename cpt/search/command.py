@@ -45,7 +45,7 @@ def command(
     ] = None,
     steps: Annotated[int, typer.Option(min=20, help="With --learning-rates: length of that run.")] = STEPS,
     parallel: Annotated[
-        int, typer.Option(min=1, help="Trials at the same time on this machine; each gets GPUs of its own.")
+        int, typer.Option(min=1, help="Trials at the same time on this machine; each gets its share of the GPUs.")
     ] = 1,
     processes: Annotated[int, typer.Option(min=1, help="Processes of each trial, on this machine.")] = 1,
     launcher: Annotated[
@@ -54,7 +54,7 @@ def command(
     storage: Annotated[
         str | None, typer.Option(help="Optuna's storage URL, to search on several machines with a shared output_dir.")
     ] = None,
-    new: Annotated[bool, typer.Option("--new", help="Start beside a search of the same name (appends -2).")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Start another search of the same name (appends -2).")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the space and the recipes at its ends; start nothing.")
     ] = False,
@@ -95,7 +95,9 @@ def command(
     lock = folder / (f".lock-{os.uname().nodename}" if storage else ".lock")
     with locked(lock, wait=False) as is_ours:
         if not is_ours:
-            raise LaunchError(f"another process searches in {folder}. Wait for it, end it, or start anew: --new.")
+            raise LaunchError(
+                f"another process searches in {folder}. Wait for it, end it, or start a new search: --new."
+            )
         url = storage or f"sqlite:///{(folder / 'study.db').absolute()}"
         study = open_study(url, folder.name, wanted)
         write_atomic(folder / SEARCHED, dump_recipe(loaded))

@@ -1,4 +1,4 @@
-"""The loop of a search: draw values, train each trial in processes of its own, prune, and report the results."""
+"""The loop of a search: draw values, train each trial in separate processes, prune, and report the results."""
 
 import math
 import shutil

@@ -44,7 +44,7 @@ class Settings(Section):
     pruner: Named = Component(name="median")
     """median, hyperband, none, or a class such as `optuna.pruners:PatientPruner`. A step is a token."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Of the sampler. The runs have the recipe's own."""
+    """Seed of the sampler. The runs use the recipe's seed."""
     keep: Literal["all", "best"] = "all"
     """best: only the best trial keeps its checkpoints and its model; all keep their metrics."""
 

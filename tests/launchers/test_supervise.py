@@ -70,7 +70,7 @@ def test_a_run_that_dies_is_restarted_until_it_is_done(tmp_path):
 
 @pytest.mark.slow
 def test_a_hung_process_writes_its_stacks_and_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr("cpt.launchers.watch.LEAST_PATIENCE", 1.0)
+    monkeypatch.setattr("cpt.launchers.supervise.LEAST_PATIENCE", 1.0)
     monkeypatch.setattr("cpt.launchers.supervise.SECONDS_FOR_STACKS", 0.3)
     body = """
         import signal, socket
@@ -142,7 +142,7 @@ def test_processes_that_a_killed_launcher_left_are_killed_before_the_restart(tmp
 
 @pytest.mark.slow
 def test_a_lost_host_is_named_where_a_library_ended_the_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr("cpt.launchers.watch.SECONDS_TO_BE_GONE", 0.5)
+    monkeypatch.setattr("cpt.launchers.supervise.SECONDS_TO_BE_GONE", 0.5)
     body = """
         import signal, socket
         (folder / "heartbeats").mkdir(exist_ok=True)
