@@ -49,7 +49,6 @@ def test_each_command_says_what_it_does_explains_every_word_and_ends_with_an_exa
 TINY = "recipes/tiny/pretrain.yaml"
 WITHOUT_EFFECT = [
     ("train", TINY, "--launcher", "torchrun", "--supervise", "--processes", "2"),
-    ("pipeline", "recipes/pipelines/tiny.yaml", "--only", "2", "--from", "1"),
     ("rehearse", TINY, "--launcher", "torchrun", "--processes", "2"),
     ("search", TINY, "--space", "x.yaml", "--steps", "50"),
     ("search", TINY, "--learning-rates", "1e-5", "1e-2", "--dry-run"),
@@ -57,7 +56,6 @@ WITHOUT_EFFECT = [
     ("plan", TINY, "--gpu", "cpu", "--memory-gib", "80"),
     ("launch", TINY, "--port", "29501"),
     ("data", "check", TINY, "--truncated-share", "0.2"),
-    ("tokenizer", "report", "--recipe", TINY, "--text-column", "body"),
     ("contamination", TINY, "--task-folder", "tasks"),
     ("evaluate", "x/y", "--text", "a=b.txt", "--limit", "5"),
     ("export", "runs/x", "--output", "/nonexistent/x", "--adapter-only", "--dtype", "float32"),
