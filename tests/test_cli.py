@@ -49,7 +49,6 @@ def test_each_command_says_what_it_does_explains_every_word_and_ends_with_an_exa
 TINY = "recipes/tiny/pretrain.yaml"
 WITHOUT_EFFECT = [
     ("train", TINY, "--launcher", "torchrun", "--supervise", "--processes", "2"),
-    ("pipeline", "recipes/pipelines/tiny.yaml", "--only", "2", "--from", "1"),
     ("rehearse", TINY, "--launcher", "torchrun", "--processes", "2"),
     ("search", TINY, "--space", "x.yaml", "--steps", "50"),
     ("init", "recipes/tiny/data", "--model", "x/y", "--gpu", "cpu", "--output", "/nonexistent/x.yaml", "--gpus", "2"),

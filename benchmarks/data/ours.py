@@ -1,7 +1,6 @@
 """Our data layer as a program beside its peers': `python -m benchmarks.data.ours ACTION JOB`, on the same clock.
 
-Training begins when the first window is tokenised; variant `whole` tokenises everything before, as `cpt prepare` does;
-with `one_window` the corpus is packed and shuffled as a whole besides.
+Training begins when the first window is tokenised; variant `whole` tokenises everything before, as `cpt prepare` does.
 """
 
 from collections.abc import Iterator
@@ -33,8 +32,6 @@ def batches(job: Job) -> Iterator[Row]:
 def prepare(job: Job) -> PreparedData:
     """What `build_data` gives for one source of weight 1."""
     data = Data(sequence_length=LENGTH, sources=[Source(path=str(job.corpus))])
-    if job.variant == "one_window":
-        data = data.model_copy(update={"window_bytes": job.corpus.stat().st_size})
     return build_data(data, job.load_tokenizer(), seed=0, cache_dir=job.folder, whole=job.variant == "whole")
 
 

@@ -1,7 +1,7 @@
 """`python -m benchmarks.saving`: what hash, fsync and rename add to a save, and how long a save in the background
 holds training up.
 
-A run is saved by turns as the Trainer does, as we do, as we would without hashes and fsync, and behind the training;
+A run is saved by turns as the Trainer does, as we do, and behind the training;
 medians and quartiles of paired rounds, by the clock and by the processors' time of all processes, which other work on
 the machine disturbs less. The Trainer does
 not wait for the disk: its save is compared as it is, and together with an fsync of its files after it, which a save
@@ -146,19 +146,13 @@ def rows_of(name: str, rounds: Samples) -> list[dict[str, Any]]:
     durable = [one["theirs"] + one["syncing_theirs"] for one in rounds]
     stalls = [one["held"] + one["waited"] for one in rounds]
     at_once = [one["held"] + one["copying"] for one in rounds]
-    ours, theirs, bare = (column(rounds, key) for key in ("ours", "theirs", "bare"))
-    ours_worked, theirs_worked, bare_worked = (
-        column(rounds, f"{key}_processor") for key in ("ours", "theirs", "bare")
-    )
+    ours, theirs = (column(rounds, key) for key in ("ours", "theirs"))
+    ours_worked, theirs_worked = (column(rounds, f"{key}_processor") for key in ("ours", "theirs"))
     alone, beside = column(rounds, "step"), column(rounds, "step_beside")
     return [
         measurement(f"{added} to the Trainer's save", ADDED, more(ours, theirs), "%"),
         measurement(f"{added} to the Trainer's save and fsync of its files", ADDED, more(ours, durable), "%"),
         measurement(f"{added} to the Trainer's save, processor time", ADDED, more(ours_worked, theirs_worked), "%"),
-        measurement(f"{added} to our own save without them", None, more(ours, bare), "%"),
-        measurement(
-            f"{added} to our own save without them, processor time", None, more(ours_worked, bare_worked), "%"
-        ),
         measurement(
             f"{way}: stall of a save in the background, beside a blocking one", STALL, share(stalls, ours), "%"
         ),

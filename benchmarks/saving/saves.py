@@ -11,19 +11,15 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from transformers import Trainer, TrainerCallback
 
-from cpt.checkpoints import transaction
-from cpt.checkpoints.manifest import FileEntry
 from cpt.data.build import build_data
 from cpt.files import make_durable
 from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
@@ -59,7 +55,7 @@ class InAllWays(TrainerCallback):
         seconds = time.perf_counter() - self.began
         if state.global_step % STEPS_IN_ROUND:
             self.samples.append({"step": seconds, "load": os.getloadavg()[0]})
-            ways = [self.save_theirs, self.save_ours, self.save_bare]
+            ways = [self.save_theirs, self.save_ours]
             first = len(self.samples) % len(ways)
             for way in ways[first:] + ways[:first]:
                 way()
@@ -79,11 +75,6 @@ class InAllWays(TrainerCallback):
 
     def save_ours(self) -> None:
         self.measure("ours", partial(self.save_once, in_background=False))
-
-    def save_bare(self) -> None:
-        """The same without hashes, and without waiting for the disk."""
-        with neither_hashed_nor_durable():
-            self.measure("bare", partial(self.save_once, in_background=False))
 
     def begin_behind(self) -> None:
         self.measure("held", partial(self.save_once, in_background=True))
@@ -131,25 +122,6 @@ class InAllWays(TrainerCallback):
         began = time.perf_counter()
         self.copy_to_host(*arguments)
         self.copying = time.perf_counter() - began
-
-
-class NoDigest:
-    def update(self, piece: object) -> None:
-        """Look at nothing."""
-
-    def hexdigest(self) -> str:
-        return ""
-
-
-@contextmanager
-def neither_hashed_nor_durable() -> Iterator[None]:
-    """What a save costs by itself; the rename stays, which takes microseconds."""
-    nothing = mock.Mock()
-    unhashed = mock.patch.object(transaction, "hash_durably", lambda path: FileEntry(path.stat().st_size, ""))
-    undigested = mock.patch.object(transaction, "xxh3_128", NoDigest)
-    unsynced = mock.patch.multiple(os, fsync=nothing, fdatasync=nothing)
-    with unhashed, undigested, unsynced:
-        yield
 
 
 def bring_memory(size: int) -> None:

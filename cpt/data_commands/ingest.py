@@ -85,18 +85,11 @@ def show_ingested(console: Console, done: "Ingested") -> None:
         console.print(f"{done.misnamed:,} file(s) are not what their suffix says, and were read as what they are.")
     if done.passed_over:
         kinds = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
-        more = ", ..." if len(done.passed_over) > KINDS_SHOWN else ""
-        console.print(
-            f"{done.passed_over.total():,} file(s) that are no documents were passed over ({kinds}{more}).",
-            markup=False,
-        )
-        if as_they_are := sorted(
-            suffix for suffix in done.passed_over if format_of(f"file{suffix}") in DOCUMENT_FILES
-        ):
-            console.print(
-                f"A recipe reads {', '.join(as_they_are)} as they are: data.sources: [{{path: THEIR FOLDER}}]",
-                markup=False,
-            )
+        console.print(f"{done.passed_over.total():,} other file(s) were skipped ({kinds}).", markup=False)
+        readable = sorted(suffix for suffix in done.passed_over if format_of(f"file{suffix}") in DOCUMENT_FILES)
+        if readable:
+            kinds = ", ".join(readable)
+            console.print(f"A recipe reads {kinds} as they are: data.sources: [{{path: THEIR FOLDER}}]", markup=False)
     if done.failed:
         show_failed(console, done)
     if done.num_shards:

@@ -1,24 +1,19 @@
 """`cpt data rewrite`: let a local model rewrite documents or ask about them."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-import yaml
-from pydantic import ValidationError
 from rich.table import Column, Table
 
 from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
-from cpt.errors import RecipeError
-from cpt.extend import did_you_mean
 from cpt.recipe.schema import DocumentSource, Model
 from cpt.synthesis.prompts import PROMPTS, find_prompt
 from cpt.synthesis.rewrite import WRAP_TOKENS, Rewritten, Task, rewrite
 from cpt.synthesis.sampling import Sampling
 
 TOP_P, SEED = 0.95, 42
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 def rewrite_command(
@@ -27,9 +22,8 @@ def rewrite_command(
     ],
     model: Annotated[str, typer.Option(help="Folder or Hub id of the model that writes.")],
     output: Annotated[Path, typer.Option(help="Folder for the jsonl files; what is in it already is not made again.")],
-    source_keys: Annotated[
-        list[str] | None, typer.Argument(help="key=value of a recipe's source: text_column=body max_documents=1000")
-    ] = None,
+    text_column: Annotated[str, typer.Option(help="Column or JSON key that holds the text.")] = "text",
+    max_documents: Annotated[int | None, typer.Option(min=1, help="Only so many documents.")] = None,
     prompt: Annotated[str, typer.Option(help=f"{', '.join(PROMPTS)}; or a file with {{text}} in it.")] = "clear_prose",
     revision: Annotated[str | None, typer.Option(help="The model's commit, tag or branch on the Hub.")] = None,
     max_input_tokens: Annotated[
@@ -48,7 +42,6 @@ def rewrite_command(
         Literal["drop", "keep"], typer.Option(help="Answers that had not ended at --max-new-tokens.")
     ] = "drop",
     min_characters: Annotated[int, typer.Option(min=1, help="Drop shorter answers.")] = 40,
-    dtype: Annotated[Dtype, typer.Option(help="auto: bfloat16 on a GPU, float32 without one.")] = "auto",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code of the model; --revision must be a commit.")
     ] = False,
@@ -56,10 +49,9 @@ def rewrite_command(
     """Write new text from documents with a local model, each with its provenance: source, model, prompt, sampling and
     seed.
 
-    A tokenizer's chat template is used where there is one. Started again, it goes on where it was.
+    A tokenizer's chat template is used where there is one. The same command resumes an interrupted run.
 
-    Example: cpt data rewrite 'corpus/*.jsonl' max_documents=1000 --model Qwen/Qwen2.5-1.5B-Instruct --prompt
-    question_answers --output qa
+    Example: cpt data rewrite 'corpus/*.jsonl' --model Qwen/Qwen2.5-1.5B-Instruct --prompt question_answers --output qa
     """
     show_log()
     refuse_ignored(
@@ -70,8 +62,8 @@ def rewrite_command(
         {"--revision": revision is not None and Path(model).expanduser().is_dir()}, "with a model in a folder"
     )
     task = Task(
-        source=source_of(source, source_keys or []),
-        model=Model(path=model, revision=revision, dtype=dtype, trust_remote_code=trust_remote_code),
+        source=DocumentSource(path=source, text_column=text_column, max_documents=max_documents),
+        model=Model(path=model, revision=revision, trust_remote_code=trust_remote_code),
         prompt=find_prompt(prompt),
         sampling=Sampling(max_new_tokens, temperature, top_p),
         max_input_tokens=max_input_tokens,
@@ -82,31 +74,6 @@ def rewrite_command(
     )
     done = rewrite(task, output, tell)
     show_rewritten(done, output)
-
-
-def source_of(path: str, keys: list[str]) -> DocumentSource:
-    """The source that the command line describes.
-
-    Raises:
-        RecipeError: a key is none of a source's, or has a value that it cannot have.
-    """
-    values: dict[str, Any] = {"path": path}
-    known = [name for name in DocumentSource.model_fields if name != "path"]
-    for word in keys:
-        key, equals, text = word.partition("=")
-        if not equals or key not in known:
-            raise RecipeError(
-                f"`{word}`: expected key=value of a source.{did_you_mean(key, known)} There is: {', '.join(known)}."
-            )
-        try:
-            values[key] = yaml.safe_load(text)
-        except yaml.YAMLError as problem:
-            raise RecipeError(f"`{word}`: the value is no YAML.") from problem
-    try:
-        return DocumentSource.model_validate(values)
-    except ValidationError as problem:
-        first = problem.errors(include_url=False)[0]
-        raise RecipeError(f"`{'.'.join(map(str, first['loc']))}={first['input']}`: {first['msg']}.") from problem
 
 
 def tell(done: Rewritten) -> None:

@@ -125,6 +125,8 @@ def can_be_served(architecture: str) -> bool:
 
 def check_hub_id(model: str) -> str:
     """An id whose files are here or can be fetched."""
+    if Path(model).expanduser().exists():
+        raise CheckpointError(f"{model} is a file. Give the folder of an exported model.")
     try:
         validate_repo_id(model)
     except HFValidationError as problem:

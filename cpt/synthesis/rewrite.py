@@ -92,17 +92,14 @@ def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda
         ResourceError: the Hub, memory or disk does not have what is needed.
         LaunchError: another process writes there.
     """
-    tokenizer = load_tokenizer(Tokenizer(), task.model)
-    model = load_model(task.model, tokenizer)
     provenance = provenance_of(task)
-    writer = Writer(task, model, tokenizer)
-    done = Rewritten()
+    writer, done = Writer(task, provenance), Rewritten()
     with open_output(output, {**provenance, **rules_of(task)}) as folder:
-        number = -1
-        for number, pieces in enumerate(groups(writer.pieces(open_source(task.source, KEY)))):
+        number, texts = -1, writer.pieces(open_source(task.source, KEY))
+        for number, pieces in enumerate(iter(lambda: list(islice(texts, GROUP)), [])):
             counts = folder.find(number, [piece.text for piece in pieces])
             done.groups_done_before += counts is not None
-            counts = counts or write_group(number, pieces, writer, provenance, folder)
+            counts = counts or writer.write(number, pieces, folder)
             done.documents += sum(piece.number == 0 for piece in pieces)
             done.pieces, done.texts = done.pieces + len(pieces), done.texts + counts.texts
             done.dropped.update(counts.dropped)
@@ -119,12 +116,6 @@ def load_model(section: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrained
     model.config.use_cache = True  # off for training
     model.to(device)  # type: ignore[arg-type]  # as transformers types it
     return model
-
-
-def groups(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """So many texts as become one file."""
-    while group := list(islice(pieces, GROUP)):
-        yield group
 
 
 def provenance_of(task: Task) -> dict[str, object]:
@@ -148,34 +139,14 @@ def provenance_of(task: Task) -> dict[str, object]:
 def rules_of(task: Task) -> dict[str, object]:
     """What else decides which texts come out. A source may grow: its texts are compared one group after the other."""
     source = task.source.model_dump(mode="json", exclude={"name", "max_documents"})
-    return {
-        "source": source,
-        "max_input_tokens": task.max_input_tokens,
-        "cut_off": task.cut_off,
-        "min_characters": task.min_characters,
-    }
-
-
-def write_group(
-    number: int, pieces: Sequence[Piece], writer: "Writer", provenance: dict[str, object], folder: RewrittenFolder
-) -> Counts:
-    """Make the texts of a group, and write them."""
-    rows, dropped = [], Counter[str]()
-    for piece, (answer, seed, reason) in zip(pieces, writer.answers(pieces), strict=True):
-        if reason is not None:
-            dropped[reason] += 1
-            continue
-        own = {"text": answer.text, "source_text_hash": sha256(piece.text), "source_where": piece.where}
-        cut_off = {"cut_off": True} if answer.is_cut_off else {}
-        rows.append({**own, "piece": piece.number, "pieces": piece.of, **provenance, "seed": seed, **cut_off})
-    counts = Counts(len(rows), dict(dropped))
-    folder.write(number, rows, [piece.text for piece in pieces], counts)
-    return counts
+    return {"source": source} | {key: vars(task)[key] for key in ("max_input_tokens", "cut_off", "min_characters")}
 
 
 class Writer:
-    def __init__(self, task: Task, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._task, self._tokenizer = task, tokenizer
+    def __init__(self, task: Task, provenance: dict[str, object]) -> None:
+        tokenizer = load_tokenizer(Tokenizer(), task.model)
+        model = load_model(task.model, tokenizer)
+        self._task, self._tokenizer, self._provenance = task, tokenizer, provenance
         self._question = Question(tokenizer, task.prompt.template)
         self._answerer = Answerer(model, tokenizer, task.sampling, task.batch_size)
         self._check_window(model)
@@ -186,12 +157,24 @@ class Writer:
             texts = [text for text in cut(document.text, self._task.max_input_tokens, self._tokenizer) if text.strip()]
             yield from (Piece(text, document.where, number, len(texts)) for number, text in enumerate(texts))
 
-    def answers(self, pieces: Sequence[Piece]) -> list[tuple[Answer, int, str | None]]:
-        """The answer about each piece, its seed, and the reason to drop it if there is one."""
+    def write(self, number: int, pieces: Sequence[Piece], folder: RewrittenFolder) -> Counts:
+        """Make the texts of a group, and write them."""
         seeds = [seed_of(piece.text, self._task) for piece in pieces]
-        made = self._answerer.answer([self._question.ids(piece.text) for piece in pieces], seeds)
-        reasons = [why_dropped(answer, piece.text, self._task) for answer, piece in zip(made, pieces, strict=True)]
-        return list(zip(made, seeds, reasons, strict=True))
+        answers = self._answerer.answer([self._question.ids(piece.text) for piece in pieces], seeds)
+        rows, dropped = [], Counter[str]()
+        for piece, answer, seed in zip(pieces, answers, seeds, strict=True):
+            if (reason := why_dropped(answer, piece.text, self._task)) is not None:
+                dropped[reason] += 1
+                continue
+            own = {"text": answer.text, "source_text_hash": sha256(piece.text), "source_where": piece.where}
+            place, cut_off = (
+                {"piece": piece.number, "pieces": piece.of},
+                {"cut_off": True} if answer.is_cut_off else {},
+            )
+            rows.append({**own, **place, **self._provenance, "seed": seed, **cut_off})
+        counts = Counts(len(rows), dict(dropped))
+        folder.write(number, rows, [piece.text for piece in pieces], counts)
+        return counts
 
     def _check_window(self, model: PreTrainedModel) -> None:
         """Stop where question and answer do not fit into what the model was made for."""

@@ -177,7 +177,7 @@ def compare(
         raise RecipeError(
             f"{type(before).__name__} does not load an extended tokenizer.json as it was saved. Choose another model."
         )
-    num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in sample)
     return {"before": num_bytes / sum(map(len, old)), "after": num_bytes / sum(map(len, read))}
 
 
@@ -193,7 +193,7 @@ def tell(
 ) -> None:
     """Print what was added and what comes next."""
     unused, (before, after) = sum(token.count == 0 for token in extension.tokens), lengths.values()
-    head = "Embedding, which is the head too," if rows.is_tied else "Embedding and head"
+    head = "Embedding, which is the head too" if rows.is_tied else "Embedding and head"
     lines = [
         f"{len(extension.tokens):,} tokens added to {num_before:,}, learned from {learned_from}",
         f"  {unused:,} of them are only steps to longer ones." if unused else "",

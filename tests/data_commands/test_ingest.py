@@ -20,7 +20,7 @@ def test_what_was_converted_and_what_was_not_is_shown(cpt_data, library, tmp_pat
     assert code == 2 and "damaged zip" in said and "d.epub" in said
     rows = [line.split() for line in said.splitlines() if line.startswith("│ ")]
     assert ["all", "4", "2", "1"] in [[row[place] for place in (1, 3, 5, 7)] for row in rows]
-    assert "1 file(s) that are no documents were passed over (.png: 1)." in said
+    assert "1 other file(s) were skipped (.png: 1)." in said
     assert f"data.sources: [{{path: {tmp_path}/out}}]" in said and "failed.jsonl" in said
 
 

@@ -4,9 +4,6 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from cpt.data_commands.rewrite import source_of
-from cpt.errors import RecipeError
-
 
 @pytest.fixture
 def model_folder(tmp_path):
@@ -26,8 +23,10 @@ def test_texts_are_made_from_a_source(cpt_data, model_folder, tmp_path):
     words = [
         "rewrite",
         tmp_path / "corpus.jsonl",
-        "text_column=body",
-        "max_documents=3",
+        "--text-column",
+        "body",
+        "--max-documents",
+        3,
         "--model",
         model_folder,
         "--output",
@@ -54,16 +53,3 @@ def test_texts_are_made_from_a_source(cpt_data, model_folder, tmp_path):
     assert "1 group(s) were there before" in cpt_data(*words, *options)[1]
     code, said = cpt_data(*words, *options, "--seed", 7)
     assert code == 2 and "made otherwise (run_seed differ)" in said
-
-
-def test_keys_of_a_source_are_checked():
-    source = source_of("a.jsonl", ["text_column=body", "max_documents=1000", "split=test"])
-    assert (source.text_column, source.max_documents, source.split) == ("body", 1000, "test")
-    for words, message in (
-        (["text_colum=x"], "Did you mean `text_column`"),
-        (["words"], "expected key=value"),
-        (["max_documents=many"], "`max_documents=many`"),
-        (["options={a"], "no YAML"),
-    ):
-        with pytest.raises(RecipeError, match=message):
-            source_of("a.jsonl", words)

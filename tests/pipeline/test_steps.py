@@ -4,7 +4,7 @@ import pytest
 from tiny import write_recipe
 
 from cpt.errors import RecipeError
-from cpt.pipeline.steps import as_overrides, load_pipeline
+from cpt.pipeline.steps import load_pipeline
 from cpt.recipe.references import REPOSITORY
 
 
@@ -35,24 +35,6 @@ def test_steps_are_recipes_beside_the_file_with_keys_on_top(pipeline_file, tmp_p
     assert [other.number for other in pipeline.made_by_others(pipeline.steps[1])] == [
         1
     ] and not pipeline.made_by_others(pipeline.steps[0])
-
-
-def test_keys_of_a_step_are_those_of_the_command_line():
-    keys = {
-        "model": {"path": "x", "lora": {"r": 4}},
-        "budget.tokens": 10,
-        "name": "1e-4",
-        "evaluation.prompts": ["a=b"],
-        "model.rope": None,
-    }
-    assert [*as_overrides(keys)] == [
-        'model.path="x"',
-        "model.lora.r=4",
-        "budget.tokens=10",
-        'name="1e-4"',
-        'evaluation.prompts=["a=b"]',
-        "model.rope=null",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,6 @@ def learn(words, counts, number, forbidden=(), may_be_token=lambda token: True):
     return learn_merges(words, counts, LETTERS, number, 4, forbidden, may_be_token)
 
 
-def test_the_most_frequent_pair_comes_first_and_its_token_takes_part_at_once():
-    merges = learn([[0, 1, 2], [0, 1, 3]], [3, 2], 3)
-    assert [(one.id, one.token, one.count, one.pieces) for one in merges] == [
-        (4, "ab", 5, (0, 1)),
-        (5, "abc", 3, (0, 1, 2)),
-        (6, "abd", 2, (0, 1, 3)),
-    ]
-
-
 def test_forbidden_and_unwanted_strings_are_passed_over():
     assert [
         one.token for one in learn([[0, 1], [2, 3], [1, 2]], [4, 3, 2], 9, {"ab"}, lambda token: token != "cd")

@@ -56,11 +56,6 @@ def test_no_text_gets_longer_and_each_comes_back_as_before(kind, text):
     assert [piece for number in new for piece in pieces.get(number, (number,))] == old  # the old tokens, joined
 
 
-def test_domain_text_gets_shorter(pair):
-    before, extension = pair
-    assert sum(map(len, ids_of(extension.tokenizer, CODE))) < 0.8 * sum(map(len, ids_of(before, CODE)))
-
-
 def test_each_new_token_is_reached_and_counted(pair):
     before, extension = pair
     assert len({token.token for token in extension.tokens}) == N
@@ -96,17 +91,6 @@ def test_it_is_read_back_with_its_special_tokens_and_post_processor(pair, tmp_pa
     )
     assert loaded("a")["input_ids"][:-1] == before("a")["input_ids"][:-1]  # its begin token
     assert type(loaded) is type(AutoTokenizer.from_pretrained(tmp_path))
-
-
-@pytest.mark.parametrize("number", [0, -3])
-def test_nothing_to_add_is_refused(number):
-    with pytest.raises(RecipeError, match="at least 1 is needed"):
-        extend_vocabulary(KINDS["gpt2"](), CODE, number)
-
-
-def test_too_little_text_says_how_many_it_gives():
-    with pytest.raises(DataError, match=r"too little for 4,000 new tokens: .* at most \d+\."):
-        extend_vocabulary(KINDS["gpt2"](), CODE, 4000)
 
 
 @pytest.mark.parametrize("documents", [[], ["", " \n"]])

@@ -18,19 +18,10 @@ def why(backend, number=400, seen=None):
     return {one.id: one.why for one in unreachable_tokens(backend, seen or {})}.get(number)
 
 
-def test_a_token_without_merges_is_never_reached():
+def test_why_no_text_gives_a_token():
     assert why(with_token("Ġcolour")) == OTHER_TOKENS
-
-
-def test_a_token_whose_merges_lead_to_it_is_reached():
     assert why(with_token("qz", ["q", "z"])) is None
-
-
-def test_a_token_across_words_is_not_found():
     assert why(with_token("aĠ", ["a", "Ġ"])) == NOT_FOUND
-
-
-def test_what_was_seen_is_reached():
     assert why(with_token("aĠ", ["a", "Ġ"]), seen={400: 1}) is None
 
 

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from cpt.errors import DataError, RecipeError
-from cpt.tokenizer_commands.texts import Read, described, named_texts, new_folder, read_texts
+from cpt.errors import DataError
+from cpt.tokenizer_commands.texts import Read, described, named_texts, read_texts
 
 
 def test_a_text_is_called_as_it_is_named_or_by_its_path():
@@ -14,11 +14,6 @@ def test_a_text_is_called_as_it_is_named_or_by_its_path():
         "x=1": "s3://bucket/x=1/*.parquet",
     }
     assert all(source.text_column == "body" for source in sources.values())
-
-
-def test_two_texts_of_one_name_are_refused():
-    with pytest.raises(RecipeError, match="--text NAME=b/x.txt"):
-        named_texts(["a/x.txt", "b/x.txt"], "text")
 
 
 def test_of_each_text_no_more_is_read_than_asked_and_it_is_said(tmp_path):
@@ -32,11 +27,3 @@ def test_of_each_text_no_more_is_read_than_asked_and_it_is_said(tmp_path):
 def test_a_text_that_is_not_there_is_told(tmp_path):
     with pytest.raises(DataError, match=r"no such file.* Set `--text`"):
         list(read_texts(named_texts([str(tmp_path / "none.txt")], "text"), 1, {}))
-
-
-def test_nothing_is_written_over(tmp_path):
-    assert new_folder(tmp_path) == tmp_path and new_folder(tmp_path / "new") == tmp_path / "new"
-    (tmp_path / "file").touch()
-    for taken in (tmp_path, tmp_path / "file"):
-        with pytest.raises(RecipeError, match="exists already"):
-            new_folder(taken)
