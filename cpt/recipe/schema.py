@@ -191,7 +191,7 @@ class Monitoring(Section):
     """`{at_step: 50}`: a torch.profiler trace and the dearest operations of steps 50 to 52, in profile/ of the run's
     folder. `steps: 3` is how many, `memory: true` follows allocations too."""
     callbacks: list[Annotated[Watcher, BeforeValidator(by_its_name)]] = []
-    """`{name: cost, dollars_per_gpu_hour: 2.5}`; `{name: alert, figure: grad_norm, above: 10, logs: 3}`; your own
+    """`{name: cost, dollars_per_gpu_hour: 2.5}`; `{name: alert, figure: grad_norm, above: 10}`; your own
     TrainerCallback as `package.module:Class`, or `package.module:function` that is shown the figures of each log and
     returns a sentence for an alert."""
 
