@@ -91,6 +91,4 @@ def build_run(
     data = Prepared(Endless(rows), form, len(rows), held_out=sets)
     arguments = training_arguments(recipe, folder / "run", data)
     built = model_for(recipe, tokenizer, arguments)
-    return stage_trainer(
-        recipe, built, tokenizer, data, arguments, length_of(recipe, data, folder / "run")
-    )
+    return stage_trainer(recipe, built, tokenizer, data, arguments, length_of(recipe, data, folder / "run"))

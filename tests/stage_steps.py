@@ -104,9 +104,7 @@ def measured_peak(recipe: Recipe) -> int:
     data = Prepared(Endless(rows), form, 10**6, num_tokens=10**9)
     arguments = training_arguments(recipe, folder, data)
     model = model_for(recipe, tokenizer, arguments)
-    trainer = stage_trainer(
-        recipe, model, tokenizer, data, arguments, length_of(recipe, data, folder)
-    )
+    trainer = stage_trainer(recipe, model, tokenizer, data, arguments, length_of(recipe, data, folder))
     trainer.remove_callback(PrinterCallback)
     with PeakOfStorages() as storages:
         trainer.add_callback(Measures(storages))

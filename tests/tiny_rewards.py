@@ -85,9 +85,7 @@ def trainer_of(recipe: Recipe) -> Any:
     arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
     tokenizer = words()
     length = length_of(recipe, data, recipe.output_dir / recipe.name)
-    return stage_trainer(
-        recipe, model_for(recipe, tokenizer, arguments), tokenizer, data, arguments, length
-    )
+    return stage_trainer(recipe, model_for(recipe, tokenizer, arguments), tokenizer, data, arguments, length)
 
 
 def rewards_of(trainer: Any, name: str = "exact_match") -> list[float]:

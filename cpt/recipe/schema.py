@@ -163,7 +163,7 @@ class Monitoring(Section):
     """Profile three steps with torch.profiler from this one on: a trace and the most expensive operations, in
     `profile/` of the run's folder."""
     callbacks: list[Component] = []
-    """`{name: cost, dollars_per_gpu_hour: 2.5}`; `{name: alert, figure: grad_norm, above: 10, logs: 3}`; your own
+    """`{name: cost, dollars_per_gpu_hour: 2.5}`; `{name: alert, figure: grad_norm, above: 10}`; your own
     TrainerCallback as `package.module:Class`, or `package.module:function` that is shown the figures of each log and
     returns a sentence for an alert."""
 

@@ -173,10 +173,6 @@ class CPTTrainer(GuardedTrainer):
             )
             if isinstance(self.optimizer, OneKernelAdamW) and self.optimizer.has_master:
                 tell(f"Weights: half precision, with an fp32 master copy (`model.dtype: {self.recipe.model.dtype}`).")
-            names = {id(parameter): name for name, parameter in trained.named_parameters()}
-            self.parameter_names = [
-                names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]
-            ]
         return self.optimizer
 
     def create_scheduler(

@@ -87,7 +87,7 @@ def watched(tmp_path, monkeypatch):
     """A pulse whose watcher looks often, and what tells whether it beat in the next half second."""
     monkeypatch.setattr("cpt.safety.heartbeat.SECONDS_BETWEEN_LOOKS", 0.1)
     monkeypatch.setattr("cpt.safety.heartbeat.SECONDS_BETWEEN_PULSES", 0.05)
-    monkeypatch.setattr("cpt.safety.heartbeat.LEAST_WORK", 0.05)
+    monkeypatch.setattr("cpt.safety.heartbeat.LEAST_WORK", 0.15)  # the clock of a process ticks each 10 ms
     with Heartbeat(tmp_path) as pulse:
 
         def beats_while(work):
