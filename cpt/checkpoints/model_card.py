@@ -10,7 +10,6 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from cpt.files import write_atomic
-from cpt.recipe.huggingface_keys import LORA, method_of
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import is_local
 from cpt.recipe.schema import Recipe

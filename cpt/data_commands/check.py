@@ -206,7 +206,7 @@ def count_items(items: Iterable[Document | BadRow], most: int | None = None) -> 
     counts, longest = Counts(), 0
     for item in items:
         if not isinstance(item, Document):
-            counts.bad.append(listed(item, with_raw=False))
+            counts.bad.append(listed(item))
             continue
         counts.documents += 1
         counts.empty += not item.text or item.text.isspace()

@@ -56,7 +56,7 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
     if not (private or sure):
         typer.confirm("Publish it?", abort=True)
     api = HfApi()
-    failures = (RuntimeError, *broken())  # a RuntimeError wraps what happened to one large file
+    failures: tuple[type[Exception], ...] = (RuntimeError, *broken())  # a RuntimeError wraps what happened to one large file
     try:
         url = api.create_repo(name, private=private, exist_ok=True)
         if private and not api.model_info(name).private:
@@ -93,7 +93,7 @@ def what_will_be_seen(folder: Path, name: str, *, private: bool) -> Iterator[str
 def what_went_wrong(problem: BaseException, name: str, folder: Path | None = None) -> ResourceError:
     """The Hub's answer with its remedy."""
     response = vars(problem).get("response")  # of huggingface_hub's errors, and of those of httpx that it lets through
-    status = None if response is None else response.status_code
+    status = 0 if response is None else int(response.status_code)
     reason = {
         401: f"the Hub does not know the token. Make one that may write at {TOKENS}, then: hf auth login.",
         403: f"the token may not write to {name}. Make one that may at {TOKENS}, then: hf auth login.",

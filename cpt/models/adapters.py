@@ -230,8 +230,7 @@ def check_mergeable(peft_type: str) -> None:
     """Refuse adapters of methods that cannot become weights."""
     if peft_type.lower() not in (*PEFT_METHODS, "adalora"):
         raise CheckpointError(
-            f"an adapter of {peft_type} cannot be merged into its base. Serve base and adapter together,"
-            " with peft."
+            f"an adapter of {peft_type} cannot be merged into its base. Serve base and adapter together, with peft."
         )
 
 
