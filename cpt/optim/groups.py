@@ -10,7 +10,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from cpt.errors import RecipeError
-from cpt.models.new_rows import UNDECAYED
 
 ParameterGroups = list[dict[str, Any]]
 MATRICES = "is_matrices"
@@ -54,7 +53,7 @@ def parameter_groups(
         # ZeRO-3 keeps the true shape beside a parameter that holds 0 elements here.
         dimensions = len(vars(parameter).get("ds_shape", parameter.shape))
         # A head of which only some rows learn (`cpt.models.new_rows`) must not decay in the others.
-        decays = dimensions >= 2 and id(parameter) not in embeddings and UNDECAYED not in vars(parameter)
+        decays = dimensions >= 2 and id(parameter) not in embeddings and "without_weight_decay" not in vars(parameter)
         is_end = embedding_learning_rate is not None and id(parameter) in both_ends
         is_other = matrices_apart and (dimensions != 2 or id(parameter) in both_ends)
         is_other = is_other or embeddings_apart and id(parameter) in embeddings
