@@ -111,6 +111,9 @@ bench-peers: $(INSTALLED) ## environments for the peers that the benchmark runs,
 bench-vocabulary: $(INSTALLED) ## extend the demo's vocabulary for code and judge it: 10 minutes on 2 cores; then the tables of docs/vocabulary.md
 	$(BIN)/python -m benchmarks.vocabulary $(ARGS)
 
+bench-plan: $(INSTALLED) ## what `cpt plan` adds up beside a dry run of the whole step: 5 minutes
+	$(BIN)/python -m benchmarks.plan $(ARGS)
+
 bench-gpu: $(INSTALLED) ## training steps on a GPU compared with four other systems: 9 minutes on an H100 (ARGS="--cases D E F" for the rest); then docs/gpu.md
 	$(BIN)/python -m benchmarks.gpu.session $(or $(ARGS),--cases A B C)
 	$(BIN)/python -m benchmarks.gpu.page

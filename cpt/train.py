@@ -20,6 +20,7 @@ from cpt.command_line import (
 import typer
 from transformers.utils.logging import disable_progress_bar
 
+from cpt.checkpoints.average import export_average
 from cpt.checkpoints.export import export_model
 from cpt.checkpoints.resume import Wanted, choose_checkpoint, wanted_checkpoint
 from cpt.errors import RecipeError, RestartNeeded
@@ -112,6 +113,7 @@ def train(
             # What the run itself measured; `judge` adds the rest.
             write_verdict(run.folder, verdict_of_run(run.folder, serve=f"cpt serve {run.export_folder}"))
         export_model(trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer))
+        export_average(recipe, tokenizer, run.folder)
     skipped, steps = run.skipped_share()
     tell(f"The model is in {run.export_folder}.{f' {skipped:,} of {steps:,} steps were skipped.' if skipped else ''}")
     return run.export_folder

@@ -258,7 +258,7 @@ def repetition_of(record: RunRecord, recipe: Recipe) -> Recipe:
         model = model.model_copy(update={"dtype": dtype})
     if get(record.environment, "hardware", "gpus") == []:
         training["use_cpu"] = True
-    checkpoints = recipe.checkpoints.model_copy(update=dict.fromkeys(("archive", "weights_every_steps")))
+    checkpoints = recipe.checkpoints.model_copy(update=dict.fromkeys(("archive", "weights_every_steps", "average")))
     folder = record.folder.resolve()
     update = {
         "name": f"{folder.name}{SUFFIX}",

@@ -6,10 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedTokenizerBase
 
+from cpt.checkpoints.export import finish, not_exported
 from cpt.checkpoints.model_folder import Tensors, kind_of, write_tensors
+from cpt.checkpoints.resume import complete_checkpoints
+from cpt.checkpoints.transaction import rename_over
 from cpt.errors import CheckpointError
-from cpt.models.new_rows import EXTENSION
+from cpt.models.new_rows import EXTENSION, carry_extension
+from cpt.ranks import is_main_process, main_process_first, tell
+from cpt.recipe.schema import Recipe
+
+AVERAGE = "average"  # folder of a run
 
 # All that a model folder holds beside its weights, and nothing of a training.
 BESIDE_THE_WEIGHTS = (
@@ -24,6 +33,39 @@ BESIDE_THE_WEIGHTS = (
     "*.py",
     EXTENSION,
 )
+
+
+def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path) -> None:
+    """Write the mean of the last checkpoints to `average/` in the run's folder, if the recipe asks for it; every
+    process must call it.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    if recipe.checkpoints.average is None:
+        return
+    folders = complete_checkpoints(run)[-recipe.checkpoints.average :]
+    if len(folders) < 2:  # the run is finished and its model written: not worth an error
+        tell(f"warning: no average is written: {run} has {len(folders)} checkpoint. Save more often, or train longer.")
+        return
+
+    def write() -> None:
+        if not is_main_process():
+            return
+        unfinished = run / f".{AVERAGE}.unfinished"
+        try:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            write_average(folders, unfinished, dtype=None, max_shard_size="5GB")
+            tokenizer.save_pretrained(unfinished)
+            finish(unfinished)
+            carry_extension(recipe.model.path, unfinished)
+            rename_over(unfinished, run / AVERAGE)
+        except (OSError, SafetensorError) as failure:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise not_exported(run / AVERAGE, failure) from failure
+        tell(f"The mean of {', '.join(folder.name for folder in folders)} is in {run / AVERAGE}.")
+
+    main_process_first(write)
 
 
 def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype | None, max_shard_size: str) -> None:

@@ -56,7 +56,8 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
     if not (private or sure):
         typer.confirm("Publish it?", abort=True)
     api = HfApi()
-    failures: tuple[type[Exception], ...] = (RuntimeError, *broken())  # a RuntimeError wraps what happened to one large file
+    # A RuntimeError wraps what happened to one large file.
+    failures: tuple[type[Exception], ...] = (RuntimeError, *broken())
     try:
         url = api.create_repo(name, private=private, exist_ok=True)
         if private and not api.model_info(name).private:

@@ -147,6 +147,8 @@ class Checkpoints(Section):
     AdamW in fp32, 12 bytes for each trained parameter over all processes; under DeepSpeed in bf16, 16."""
     weights_every_steps: Positive | None = None
     """Also publish the weights alone, as `weights-N`, each so many optimizer steps; `keep` holds for these too."""
+    average: Annotated[int, Field(ge=2)] | None = None
+    """At the end, also write the mean of the weights of so many last checkpoints to `average/` in the run's folder."""
 
     @property
     def kept(self) -> Keep | None:

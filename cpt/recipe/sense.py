@@ -159,6 +159,22 @@ def check_saving(checkpoints: Checkpoints) -> Violations:
         yield no_effect(("checkpoints", "keep"), why)
 
 
+def check_average(checkpoints: Checkpoints, model: Model) -> Violations:
+    """An average is of several whole models that are still there."""
+    if checkpoints.average is None:
+        return
+    here, kept = ("checkpoints", "average"), checkpoints.kept
+    if checkpoints.every_tokens is None and checkpoints.every_steps is None:
+        yield Violation(here, "`checkpoints.average`: write `checkpoints.every_tokens` or `every_steps` too")
+    last = kept.options.get("last", 3) if kept is not None and kept.name == "newest" else None
+    if isinstance(last, int) and last < checkpoints.average:
+        text = f"`checkpoints.average` is {checkpoints.average}, but only {last} checkpoints are kept"
+        yield Violation(here, f"{text}: raise `checkpoints.keep`", ("checkpoints", "keep"))
+    if model.lora is not None:
+        text = "the mean of LoRA's factors is not the mean of the models: remove `checkpoints.average`, or train all"
+        yield Violation(here, f"{text} parameters", ("model", "lora"))
+
+
 def check_evaluation(evaluation: Evaluation) -> Violations:
     """An evaluation has something to measure, and a run can only stop where it is evaluated."""
     every_steps, every_tokens = evaluation.every_steps, evaluation.every_tokens
@@ -219,6 +235,7 @@ RULES: list[Callable[..., Violations]] = [
     check_sharded_rows,
     check_tokenizer,
     check_saving,
+    check_average,
     check_evaluation,
     check_retained_sets,
     check_option_names,

@@ -222,7 +222,7 @@ class Rehearsal:
     def rehearsed_recipe(self) -> Recipe:
         """The recipe with its own model, data, batch, budget and schedule, saved and evaluated by the rehearsal."""
         recipe = self.recipe
-        never = ("every_tokens", "every_steps", "weights_every_steps", "archive")
+        never = ("every_tokens", "every_steps", "weights_every_steps", "archive", "average")
         saves = {**dict.fromkeys(never), "keep": Checkpoints().keep}
         evaluation: dict[str, Any] = {"every_tokens": None, "every_steps": None, "tasks": []}
         evaluation |= {"prompts": recipe.evaluation.prompts[:1], "retain": dict.fromkeys(recipe.evaluation.retain)}

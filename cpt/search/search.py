@@ -253,7 +253,7 @@ class Search:
 
 
 def remove_weights(run: Path) -> None:
-    for path in [*run.glob("checkpoint-*"), *run.glob("weights-*"), run / EXPORT]:
+    for path in [*run.glob("checkpoint-*"), *run.glob("weights-*"), run / "average", run / EXPORT]:
         shutil.rmtree(path, ignore_errors=True)
 
 

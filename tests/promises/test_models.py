@@ -324,6 +324,14 @@ def test_a_mean_of_models_is_the_mean_by_hand(cpt, base_model, tmp_path):
         torch.testing.assert_close(value, torch.stack([part[name].double() for part in parts]).mean(0).float())
 
 
+def test_the_average_of_a_run_is_the_mean_of_its_last_checkpoints(recipe, write):
+    recipe |= {"checkpoints": {"every_steps": 2, "average": 3}}
+    run = train(load_recipe(write(recipe))).parent
+    parts = [weights(run / f"checkpoint-{step}") for step in (4, 6, 8)]
+    for name, value in weights(run / "average").items():
+        torch.testing.assert_close(value, torch.stack([part[name].double() for part in parts]).mean(0).float())
+
+
 @pytest.mark.slow
 def test_a_chat_vector_is_added_as_written_by_hand(cpt, base_model, tmp_path):
     folders = {name: shutil.copytree(base_model, tmp_path / name) for name in ("after", "chat")}

@@ -9,6 +9,9 @@ SCRATCH = "stage: pretrain\ntokenizer: {path: a/b}\n"
 LLAMA = "{from_scratch: true, config: {model_type: llama}"
 
 
+EVERY = "checkpoints.every_steps=1"
+
+
 @pytest.mark.parametrize(
     ("added", "overrides", "named"),
     [
@@ -44,6 +47,9 @@ LLAMA = "{from_scratch: true, config: {model_type: llama}"
         ),
         ("evaluation: {every_steps: 1}\n", [], "`evaluation.every_steps` effect `evaluation.held_out_share`"),
         ("checkpoints: {keep: 5}\n", [], "`checkpoints.keep` effect `checkpoints.every_tokens`"),
+        ("checkpoints: {average: 2}\n", [], "`checkpoints.average` `checkpoints.every_tokens`"),
+        ("checkpoints: {average: 4}\n", [EVERY], "`checkpoints.average` `checkpoints.keep`"),
+        ("checkpoints: {average: 2}\n", [EVERY, "model.lora=cpt"], "`checkpoints.average` LoRA"),
         ("optimizer: {lr: 1}\n", [], "`optimizer.lr` `optimizer.learning_rate`"),
         ("optimizer: {adam_beta1: 0.9}\n", [], "`optimizer.adam_beta1` `optimizer.betas`"),
         ("schedule: {warmup_steps: 10}\n", [], "`schedule.warmup_steps` `schedule.warmup_tokens`"),
