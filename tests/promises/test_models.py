@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from cpt import build_data, build_model, build_trainer, export_model, load_recipe, load_tokenizer
 from cpt.errors import RecipeError
+from cpt.train import train
 
 SHAPE = {
     "vocab_size": 320,
