@@ -12,9 +12,7 @@ from cpt.data.store.token_files import FORMAT, SourceDescription, TokenFiles, To
 from cpt.errors import DataError, RecipeError
 from cpt.store_command import prune_command
 
-DESCRIPTION = SourceDescription(
-    "", 1, 9, {}, {}, {}, ("a:1", 9), {}, {"source": "corpus.jsonl", "tokenizer": "gpt2"}, "error"
-)
+DESCRIPTION = SourceDescription("", 1, 9, {}, {}, {}, ("a:1", 9), {}, {"source": "corpus.jsonl", "tokenizer": "gpt2"})
 
 
 def write_shard(folder):
