@@ -112,7 +112,7 @@ def test_prune_needs_something_to_go_by(cache):
 
 
 def test_a_store_of_another_version_is_not_read(cache):
-    with pytest.raises(DataError, match=r"another version of cpt \(format 1, ours is 4\).*cpt store prune"):
+    with pytest.raises(DataError, match="another version of cpt"):
         read_description(cache / "tokens" / "foreign")
 
 
