@@ -12,9 +12,7 @@ from cpt.data.store.token_files import FORMAT, SourceDescription, TokenFiles, To
 from cpt.errors import DataError, RecipeError
 from cpt.store_command import prune_command
 
-DESCRIPTION = SourceDescription(
-    "", 1, 9, {}, {}, {}, ("a:1", 9), {}, {"source": "corpus.jsonl", "tokenizer": "gpt2"}, "error"
-)
+DESCRIPTION = SourceDescription("", 1, 9, {}, {}, {}, ("a:1", 9), {}, {"source": "corpus.jsonl", "tokenizer": "gpt2"})
 
 
 def write_shard(folder):
@@ -109,7 +107,7 @@ def test_what_a_process_reads_or_makes_stays(cache):
 
 
 def test_a_store_of_another_version_is_not_read(cache):
-    with pytest.raises(DataError, match=r"another version of cpt \(format 1, ours is 4\).*cpt store prune"):
+    with pytest.raises(DataError, match="another version of cpt"):
         read_description(cache / "tokens" / "foreign")
 
 
