@@ -51,7 +51,7 @@ class ByTurns(TrainerCallback):
         if state.global_step == 1:
             handler = self.trainer.callback_handler
             self.guards = [callback for callback in handler.callbacks if isinstance(callback, GUARDS)]
-            self.parts = self.trainer.guard, self.trainer.budget
+            self.parts = self.trainer.guard, self.trainer.guard.budget
         self.turn(on=state.global_step % 2 == 0)
         self.began = (time.perf_counter(), time.process_time())
 
@@ -61,7 +61,7 @@ class ByTurns(TrainerCallback):
         handler.callbacks = [*others, *self.guards] if on else others
         if not on and trainer.guard is not None:
             list(trainer.guard.read())
-        trainer.guard, trainer.budget = self.parts if on else (None, None)
+        trainer.guard, trainer.guard.budget = self.parts if on else (None, None)
 
 
 def recipe_of(folder: Path, size: str, steps: int) -> Recipe:

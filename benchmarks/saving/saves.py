@@ -41,11 +41,12 @@ class InAllWays(TrainerCallback):
         self.trainer = trainer
         self.samples: list[dict[str, float]] = []
         self.waited = self.copying = 0.0
-        self.wait_for_copies, self.copy_to_host = trainer.wait_for_copies, trainer.copy_to_host
+        ours = trainer.checkpointer
+        self.wait_for_copies, self.copy_to_host = ours.wait_for_copies, ours.copy_to_host
         trainer._save_checkpoint = lambda *_: None  # type: ignore  # the run's end is of no interest
-        trainer.wait_for_copies = self.wait  # type: ignore[method-assign]
-        trainer.copy_to_host = self.copy  # type: ignore[method-assign]
-        trainer.kinds_read_back.add("full")  # once in a run, and not the cost of a save
+        ours.wait_for_copies = self.wait  # type: ignore[method-assign]
+        ours.copy_to_host = self.copy  # type: ignore[method-assign]
+        ours.kinds_read_back.add("full")  # once in a run, and not the cost of a save
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.waited, self.began = 0.0, time.perf_counter()
@@ -68,7 +69,7 @@ class InAllWays(TrainerCallback):
     def save_theirs(self) -> None:
         """As the Trainer does, which does not wait for the disk; then the wait."""
         trainer = self.trainer
-        self.measure("theirs", lambda: Trainer._save_checkpoint(trainer, trainer.saved_model, None))
+        self.measure("theirs", lambda: Trainer._save_checkpoint(trainer, trainer.checkpointer.saved_model, None))
         saved = self.folder / f"checkpoint-{trainer.state.global_step}"
         self.measure("syncing_theirs", lambda: sync_files(saved), clears=False)
         self.samples[-1]["bytes"] = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
@@ -84,7 +85,7 @@ class InAllWays(TrainerCallback):
         sample |= {"step_beside": step_seconds - self.waited, "waited": self.waited}
         self.trainer.wait_for_saves()
         sample["copying"] = self.copying
-        assert self.trainer.save_failure is None, self.trainer.save_failure
+        assert self.trainer.checkpointer.save_failure is None, self.trainer.checkpointer.save_failure
 
     # --- how they are measured ---------------------------------------------------------------------------------------
 
@@ -95,7 +96,7 @@ class InAllWays(TrainerCallback):
     def save_once(self, *, in_background: bool) -> None:
         checkpoints = self.trainer.recipe.checkpoints.model_copy(update={"in_background": in_background})
         self.trainer.recipe = self.trainer.recipe.model_copy(update={"checkpoints": checkpoints})
-        self.trainer.save_once("full")
+        self.trainer.checkpointer.save_once("full")
 
     def measure(self, name: str, work: Callable[[], object], *, clears: bool = True) -> None:
         """Do it under the same conditions as the others, and note what it took until the last process was through."""

@@ -17,7 +17,7 @@ from cpt.runs.folder import is_alive
 from cpt.runs.record import Run
 from cpt.runs.signs import Sign, is_of_this_host, name_processes, read_signs
 from cpt.safety.heartbeat import lost_others
-from cpt.stages.saving import SavingTrainer
+from cpt.stages.trainer import CPTTrainer
 
 SECONDS_FOR_AN_ANSWER = 8.0  # four pulses
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -37,7 +37,7 @@ class StepBoundary(TrainerCallback):
 
 
 @contextmanager
-def saved_on_errors(trainer: SavingTrainer) -> Iterator[None]:
+def saved_on_errors(trainer: CPTTrainer) -> Iterator[None]:
     """While it is open: an exception between two steps saves what was trained; any other names the checkpoint that the
     run resumes from.
 
@@ -54,8 +54,8 @@ def saved_on_errors(trainer: SavingTrainer) -> Iterator[None]:
         step, folder = trainer.state.global_step, trainer.run_folder
         known = [step_of(checkpoint) for checkpoint in published_checkpoints(folder)]
         if world_size() == 1 and not boundary.is_within and step > max(known, default=0):
-            trainer.save_once("full")
-            trainer.wait_for_saves()
+            trainer.checkpointer.save_once("full")
+            trainer.checkpointer.wait_for_saves()
         if is_main_process() and not lost_others(problem):
             what = f"The run failed after step {step}: {type(problem).__name__}: {problem}."
             record_event(folder, "failed", f"{what} {resumes_from(folder)}", step=step)

@@ -3,16 +3,15 @@
 import gc
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from accelerate.utils.memory import clear_device_cache
-from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import TrainOutput
 
 from cpt.checkpoints.resume import newest_sound, published_checkpoints, set_aside, step_of
 from cpt.errors import Interrupted, ResourceError, RestartNeeded, TrainingError
@@ -33,7 +32,9 @@ from cpt.safety.restart import (
     remember_rollback,
     smaller_micro_batch,
 )
-from cpt.stages.saving import SavingTrainer
+
+if TYPE_CHECKING:
+    from cpt.stages.trainer import CPTTrainer
 
 OF_LANGUAGE_MODELS = ("pretrain", "cpt", "sft")
 SAFETY = "safety.json"
@@ -42,58 +43,64 @@ SAFETY = "safety.json"
 class StepGuardCallback(TrainerCallback):
     """Runs after every other callback: what it judges is what the optimizer gets."""
 
-    def __init__(self, trainer: "GuardedTrainer") -> None:
-        self.trainer = trainer
+    def __init__(self, guard: "StepGuard") -> None:
+        self.guard = guard
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.trainer.begin_guarding()
+        self.guard.begin()
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The gradients are complete; under DeepSpeed they are used already."""
-        self.trainer.judge_step()
+        self.guard.judge_step()
 
 
-class GuardedTrainer(SavingTrainer):
-    """The Trainer's loop with a loss guard, and restarts after too many skipped steps or out-of-memory.
+class StepGuard:
+    """Checks each step, has the update of a bad one skipped, and restarts the run after too many of them.
 
     A skipped step costs its rows. After too many, the run resumes from the last sound checkpoint before them and
     leaves their rows out. With `optimizer.release_gradients` the updates are made in the backward pass, so a step is
     judged by its loss alone: the gradient's norm is only known afterwards.
     """
 
-    first_step: int
-    guard: LossGuard | None = None
-    budget: SkipBudget | None = None
-    skipped_since_log: list[Judged]
-    new_data_from: set[int]
-    """Steps at which a phase of the data begins."""
-    is_updating = False
-    """From the moment on when the optimizer may have changed weights."""
-    released: ReleasedGradients | None = None
-    skip: torch.Tensor
-    spikes: torch.Tensor
-    loss_of_step: torch.Tensor
-    backward_pass: Callable[..., None]
+    def __init__(self, trainer: "CPTTrainer") -> None:
+        self.trainer = trainer
+        self.loss_guard: LossGuard | None = None
+        self.budget: SkipBudget | None = None
+        self.skipped_since_log: list[Judged] = []
+        self.new_data_from: set[int] = set()
+        """Steps at which a phase of the data begins."""
+        self.is_updating = False
+        """From the moment on when the optimizer may have changed weights."""
+        self.released: ReleasedGradients | None = None
+        self.skip: torch.Tensor
+        self.spikes: torch.Tensor
+        self.loss_of_step: torch.Tensor
+        self.loss_before: torch.Tensor
+        self.norm: torch.Tensor
+        self.backward_pass: Callable[..., None]
 
-    def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
-        check_release(self.recipe, deepspeed=self.is_deepspeed_enabled)
-        section = self.recipe.safety.loss_guard
+    @contextmanager
+    def guarding(self, checkpoint: str | None) -> Iterator[None]:
+        """While training; continues with what the checkpoint knows of skipped steps."""
+        trainer = self.trainer
+        check_release(trainer.recipe, deepspeed=trainer.is_deepspeed_enabled)
+        section = trainer.recipe.safety.loss_guard
         if section is not None:
-            self.guard = LossGuard(section, self.args.device, self.highest_loss())
-            self.budget = SkipBudget(self.rows_of_steps, self.guard.window, self.guard.skips)
-        if resume_from_checkpoint is not None:
-            self.restore_safety(read_safety(Path(resume_from_checkpoint)))
+            self.loss_guard = LossGuard(section, trainer.args.device, self.highest_loss())
+            self.budget = SkipBudget(trainer.rows_of_steps, self.loss_guard.window, self.loss_guard.skips)
+        if checkpoint is not None:
+            self.restore(read_safety(Path(checkpoint)))
         self.restore_rollback()
-        until = [phase.until for phase in phases_in_tokens(self.recipe).phases[:-1]]
-        self.new_data_from = {tokens // self.length.tokens_per_step + 1 for tokens in until if tokens is not None}
+        until = [phase.until for phase in phases_in_tokens(trainer.recipe).phases[:-1]]
+        self.new_data_from = {tokens // trainer.length.tokens_per_step + 1 for tokens in until if tokens is not None}
         self.skipped_since_log = []
-        self.remove_callback(StepGuardCallback)
-        self.add_callback(StepGuardCallback(self))  # behind those that were added since
-        accelerator: Any = self.accelerator
+        trainer.remove_callback(StepGuardCallback)
+        trainer.add_callback(StepGuardCallback(self))  # behind those that were added since
+        accelerator: Any = trainer.accelerator
         try:
-            return super().train(resume_from_checkpoint, **options)  # type: ignore[arg-type]
+            yield
         finally:
             if self.released is not None:
                 self.released.remove()
@@ -103,94 +110,85 @@ class GuardedTrainer(SavingTrainer):
     def highest_loss(self) -> float:
         """Of a language model's own loss, which starts near that of a uniform guess; the other stages have losses
         without such a scale."""
-        if self.recipe.stage not in OF_LANGUAGE_MODELS:
+        if self.trainer.recipe.stage not in OF_LANGUAGE_MODELS:
             return math.inf
-        model: Any = self.model
+        model: Any = self.trainer.model
         return HIGHEST_LOSS * math.log(vocabulary_size(model.config))
 
-    def begin_guarding(self) -> None:
+    def begin(self) -> None:
         """Hook in where a step can be judged, once everything is built and loaded."""
-        self.reshard()
-        model: Any = self.model
-        accelerator: Any = self.accelerator
+        self.trainer.engine.reshard()
+        model: Any = self.trainer.model
+        accelerator: Any = self.trainer.accelerator
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if (
-            self.is_deepspeed_enabled
-            and self.guard is not None
+            self.trainer.is_deepspeed_enabled
+            and self.loss_guard is not None
             and not isinstance(accelerator.deepspeed_engine_wrapped, JudgingEngine)
         ):
             engine = accelerator.deepspeed_engine_wrapped.engine
             accelerator.deepspeed_engine_wrapped = JudgingEngine(
-                engine, self.judge_figures, scales_loss=self.args.fp16
+                engine, self.judge_figures, scales_loss=self.trainer.args.fp16
             )
-        if releases_gradients(self.recipe) and self.released is None:
-            wrapper: Any = self.optimizer
+        if releases_gradients(self.trainer.recipe) and self.released is None:
+            wrapper: Any = self.trainer.optimizer
             self.released = ReleasedGradients(wrapper.optimizer)
             self.backward_pass = accelerator.backward
             accelerator.backward = self.update_in_backward
 
     # --- what a checkpoint stores ------------------------------------------------------------------------------------
 
-    def checkpoint_texts(self) -> dict[str, str]:
-        return {**super().checkpoint_texts(), SAFETY: json.dumps(self.safety_state())}
+    def texts(self) -> dict[str, str]:
+        """Files of a checkpoint, by name: with them a resumed run decides as this one does."""
+        return {SAFETY: json.dumps(self.state())}
 
-    def safety_state(self) -> dict[str, Any]:
-        """With it a resumed run decides as this one does."""
-        state: dict[str, Any] = {"format": 1, "left_out": self.rows_of_steps.left_out}
-        if self.guard is not None and self.budget is not None:
-            for judged in self.guard.read():  # unread only in a save after an error
+    def state(self) -> dict[str, Any]:
+        """The content of `safety.json`."""
+        state: dict[str, Any] = {"format": 1, "left_out": self.trainer.rows_of_steps.left_out}
+        if self.loss_guard is not None and self.budget is not None:
+            for judged in self.loss_guard.read():  # unread only in a save after an error
                 self.note_verdict(judged)
-            state |= {"guard": self.guard.state(), "budget": self.budget.state()}
+            state |= {"guard": self.loss_guard.state(), "budget": self.budget.state()}
         return state
 
-    def restore_safety(self, state: Mapping[str, Any]) -> None:
-        self.rows_of_steps.left_out = [(first, end) for first, end in state.get("left_out", [])]
-        if self.guard is not None and self.budget is not None and "guard" in state:
-            self.guard.restore(state["guard"])
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.trainer.rows_of_steps.left_out = [(first, end) for first, end in state.get("left_out", [])]
+        if self.loss_guard is not None and self.budget is not None and "guard" in state:
+            self.loss_guard.restore(state["guard"])
             self.budget.restore(state["budget"])
 
-    def restore_rollback(self) -> bool:
-        """Leave out the rows of a roll-back to this checkpoint; False if there was none."""
-        rollback = learned_rollback(self.run_folder)
-        if rollback is None or rollback["to_step"] != self.first_step:
-            if rollback is not None and rollback["to_step"] > self.first_step and is_main_process():
-                forget_rollback(self.run_folder)
-            return False
-        self.rows_of_steps.left_out = [(first, end) for first, end in rollback["left_out"]]
+    def restore_rollback(self) -> None:
+        """Leave out the rows of a roll-back to this very checkpoint, which was written before it."""
+        rollback = learned_rollback(self.trainer.run_folder)
+        if rollback is None or rollback["to_step"] != self.trainer.first_step:
+            if rollback is not None and rollback["to_step"] > self.trainer.first_step and is_main_process():
+                forget_rollback(self.trainer.run_folder)
+            return
+        self.trainer.rows_of_steps.left_out = [(first, end) for first, end in rollback["left_out"]]
         if self.budget is not None:
             self.budget.restore(rollback["budget"])
-        return True
+        self.trainer.on_rollback()
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
     @property
     def judges_gradients(self) -> bool:
         """True where the gradients are whole before the optimizer's step: everywhere but under DeepSpeed."""
-        return self.guard is not None and not self.is_deepspeed_enabled
+        return self.loss_guard is not None and not self.trainer.is_deepspeed_enabled
 
-    def get_batch_samples(self, *arguments: Any, **options: Any) -> Any:
-        """A step begins: the loss of its micro-batches is summed apart from that of the steps before."""
+    def begin_step(self) -> None:
+        """The loss of its micro-batches is summed apart from that of the steps before."""
         self.is_updating = False
-        self.loss_before = self._tr_loss.clone()
+        self.loss_before = self.trainer._tr_loss.clone()
         if self.judges_gradients:
-            self._tr_loss.zero_()
-        return super().get_batch_samples(*arguments, **options)
+            self.trainer._tr_loss.zero_()
 
-    def _clip_grad_norm(self, model: nn.Module) -> Any:
-        """Clipping waits for `judge_step`; the norm that is logged is filled in then."""
-        if self.is_deepspeed_enabled:
-            return super()._clip_grad_norm(model)
-        if self.guard is None:
+    def norm_of_step(self) -> torch.Tensor:
+        """The norm of all gradients, as the Trainer logs it: clipping waits for `judge_step`, which fills it in."""
+        if self.loss_guard is None:
             return self.measure_norm()
-        self.norm = torch.zeros((), device=self.args.device)
+        self.norm = torch.zeros((), device=self.trainer.args.device)
         return self.norm
-
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        if self.released is not None:
-            return self.released.norm()
-        if self.is_deepspeed_enabled:
-            return super()._get_grad_norm(model, grad_norm)
-        return self._clip_grad_norm(model) if grad_norm is None else grad_norm
 
     def judge_step(self) -> None:
         """Clip, judge, and have the update skipped where the step is bad."""
@@ -202,12 +200,12 @@ class GuardedTrainer(SavingTrainer):
             return
         norm = self.measure_norm()
         self.norm.copy_(norm)
-        figures = torch.stack((self._tr_loss, self.norm))
-        if self.args.world_size > 1:
+        figures = torch.stack((self.trainer._tr_loss, self.norm))
+        if self.trainer.args.world_size > 1:
             dist.all_reduce(figures)
-            figures /= self.args.world_size
+            figures /= self.trainer.args.world_size
         skip = self.judge_figures(figures)
-        self._tr_loss.copy_(torch.where(skip, self.loss_before, self.loss_before + self._tr_loss))
+        self.trainer._tr_loss.copy_(torch.where(skip, self.loss_before, self.loss_before + self.trainer._tr_loss))
         self.skip_update(skip, figures)
 
     def measure_norm(self) -> torch.Tensor:
@@ -215,11 +213,10 @@ class GuardedTrainer(SavingTrainer):
 
         Where the optimizer's kernel divides gradients by a number on the device, they are not written twice.
         """
-        model: Any = self.model_wrapped
-        most, kernel = self.args.max_grad_norm, self.kernel_of_optimizer()
+        model: Any = self.trainer.model_wrapped
+        most, kernel = self.trainer.args.max_grad_norm, self.kernel_of_optimizer()
         if kernel is None:
-            clipped = super()._clip_grad_norm(model) if most > 0 else None
-            return super()._get_grad_norm(model, clipped)  # type: ignore[no-any-return]
+            return self.trainer.clip_gradients(model)
         norm = gradient_norm([parameter.grad for parameter in self.trained if parameter.grad is not None])
         if most > 0:
             kernel.grad_scale = ((norm + 1e-6) / most).clamp(min=1)  # what torch's own clipping divides by
@@ -227,22 +224,22 @@ class GuardedTrainer(SavingTrainer):
 
     def kernel_of_optimizer(self) -> Any:
         """The optimizer, if its kernel reads from the device what to divide by and whether to skip; else None."""
-        wrapper: Any = self.optimizer
+        wrapper: Any = self.trainer.optimizer
         kernel = wrapper.optimizer
-        reads = self.accelerator.scaler is None and vars(kernel).get("_step_supports_amp_scaling", False)
-        return kernel if reads and not self.is_fsdp_enabled else None
+        reads = self.trainer.accelerator.scaler is None and vars(kernel).get("_step_supports_amp_scaling", False)
+        return kernel if reads and not self.trainer.is_fsdp_enabled else None
 
     def judge_figures(self, figures: torch.Tensor) -> torch.Tensor:
         """Whether the current step has to be skipped, on the device."""
-        assert self.guard is not None
-        step = self.state.global_step + 1
+        assert self.loss_guard is not None
+        step = self.trainer.state.global_step + 1
         if step in self.new_data_from:  # a phase's data may have a loss of another level
-            self.guard.forget()
-        return self.guard.judge(step, figures)
+            self.loss_guard.forget()
+        return self.loss_guard.judge(step, self.trainer.figures_to_judge(figures))
 
     def skip_update(self, skip: torch.Tensor, figures: torch.Tensor) -> None:
         """The host only waits where the optimizer's kernel does not read a flag from the device."""
-        kernel, scaler = self.kernel_of_optimizer(), self.accelerator.scaler
+        kernel, scaler = self.kernel_of_optimizer(), self.trainer.accelerator.scaler
         if kernel is not None:
             kernel.found_inf = skip.float()
             return
@@ -251,7 +248,7 @@ class GuardedTrainer(SavingTrainer):
         scale_is_too_large = scaler is not None and math.isfinite(loss) and not math.isfinite(norm)
         if bool(skip) and not scale_is_too_large:
             # accelerate's optimizer only steps with gradients of all ranks
-            self.accelerator.gradient_state._set_sync_gradients(False)
+            self.trainer.accelerator.gradient_state._set_sync_gradients(False)
 
     # --- a step that updates in its backward pass --------------------------------------------------------------------
 
@@ -259,13 +256,13 @@ class GuardedTrainer(SavingTrainer):
         """The backward pass, which updates the weights; its loss is judged before, on the device."""
         assert self.released is not None, "in place of the accelerator's only then"
         self.is_updating = True  # from here on the step cannot be redone
-        if self.guard is None:
+        if self.loss_guard is None:
             self.released.begin(None)
         else:
-            if self.state.global_step + 1 in self.new_data_from:
-                self.guard.forget()
+            if self.trainer.state.global_step + 1 in self.new_data_from:
+                self.loss_guard.forget()
             self.loss_of_step = loss.detach().float()
-            self.skip, self.spikes = self.guard.decide(
+            self.skip, self.spikes = self.loss_guard.decide(
                 torch.stack((self.loss_of_step, torch.zeros_like(self.loss_of_step)))
             )
             self.released.begin(self.skip)
@@ -273,31 +270,29 @@ class GuardedTrainer(SavingTrainer):
 
     def note_released(self, released: ReleasedGradients) -> None:
         """Send the verdict to the host."""
-        if self.guard is None:
+        if self.loss_guard is None:
             return
         norm = released.norm().to(self.loss_of_step.device)
-        self.guard.learn_norm(norm, skipped=self.skip)
+        self.loss_guard.learn_norm(norm, skipped=self.skip)
         figures = torch.stack((self.loss_of_step, norm))
-        self.guard.note(self.state.global_step + 1, torch.cat((figures, self.spikes.float())))
+        self.loss_guard.note(self.trainer.state.global_step + 1, torch.cat((figures, self.spikes.float())))
         left_out = self.skip | ~norm.isfinite()
-        self._tr_loss.copy_(torch.where(left_out, self.loss_before, self.loss_before + self._tr_loss))
+        self.trainer._tr_loss.copy_(torch.where(left_out, self.loss_before, self.loss_before + self.trainer._tr_loss))
 
     # --- its end -----------------------------------------------------------------------------------------------------
 
-    def _maybe_log_save_evaluate(self, *arguments: Any, **options: Any) -> None:
+    def read_before(self, *, everything: bool) -> None:
         """Before anything is logged, measured or saved, all steps so far are known to be good."""
-        control = self.control
-        every = self.recipe.checkpoints.weights_every_steps
-        saves = control.should_save or (every is not None and self.state.global_step % every == 0)
-        needs_all = saves or control.should_log or control.should_evaluate or control.should_training_stop
-        self.read_verdicts(unread=0 if needs_all else STEPS_BEHIND)
-        self.steps_to_log = self.state.global_step - self._globalstep_last_logged
-        super()._maybe_log_save_evaluate(*arguments, **options)
-        if self._globalstep_last_logged == self.state.global_step:
-            self._tr_loss.zero_()  # the Trainer subtracts it from itself, and what is not finite would stay
+        self.read_verdicts(unread=0 if everything else STEPS_BEHIND)
+        self.steps_to_log = self.trainer.state.global_step - self.trainer._globalstep_last_logged
+
+    def note_logged(self) -> None:
+        """Begin the next figures, if this step was logged."""
+        if self.trainer._globalstep_last_logged == self.trainer.state.global_step:
+            self.trainer._tr_loss.zero_()  # the Trainer subtracts it from itself, and what is not finite would stay
             self.skipped_since_log = []
 
-    def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
+    def correct_loss(self, logs: dict[str, float]) -> None:
         """The mean loss is that of the steps that counted; where none did, that of the last one."""
         if "loss" in logs and self.skipped_since_log:
             counted = self.steps_to_log - len(self.skipped_since_log)
@@ -305,29 +300,28 @@ class GuardedTrainer(SavingTrainer):
                 logs["loss"] * self.steps_to_log / counted if counted > 0 else self.skipped_since_log[-1].loss
             )
             logs["skipped_steps"] = len(self.skipped_since_log)
-        super().log(logs, *arguments, **options)
 
     # --- skipped steps -----------------------------------------------------------------------------------------------
 
     def read_verdicts(self, *, unread: int) -> None:
         """Count the verdicts that have arrived; see `roll_back` for what too many skipped steps raise."""
-        if self.guard is None or self.budget is None:
+        if self.loss_guard is None or self.budget is None:
             return
-        for judged in self.guard.read(unread=unread):
+        for judged in self.loss_guard.read(unread=unread):
             self.note_verdict(judged)
             if self.budget.is_exhausted:
-                self.roll_back(self.guard, self.budget)
+                self.roll_back(self.loss_guard, self.budget)
 
     def note_verdict(self, judged: Judged) -> None:
         """Count and record a step that was skipped."""
         assert self.budget is not None
-        if self.args.fp16 and math.isfinite(judged.loss) and not math.isfinite(judged.gradient_norm):
+        if self.trainer.args.fp16 and math.isfinite(judged.loss) and not math.isfinite(judged.gradient_norm):
             return  # the scaler is looking for its scale
         skipped = self.budget.note(judged)
         if skipped is not None:
             self.skipped_since_log.append(judged)
             first, end = skipped.rows
-            self.record(
+            self.trainer.checkpointer.record(
                 "spike_skipped" if judged.is_finite else "nan_skipped",
                 f"Step {judged.step} was skipped: {judged.complaint()}. Its rows are {first:,} to {end - 1:,}.",
                 step=judged.step,
@@ -348,7 +342,7 @@ class GuardedTrainer(SavingTrainer):
         """
         if budget.rollbacks >= guard.rollbacks:
             steps = ", ".join(str(skipped.step) for skipped in budget.recent)
-            newest = published_checkpoints(self.run_folder)
+            newest = published_checkpoints(self.trainer.run_folder)
             saved = f"The newest checkpoint is {newest[-1]}." if newest else "Nothing is saved."
             raise TrainingError(
                 f"the training diverged: steps {steps} had to be skipped, after {budget.rollbacks} roll-back(s)"
@@ -357,8 +351,8 @@ class GuardedTrainer(SavingTrainer):
                 " `rollbacks`."
             )
         bad = budget.roll_back()
-        self.wait_for_saves()
-        checkpoint = main_process_decides(lambda: newest_sound(self.run_folder, up_to=bad[0].step - 1))
+        self.trainer.checkpointer.wait_for_saves()
+        checkpoint = main_process_decides(lambda: newest_sound(self.trainer.run_folder, up_to=bad[0].step - 1))
         steps = ", ".join(str(skipped.step) for skipped in bad)
         what = "continues, because no checkpoint is older"
         if checkpoint is not None:
@@ -367,7 +361,7 @@ class GuardedTrainer(SavingTrainer):
             f"{len(bad)} of the last {budget.window} steps were skipped ({steps}): the run {what} (roll-back"
             f" {budget.rollbacks} of {guard.rollbacks})."
         )
-        self.record(
+        self.trainer.checkpointer.record(
             "rolled_back",
             message,
             step=bad[-1].step,
@@ -377,25 +371,34 @@ class GuardedTrainer(SavingTrainer):
         )
         if checkpoint is None:
             return
-        self.rows_of_steps.leave_out(skipped.rows for skipped in bad)
+        self.trainer.rows_of_steps.leave_out(skipped.rows for skipped in bad)
         main_process_decides(lambda: self.prepare_rollback(checkpoint, budget))
-        if self.control.should_training_stop and self.state.global_step < self.state.max_steps:
+        if self.trainer.control.should_training_stop and self.trainer.state.global_step < self.trainer.state.max_steps:
             raise Interrupted(f"{message} {same_command()} continues.")
         raise RestartNeeded(message)
 
     def prepare_rollback(self, checkpoint: Path, budget: SkipBudget) -> None:
         """Leave the next start what it needs, and no later checkpoint."""
-        remember_rollback(self.run_folder, step_of(checkpoint), self.rows_of_steps.left_out, budget.state())
-        later = [path for path in published_checkpoints(self.run_folder) if step_of(path) > step_of(checkpoint)]
-        set_aside(self.run_folder, later, f"the run went back to {checkpoint.name}")
+        remember_rollback(
+            self.trainer.run_folder, step_of(checkpoint), self.trainer.rows_of_steps.left_out, budget.state()
+        )
+        later = [
+            path for path in published_checkpoints(self.trainer.run_folder) if step_of(path) > step_of(checkpoint)
+        ]
+        set_aside(self.trainer.run_folder, later, f"the run went back to {checkpoint.name}")
 
-    # --- out of memory -----------------------------------------------------------------------------------------------
 
-    def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
+class OutOfMemory:
+    """Ends a run that is out of memory with a restart in smaller micro-batches, or with what the user can change."""
+
+    def __init__(self, trainer: "CPTTrainer") -> None:
+        self.trainer = trainer
+
+    def watch(self, train_epoch: Callable[[], None]) -> None:
         """The Trainer's loop; out of memory ends it with a restart in smaller micro-batches."""
         restart: RestartNeeded | None = None
         try:
-            super()._run_epoch(**options)
+            train_epoch()
         except RuntimeError as problem:
             if not is_out_of_memory(problem):
                 self.refuse_smaller_others(problem)
@@ -405,56 +408,73 @@ class GuardedTrainer(SavingTrainer):
             self.save_finished_steps()
             raise restart
 
+    def refuse_evaluation(self, problem: RuntimeError) -> None:
+        """Raise a ResourceError with the remedy where an evaluation ran out of memory."""
+        if not is_out_of_memory(problem):
+            return
+        batch_size, remedy = (
+            self.trainer.args.per_device_eval_batch_size,
+            "Set `training.per_device_eval_batch_size` lower",
+        )
+        if batch_size == 1:
+            remedy = "Set `data.sequence_length` lower, or split the model over GPUs"
+        raise ResourceError(
+            f"out of memory in the evaluation of step {self.trainer.state.global_step} with {batch_size} row(s) at"
+            f" once. {remedy}."
+        ) from problem
+
     def learn_smaller_batch(self, problem: RuntimeError) -> RestartNeeded:
         """Let the next start halve the micro-batch and double the accumulation: the same rows in each step.
 
         Raises:
             ResourceError: one row is all there is, or the recipe does not allow it.
         """
-        arguments, step = self.args, self.state.global_step + 1
+        arguments, step = self.trainer.args, self.trainer.state.global_step + 1
         before = arguments.per_device_train_batch_size
-        size = smaller_micro_batch(before) if self.recipe.safety.on_oom == "split_batch" else None
-        if size is None or self.released is not None:
+        size = smaller_micro_batch(before) if self.trainer.recipe.safety.on_oom == "split_batch" else None
+        if size is None or self.trainer.guard.released is not None:
             raise ResourceError(self.too_little_memory(step)) from problem
-        remember_micro_batch(self.run_folder, arguments.world_size, size)
+        remember_micro_batch(self.trainer.run_folder, arguments.world_size, size)
         message = (
             f"Out of memory in step {step} on process {rank()} with micro-batches of {before}: the run restarts with"
             f" micro-batches of {size}."
         )
         record_event(
-            self.run_folder, "out_of_memory", message, step=step, micro_batch=size, before=before, restart=True
+            self.trainer.run_folder, "out_of_memory", message, step=step, micro_batch=size, before=before, restart=True
         )
         return RestartNeeded(message)
 
     def save_finished_steps(self) -> None:
         """Save the steps since the last checkpoint, where this process alone can: the others wait in a collective."""
-        model: Any = self.model
-        newest = max(map(step_of, published_checkpoints(self.run_folder)), default=0)
-        alone = self.args.world_size == 1 and not (self.is_deepspeed_enabled or self.is_fsdp_enabled)
-        if alone and not self.is_updating and self.state.global_step > newest:
+        model: Any = self.trainer.model
+        newest = max(map(step_of, published_checkpoints(self.trainer.run_folder)), default=0)
+        alone = self.trainer.args.world_size == 1 and not (
+            self.trainer.is_deepspeed_enabled or self.trainer.is_fsdp_enabled
+        )
+        if alone and not self.trainer.guard.is_updating and self.trainer.state.global_step > newest:
             model.zero_grad()
             gc.collect()
             clear_device_cache()
-            self.save_once("full")
-            self.wait_for_saves()
+            self.trainer.checkpointer.save_once("full")
+            self.trainer.checkpointer.wait_for_saves()
 
     def refuse_smaller_others(self, problem: RuntimeError) -> None:
         """Raise RestartNeeded where the error comes from another process that ran out of memory."""
-        arguments = self.args
-        learned = learned_micro_batch(self.run_folder, arguments.world_size)
+        arguments = self.trainer.args
+        learned = learned_micro_batch(self.trainer.run_folder, arguments.world_size)
         if arguments.world_size > 1 and learned is not None and learned < arguments.per_device_train_batch_size:
             raise RestartNeeded(
-                f"Another process ran out of memory in step {self.state.global_step + 1}: the run restarts with"
-                f" micro-batches of {learned} from its last checkpoint."
+                f"Another process ran out of memory in step {self.trainer.state.global_step + 1}: the run restarts"
+                f" with micro-batches of {learned} from its last checkpoint."
             ) from problem
 
     def too_little_memory(self, step: int) -> str:
-        size, length = self.args.per_device_train_batch_size, self.recipe.data.sequence_length
+        size, length = self.trainer.args.per_device_train_batch_size, self.trainer.recipe.data.sequence_length
         where = f"out of memory in step {step} with micro-batches of {size} row(s) of {length:,} tokens"
         smaller = f"`training.per_device_train_batch_size: {size // 2}`"
         if size == 1:
             smaller = "`data.sequence_length` lower"
-        if self.released is not None:
+        if self.trainer.guard.released is not None:
             return (
                 f"{where}, and `optimizer.release_gradients` cannot split a step. Write {smaller}, which makes smaller"
                 " steps, or `release_gradients: false`."

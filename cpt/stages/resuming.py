@@ -1,18 +1,19 @@
 """Resume from a checkpoint: the same rows, weights, moments and random numbers, or a warning about what differs."""
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
-from xxhash import xxh3_64_intdigest
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.checkpoints.fsdp_parts import load_parts
 from cpt.checkpoints.manifest import MANIFEST, Manifest, read_manifest
 from cpt.checkpoints.model_folder import Tensors, kind_of
 from cpt.checkpoints.resume import ResumePoint
-from cpt.checkpoints.safe_load import know_indexed_cpu, load_data, only_data
+from cpt.checkpoints.safe_load import load_data, only_data
 from cpt.checkpoints.sharding import PLAIN, ZERO, is_zero, name_sharding, sharding_in, sharding_of
 from cpt.checkpoints.zero_files import make_universal, remove_parts, remove_universal
 from cpt.data.mixture import RowsOfSteps
@@ -24,33 +25,35 @@ from cpt.parallelism import groups_of_rows
 from cpt.ranks import is_main_process, main_process_decides, world_size
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
-from cpt.stages.sharded import ShardedTrainer
+
+if TYPE_CHECKING:
+    from cpt.stages.trainer import CPTTrainer
 
 BIT_EXACT = "bit-exact"
 DEFAULT_MICRO_BATCH = 8  # of TrainingArguments
 POSITION = "data_position.json"
 
 
-def train_from(trainer: "ResumingTrainer", data: PreparedData, point: ResumePoint) -> None:
+def train_from(trainer: "CPTTrainer", data: PreparedData, point: ResumePoint) -> None:
     """Train from this point to the end of the budget.
 
     Raises:
         CheckpointError: the checkpoint is of another engine.
         DataError: the data are not those of the checkpoint.
     """
-    trainer.resume_point = point
+    trainer.checkpoint_loader.point = point
     folder, checkpoint, manifest = Path(str(trainer.args.output_dir)), point.checkpoint, point.manifest
     if is_main_process():
         remove_universal(folder)
     if checkpoint is None:
         trainer.train()
         return
-    trainer.refuse_other_engine(checkpoint, trust=point.trusted)
+    trainer.checkpoint_loader.refuse_other_engine(checkpoint, trust=point.trusted)
     if (checkpoint / POSITION).exists():  # another program writes none
         data.restore(json.loads((checkpoint / POSITION).read_text()))
     if manifest is not None and manifest.world_size != world_size():
         warn_elastic(folder, manifest)
-        if is_zero(trainer.sharding):
+        if is_zero(trainer.engine.sharding):
             written = checkpoint
             checkpoint = main_process_decides(lambda: make_universal(written, folder, trust=point.trusted))
     trainer.train(resume_from_checkpoint=str(checkpoint))
@@ -89,21 +92,26 @@ class DataPosition(TrainerCallback):
         return {POSITION: json.dumps(self.data.state(first_row))}
 
 
-class ResumingTrainer(ShardedTrainer):
-    """The Trainer's loading: as data only, for any number of processes, bit for bit where the number is the same."""
+class CheckpointLoader:
+    """Loads checkpoints: as data only, for any number of processes, bit for bit where the number is the same.
 
-    recipe: Recipe
-    resume_point = ResumePoint()
+    Attributes:
+        point: what the run resumes from.
+    """
+
+    def __init__(self, trainer: "CPTTrainer") -> None:
+        self.trainer, self.point = trainer, ResumePoint()
 
     @property
     def exactness(self) -> str:
         """How this run compares with an uninterrupted one, for each checkpoint's manifest."""
-        repeats = self.args.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
-        found = exactness(self.resume_point, deterministic=repeats)
-        asked = int(self.recipe.training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH))
-        fits = self.args.per_device_train_batch_size
-        if found == BIT_EXACT and fits < asked:
-            return f"rounding: {fits} rows at a time instead of {asked} after out-of-memory: sums in another order"
+        arguments, training = self.trainer.args, self.trainer.recipe.training
+        repeats = arguments.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+        found = exactness(self.point, deterministic=repeats)
+        requested = int(training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH))
+        fits = arguments.per_device_train_batch_size
+        if found == BIT_EXACT and fits < requested:
+            return f"rounding: {fits} rows at a time instead of {requested} after out-of-memory: sums in another order"
         return found
 
     def refuse_other_engine(self, checkpoint: Path, *, trust: bool) -> None:
@@ -112,89 +120,74 @@ class ResumingTrainer(ShardedTrainer):
         Raises:
             CheckpointError: with the commands that start from the checkpoint's weights.
         """
-        written = sharding_in(checkpoint)
-        was, now = name_sharding(written), name_sharding(self.sharding)
-        if written == self.sharding or written == ZERO and is_zero(self.sharding):
-            on_host = written_on_host(checkpoint, trust=trust) if is_zero(self.sharding) else None
-            if on_host is None or on_host == self.offloads_optimizer:
+        written, engine = sharding_in(checkpoint), self.trainer.engine
+        was, now = name_sharding(written), name_sharding(engine.sharding)
+        if written == engine.sharding or written == ZERO and is_zero(engine.sharding):
+            on_host = written_on_host(checkpoint, trust=trust) if is_zero(engine.sharding) else None
+            if on_host is None or on_host == engine.offloads_optimizer:
                 return
             was += f" and its optimizer {'in host memory' if on_host else 'on the GPU'}"
-            now += f" and its optimizer {'in host memory' if self.offloads_optimizer else 'on the GPU'}"
+            now += f" and its optimizer {'in host memory' if engine.offloads_optimizer else 'on the GPU'}"
         raise CheckpointError(
             f"{checkpoint} was written with {was}, and this run uses {now}: optimizer states are not converted. Start"
             f" a new run from the weights: cpt export {checkpoint} --output FOLDER && cpt train RECIPE --new"
             " model.path=FOLDER"
         )
 
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
-        """As the Trainer does, with DeepSpeed's pickles read as data only."""
-        if resume_from_checkpoint is None:
-            return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        checkpoint = Path(resume_from_checkpoint)
-        if self.is_fsdp_enabled:
-            prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
+    def prepare(self, checkpoint: Path, prepare: Callable[[str | None], Any]) -> Any:
+        """Let the Trainer wrap and load everything, with DeepSpeed's pickles read as data only.
+
+        Args:
+            prepare: the Trainer's own preparation, with a checkpoint's folder or without one.
+        """
+        trainer = self.trainer
+        if trainer.is_fsdp_enabled:
+            prepared = prepare(None)
             self.load_shards(checkpoint)
             return prepared
         universal = (checkpoint / "latest_universal").exists()
         if universal:
-            self.accelerator.state.deepspeed_plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
-        with only_data(checkpoint, trust=self.resume_point.trusted):
-            prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+            trainer.accelerator.state.deepspeed_plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
+        with self.only_data(checkpoint):
+            prepared = prepare(str(checkpoint))
         if universal:
-            engine: Any = self.model_wrapped
+            engine: Any = trainer.model_wrapped
             engine._config.load_universal_checkpoint = False  # what the run saves from now on is of its own processes
             if engine.zero_optimization_stage() == 3:
-                separate_groups(self.kernel, checkpoint)
-            self.accelerator.wait_for_everyone()
-            if self.args.should_save:
+                separate_groups(trainer.engine.optimizer, checkpoint)
+            trainer.accelerator.wait_for_everyone()
+            if trainer.args.should_save:
                 remove_parts(checkpoint)
         return prepared
 
+    def only_data(self, checkpoint: Path | str) -> AbstractContextManager[None]:
+        """While it is open, pickles of the checkpoint are read as data only, unless the user vouches for them."""
+        return only_data(Path(checkpoint), trust=self.point.trusted)
+
     def load_shards(self, checkpoint: Path) -> None:
-        model, trust = self.model, self.resume_point.trusted
-        assert model is not None and self.lr_scheduler is not None, "both were created before"
-        self.reshard()
-        load_parts(checkpoint, model, self.kernel, trust=trust)
+        """FSDP2's weights, states and schedule."""
+        trainer, trust = self.trainer, self.point.trusted
+        model, schedule = trainer.model, trainer.lr_scheduler
+        assert model is not None and schedule is not None, "both were created before"
+        trainer.engine.reshard()
+        load_parts(checkpoint, model, trainer.engine.optimizer, trust=trust)
         saved_buffers = dict(model.named_buffers()).keys() & model.state_dict().keys()
         if saved_buffers and kind_of(checkpoint) == "model":
             stored = Tensors(checkpoint)
             for name, buffer in model.named_buffers():
                 if name in saved_buffers and name in stored.files:
                     buffer.copy_(stored.read(name))
-        self.lr_scheduler.load_state_dict(load_data(checkpoint / "scheduler.pt", trust=trust))
-        wrapper: Any = self.optimizer
-        for group, rate in zip(wrapper.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
+        schedule.load_state_dict(load_data(checkpoint / "scheduler.pt", trust=trust))
+        wrapper: Any = trainer.optimizer
+        for group, rate in zip(wrapper.param_groups, schedule.get_last_lr(), strict=True):
             group["lr"] = rate
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Weights, as data only; FSDP2's are loaded once all is prepared."""
-        if not self.is_fsdp_enabled:
-            with only_data(Path(resume_from_checkpoint), trust=self.resume_point.trusted):
-                super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """As the Trainer does; DeepSpeed's AdamW for the host counts its steps again."""
-        know_indexed_cpu()
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and self.offloads_optimizer:
-            steps = max((int(state.get("step", 0)) for state in self.kernel.state.values()), default=0)
-            replay_step_counter(self.kernel, steps)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """The random numbers of each process; another number of processes draws new ones."""
-        if checkpoint is None:
-            return
-        if written_for(Path(checkpoint)) in (None, self.args.world_size):
-            with only_data(Path(checkpoint), trust=self.resume_point.trusted):
-                super()._load_rng_state(checkpoint)
-        else:
-            set_seed(self.seed_of_step)
-
-    @property
-    def seed_of_step(self) -> int:
-        """Of this process, for random numbers that are not the run's own."""
-        words = f"{self.args.seed} {self.state.global_step} {self.args.process_index}"
-        return xxh3_64_intdigest(words.encode()) % 2**32
+    def count_steps_again(self) -> None:
+        """DeepSpeed's AdamW for the host does not store its count."""
+        engine = self.trainer.engine
+        if engine.offloads_optimizer:
+            steps = max((int(state.get("step", 0)) for state in engine.optimizer.state.values()), default=0)
+            replay_step_counter(engine.optimizer, steps)
 
 
 def written_on_host(checkpoint: Path, *, trust: bool) -> bool | None:

@@ -10,14 +10,14 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Event
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import psutil
@@ -28,7 +28,6 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_utils import TrainOutput
 from transformers.training_args import ParallelMode
 
 from cpt.checkpoints.agreement import Agreement, SaveFailed
@@ -47,13 +46,14 @@ from cpt.checkpoints.snapshot import (
 )
 from cpt.checkpoints.transaction import Contents, Weights, clear_leftovers, hash_all, publish
 from cpt.checkpoints.verify import read_back, saved_parameters
-from cpt.data.mixture import RowsOfSteps
 from cpt.errors import CheckpointError, TrainingError
 from cpt.files import make_durable
 from cpt.ranks import is_main_process
 from cpt.runs.events import record_event
-from cpt.stages.length import RunLength
-from cpt.stages.resuming import DataPosition, ResumingTrainer
+from cpt.stages.resuming import DataPosition
+
+if TYPE_CHECKING:
+    from cpt.stages.trainer import CPTTrainer
 
 log = logging.getLogger("cpt")
 
@@ -66,7 +66,7 @@ PACKAGES = ("cpt", "torch", "transformers", "accelerate", "deepspeed", "peft", "
 WRITTEN_LATER_TOO = (".md", ".html")  # the card, and the verdict's page
 
 
-class SavingTrainer(ResumingTrainer):
+class Checkpointer:
     """The Trainer's saving, as transactions; `recipe.checkpoints` says how often, how many stay, and whether training
     waits.
 
@@ -74,44 +74,25 @@ class SavingTrainer(ResumingTrainer):
     save are made while the next step runs, and training waits for them in front of the optimizer.
     """
 
-    length: RunLength
-    rows_of_steps: RowsOfSteps
-    snapshot: Contents | None = None
-    """While one is taken: what the Trainer would write goes here."""
-    copies_are_too_large = False
-    save_failure: SaveFailed | None = None
-    """Why the last save was not published; None where it was."""
-    step_saved = 0
-    not_pushed: Path | None = None
-    """A checkpoint that the Hub does not have yet, where the recipe pushes."""
-    in_flight: Future[None] | None = None
-    """The save that is being written in the background."""
-
-    @cached_property
-    def agreement(self) -> Agreement:
-        """How the processes agree on a save; made at the first use, by all of them."""
-        return Agreement(self.args.ddp_timeout_delta)
-
-    @cached_property
-    def host_copies(self) -> HostCopies:
+    def __init__(self, trainer: "CPTTrainer") -> None:
+        self.trainer = trainer
+        self.snapshot: Contents | None = None
+        """While one is taken: what the Trainer would write goes here."""
+        self.in_flight: Future[None] | None = None
+        """The save that is being written in the background."""
+        self.host_copies = HostCopies()
         """The memory of snapshots in the background."""
-        return HostCopies()
-
-    @cached_property
-    def copied(self) -> Event:
-        """Set where no copies are being made."""
-        event = Event()
-        event.set()
-        return event
-
-    def wait_for_copies(self, *_: Any) -> None:
-        self.copied.wait()
-
-    @property
-    def saved_model(self) -> nn.Module:
-        """The model without what wraps it to train."""
-        assert self.model is not None, "the Trainer was built with a model"
-        return self.model
+        self.copied = Event()
+        """Set while no copies are being made."""
+        self.copied.set()
+        self.copies_are_too_large = False
+        self.kinds_read_back: set[Kind] = set()
+        """What this process has proved to be readable."""
+        self.save_failure: SaveFailed | None = None
+        """Why the last save was not published; None where it was."""
+        self.step_saved = 0
+        self.not_pushed: Path | None = None
+        """A checkpoint that the Hub does not have yet, where the recipe pushes."""
 
     @cached_property
     def writer(self) -> ThreadPoolExecutor:
@@ -119,48 +100,51 @@ class SavingTrainer(ResumingTrainer):
         return ThreadPoolExecutor(1, thread_name_prefix="save")
 
     @cached_property
-    def kinds_read_back(self) -> set[Kind]:
-        """What this process has proved to be readable."""
-        return set()
+    def agreement(self) -> Agreement:
+        """How the processes agree on a save; made at the first use, by all of them."""
+        return Agreement(self.trainer.args.ddp_timeout_delta)
+
+    def wait_for_copies(self, *_: Any) -> None:
+        self.copied.wait()
+
+    @property
+    def saved_model(self) -> nn.Module:
+        """The model without what wraps it to train."""
+        assert self.trainer.model is not None, "the Trainer was built with a model"
+        return self.trainer.model
 
     @cached_property
     def archive(self) -> Archive | None:
         """The second place, for the main process."""
-        place = self.recipe.checkpoints.archive
-        return Archive(self.run_folder, place) if place is not None and self.args.should_save else None
+        place = self.trainer.recipe.checkpoints.archive
+        return Archive(self.trainer.run_folder, place) if place is not None and self.trainer.args.should_save else None
 
-    @property
-    def run_folder(self) -> Path:
-        return Path(str(self.args.output_dir))
-
-    @property
-    def rows_trained(self) -> int:
-        """Rows that the run has consumed, including those left out."""
-        return self.rows_of_steps.first(self.state.global_step)
-
-    def checkpoint_texts(self) -> dict[str, str]:
+    def texts(self) -> dict[str, str]:
         """Small files of a full checkpoint, by name; called on the main process."""
-        texts: dict[str, str] = {}
+        texts = self.trainer.guard.texts()
         for position in self.data_positions():
-            texts |= position.texts(self.rows_trained)
+            texts |= position.texts(self.trainer.rows_trained)
         return texts
 
     def data_positions(self) -> list[DataPosition]:
         """None where a program of the user's own built the trainer."""
-        return [callback for callback in self.callback_handler.callbacks if isinstance(callback, DataPosition)]
+        callbacks = self.trainer.callback_handler.callbacks
+        return [callback for callback in callbacks if isinstance(callback, DataPosition)]
 
     # --- when to save ------------------------------------------------------------------------------------------------
 
-    def train(self, *arguments: Any, **options: Any) -> TrainOutput:
-        """No save is in flight when it returns or raises."""
-        if self.args.should_save and (names := clear_leftovers(self.run_folder)):
-            log.info("%s: removed what a stopped run left unfinished: %s.", self.run_folder, ", ".join(names))
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """While training; no save is in flight when it ends or raises."""
+        folder = self.trainer.run_folder
+        if self.trainer.args.should_save and (names := clear_leftovers(folder)):
+            log.info("%s: removed what a stopped run left unfinished: %s.", folder, ", ".join(names))
         if self.archive is not None:
-            self.archive.add_missing([checkpoint.folder for checkpoint in published_in(self.run_folder)])
+            self.archive.add_missing([checkpoint.folder for checkpoint in published_in(folder)])
         self.agreement.gather(None)  # connects the processes while the launcher is there, which they need for that
         hook = register_optimizer_step_pre_hook(self.wait_for_copies)
         try:
-            output = super().train(*arguments, **options)
+            yield
         except BaseException:
             try:
                 self.wait_for_saves()
@@ -172,7 +156,6 @@ class SavingTrainer(ResumingTrainer):
         self.wait_for_saves()
         if self.archive is not None:
             self.archive.finish()
-        return output
 
     def wait_for_saves(self) -> None:
         """Return when no save is in flight; every process must call it.
@@ -188,21 +171,26 @@ class SavingTrainer(ResumingTrainer):
     def push(self) -> None:
         """Give the Hub what was published, as `training.push_to_hub` and `hub_strategy` say."""
         checkpoint, self.not_pushed = self.not_pushed, None
-        if checkpoint is not None and self.args.push_to_hub:
-            self._push_from_checkpoint(str(checkpoint))
+        if checkpoint is not None and self.trainer.args.push_to_hub:
+            self.trainer._push_from_checkpoint(str(checkpoint))
 
-    def _maybe_log_save_evaluate(self, *arguments: Any, **options: Any) -> None:
-        """As the Trainer does; then the weights alone, where they are due and this step's are not saved yet."""
-        super()._maybe_log_save_evaluate(*arguments, **options)
-        every = self.recipe.checkpoints.weights_every_steps
-        if every is not None and self.state.global_step % every == 0 and self.state.global_step != self.step_saved:
+    @property
+    def weights_are_due(self) -> bool:
+        """Whether the recipe asks for this step's weights alone."""
+        every = self.trainer.recipe.checkpoints.weights_every_steps
+        return every is not None and self.trainer.state.global_step % every == 0
+
+    def save_due_weights(self) -> None:
+        """Unless this step is saved already."""
+        if self.weights_are_due and self.trainer.state.global_step != self.step_saved:
             self.save_once("weights")
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+    def save(self) -> None:
         """Publish `checkpoint-N`. The last save of a run is tried again, and has to succeed."""
-        self.store_flos()
+        trainer = self.trainer
+        trainer.store_flos()
         self.save_once("full")
-        if not self.control.should_training_stop and self.state.global_step < self.state.max_steps:
+        if not trainer.control.should_training_stop and trainer.state.global_step < trainer.state.max_steps:
             return
         self.wait_for_saves()
         for seconds in SECONDS_BEFORE_RETRIES:
@@ -212,12 +200,12 @@ class SavingTrainer(ResumingTrainer):
             self.save_once("full")
             self.wait_for_saves()
         if self.save_failure is not None:
-            newest = published_in(self.run_folder)[-1:]
+            newest = published_in(self.trainer.run_folder)[-1:]
             where = f"The newest checkpoint is {newest[0].folder}." if newest else "There is no checkpoint."
             kind = TrainingError if self.save_failure.reason == "not finite" else CheckpointError
             raise kind(
-                f"step {self.state.global_step} could not be saved ({self.save_failure}). {where} Solve this, then"
-                " start the run again."
+                f"step {self.trainer.state.global_step} could not be saved ({self.save_failure}). {where} Solve this,"
+                " then start the run again."
             )
 
     # --- one save ----------------------------------------------------------------------------------------------------
@@ -225,11 +213,11 @@ class SavingTrainer(ResumingTrainer):
     def save_once(self, kind: Kind) -> None:
         """Take a snapshot of this step, and have it written: now, or while training goes on."""
         self.wait_for_saves()
-        step = self.step_saved = self.state.global_step
-        beside = self.recipe.checkpoints.in_background and not self.changes_unasked
+        step = self.step_saved = self.trainer.state.global_step
+        beside = self.trainer.recipe.checkpoints.in_background and not self.changes_unasked
         contents = self.take_snapshot(full=kind == "full")
         in_background = beside and self.detach(contents)
-        moment = mark() if in_background and self.args.device.type != "cpu" else None
+        moment = mark() if in_background and self.trainer.args.device.type != "cpu" else None
         copy = partial(self.copy_to_host, contents, moment) if in_background else None
         save = partial(self.write_out, kind, step, contents, partial(self.describe, kind, step), copy)
         if in_background:
@@ -247,7 +235,7 @@ class SavingTrainer(ResumingTrainer):
         try:
             if copy is not None:
                 self.agreement.together(copy)
-            publish(self.run_folder, name, contents, describe, self.agreement, read_back=check)
+            publish(self.trainer.run_folder, name, contents, describe, self.agreement, read_back=check)
         except SaveFailed as failure:
             self.save_failure = failure
             self.record("save_failed", f"{name} was not saved: {failure}.", step=step, reason=failure.reason)
@@ -259,16 +247,16 @@ class SavingTrainer(ResumingTrainer):
         before, self.save_failure = self.save_failure, None
         self.kinds_read_back.add(kind)
         if kind == "full":
-            self.not_pushed = self.run_folder / name
+            self.not_pushed = self.trainer.run_folder / name
         if before is not None:  # a full disk may not have taken the event of the failure
             self.record("saved_again", f"{name} was saved; before it: {before}.", step=step, reason=before.reason)
-        if self.args.should_save:
-            self.tidy_up(kind, self.run_folder / name)
+        if self.trainer.args.should_save:
+            self.tidy_up(kind, self.trainer.run_folder / name)
 
     def record(self, kind: str, message: str, **details: Any) -> None:
         """An event of the run, once for all processes."""
-        if self.args.should_save:
-            record_event(self.run_folder, kind, message, **details)
+        if self.trainer.args.should_save:
+            record_event(self.trainer.run_folder, kind, message, **details)
 
     def tidy_up(self, kind: Kind, published: Path) -> None:
         """Copy the new checkpoint to the archive, and remove the old ones that need not stay."""
@@ -276,7 +264,7 @@ class SavingTrainer(ResumingTrainer):
             self.archive.add(published)
         spared = self.archive.in_use() if self.archive is not None else set()
         try:
-            rotate(self.run_folder, self.recipe.checkpoints.kept, prefix=PREFIXES[kind], spared=spared)
+            rotate(self.trainer.run_folder, self.trainer.recipe.checkpoints.kept, prefix=PREFIXES[kind], spared=spared)
         except Exception as problem:  # of the disk or of the user's rule: this process alone must not end for it
             self.record("not_removed", f"Old checkpoints could not be removed: {type(problem).__name__}: {problem}.")
 
@@ -285,10 +273,12 @@ class SavingTrainer(ResumingTrainer):
             format=FORMAT,
             kind=kind,
             step=step,
-            tokens=step * self.length.tokens_per_step,
-            world_size=self.args.world_size,
-            zero_stage=None if self.zero_section is None else int(self.zero_section.get("stage", 0)),
-            exactness=self.exactness,
+            tokens=step * self.trainer.length.tokens_per_step,
+            world_size=self.trainer.args.world_size,
+            zero_stage=None
+            if self.trainer.engine.zero_section is None
+            else int(self.trainer.engine.zero_section.get("stage", 0)),
+            exactness=self.trainer.checkpoint_loader.exactness,
             versions=versions(),
             files=files,
         )
@@ -302,32 +292,32 @@ class SavingTrainer(ResumingTrainer):
             full: with all that a run needs to resume; else the weights and the tokenizer.
         """
         taken = self.snapshot = Contents()
-        nowhere = str(self.run_folder / f"step-{self.state.global_step}")
-        stage = None if self.zero_section is None else self.zero_section.get("stage")
-        of_adapter = isinstance(self.model, PeftModel)
-        self.reshard()
+        nowhere = str(self.trainer.run_folder / f"step-{self.trainer.state.global_step}")
+        stage = None if self.trainer.engine.zero_section is None else self.trainer.engine.zero_section.get("stage")
+        of_adapter = isinstance(self.trainer.model, PeftModel)
+        self.trainer.engine.reshard()
         try:
             if stage == 3:
-                self._save(nowhere, self.gather_zero3(only_trained=of_adapter))
-            elif self.is_fsdp_enabled:
-                self._save(nowhere, full_weights(self.saved_model, only_trained=of_adapter))
+                self.trainer._save(nowhere, self.gather_zero3(only_trained=of_adapter))
+            elif self.trainer.is_fsdp_enabled:
+                self.trainer._save(nowhere, full_weights(self.saved_model, only_trained=of_adapter))
             elif stage is not None:  # the Trainer copies the model, on every process
-                self._save(nowhere, self.saved_model.state_dict())
+                self.trainer._save(nowhere, self.saved_model.state_dict())
             else:
-                self.save_model(nowhere, _internal_call=True)
+                self.trainer.save_model(nowhere, _internal_call=True)
             if full:
-                self._save_optimizer_and_scheduler(nowhere)
-                self._save_scaler(nowhere)
-                taken.states[random_states_file(self)] = random_states(self)
-            if full and self.args.should_save:
-                taken.texts |= {"trainer_state.json": progress(self), **self.checkpoint_texts()}
+                self.take_states(taken, nowhere)
+                taken.states[random_states_file(self.trainer)] = random_states(self.trainer)
+                taken.states |= self.trainer.stage_states()
+            if full and self.trainer.args.should_save:
+                taken.texts |= {"trainer_state.json": progress(self.trainer), **self.texts()}
         finally:
             self.snapshot = None
         return taken
 
     def gather_zero3(self, *, only_trained: bool) -> Weights | None:
         """The weights on the main process; none if the profile says that only ZeRO's parts are saved."""
-        engine: Any = self.model_wrapped
+        engine: Any = self.trainer.model_wrapped
         if not only_trained and not engine.zero_gather_16bit_weights_on_model_save():
             return {}
         return engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=only_trained)
@@ -363,33 +353,37 @@ class SavingTrainer(ResumingTrainer):
     def warn_too_large(self, needed: int) -> None:
         if not self.copies_are_too_large:
             message = f"Copies for a save need {needed / 2**30:.1f} GiB of free host memory: training waits for saves."
-            self.record("saves_block", message, step=self.state.global_step)
+            self.record("saves_block", message, step=self.trainer.state.global_step)
         self.copies_are_too_large = True
 
     @property
     def changes_unasked(self) -> bool:
         """True where DeepSpeed keeps the optimizer's states on a disk, or steps by itself."""
-        zero = self.zero_section or {}
+        zero = self.trainer.engine.zero_section or {}
         offload = zero.get("offload_optimizer", {})
         return offload.get("device") == "nvme" or bool(offload.get("super_offload")) or "zenflow" in zero
 
     # --- where the Trainer would write -------------------------------------------------------------------------------
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """The model, its config and the tokenizer."""
-        if self.snapshot is None:
-            super()._save(output_dir, state_dict)
-        elif self.args.should_save:
-            self.snapshot.weights = state_dict
-            self.snapshot.write_model = self.write_model_files
-            self.snapshot.check = self.refuse_broken_weights
-            self.snapshot.model_bytes = sum(
-                numbers * parameter.element_size() for parameter, numbers in saved_parameters(self.saved_model)
-            )
+    def take_model(self, weights: Weights | None, write: Callable[[str, Weights | None], None]) -> None:
+        """The model, its config and the tokenizer.
 
-    def write_model_files(self, folder: Path, weights: Weights | None) -> None:
-        """What `_save` writes; it empties what it is given."""
-        super()._save(str(folder), None if weights is None else dict(weights))
+        Args:
+            weights: by name; None for those of the model.
+            write: the Trainer's own; it empties what it is given.
+        """
+        if self.snapshot is None or not self.trainer.args.should_save:
+            return
+
+        def write_model_files(folder: Path, weights: Weights | None) -> None:
+            write(str(folder), None if weights is None else dict(weights))
+
+        self.snapshot.weights = weights
+        self.snapshot.write_model = write_model_files
+        self.snapshot.check = self.refuse_broken_weights
+        self.snapshot.model_bytes = sum(
+            numbers * parameter.element_size() for parameter, numbers in saved_parameters(self.saved_model)
+        )
 
     def refuse_broken_weights(self, weights: Weights | None) -> None:
         """Only finite weights are published; frozen ones do not change."""
@@ -401,55 +395,49 @@ class SavingTrainer(ResumingTrainer):
         else:
             refuse_non_finite((name, tensor) for name, tensor in weights.items() if name in trained)
 
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if self.snapshot is None:
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
-        if self.is_deepspeed_enabled:
-            self.take_deepspeed(self.snapshot, output_dir)
-        elif self.is_fsdp_enabled:
-            part = part_here(self.saved_model, self.kernel)
-            self.snapshot.states[file_of_part(self.args.process_index, self.args.world_size)] = part
-        elif self.args.should_save:
-            assert self.optimizer is not None, "the Trainer makes it before the first step"
-            self.snapshot.states["optimizer.pt"] = self.optimizer.state_dict()
-        of_deepspeed = self.is_deepspeed_enabled and isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper)
-        if self.args.should_save and not of_deepspeed:
-            assert self.lr_scheduler is not None, "the Trainer makes it before the first step"
-            self.snapshot.states["scheduler.pt"] = self.lr_scheduler.state_dict()
+    def take_states(self, taken: Contents, folder: str) -> None:
+        """Moments, master weights, schedule, and the scale of fp16's gradients."""
+        trainer = self.trainer
+        if trainer.is_deepspeed_enabled:
+            self.take_deepspeed(taken, folder)
+        elif trainer.is_fsdp_enabled:
+            part = part_here(self.saved_model, trainer.engine.optimizer)
+            taken.states[file_of_part(trainer.args.process_index, trainer.args.world_size)] = part
+        elif trainer.args.should_save:
+            assert trainer.optimizer is not None, "the Trainer makes it before the first step"
+            taken.states["optimizer.pt"] = trainer.optimizer.state_dict()
+        of_deepspeed = trainer.is_deepspeed_enabled and isinstance(trainer.lr_scheduler, DeepSpeedSchedulerWrapper)
+        if trainer.args.should_save and not of_deepspeed:
+            assert trainer.lr_scheduler is not None, "the Trainer makes it before the first step"
+            taken.states["scheduler.pt"] = trainer.lr_scheduler.state_dict()
+        if trainer.args.should_save and trainer.accelerator.scaler is not None:
+            taken.states["scaler.pt"] = trainer.accelerator.scaler.state_dict()
 
     def take_deepspeed(self, taken: Contents, folder: str) -> None:
         """What the engine saves, of this process."""
         from cpt.checkpoints.deepspeed_engine import LATEST, files_beside, kept_states, tag_of
 
-        engine: Any = self.model_wrapped
+        engine: Any = self.trainer.model_wrapped
         with kept_states(engine, Path(folder)) as kept:
             engine.save_checkpoint(
-                folder, save_latest=False, exclude_frozen_parameters=isinstance(self.model, PeftModel)
+                folder, save_latest=False, exclude_frozen_parameters=isinstance(self.trainer.model, PeftModel)
             )
         taken.states |= kept.states
-        taken.copies |= files_beside(engine, self.args.process_index)
-        if self.args.should_save:
+        taken.copies |= files_beside(engine, self.trainer.args.process_index)
+        if self.trainer.args.should_save:
             taken.texts[LATEST] = tag_of(engine)
 
-    def _save_scaler(self, output_dir: str) -> None:
-        """The scale of fp16's gradients, where there is one."""
-        if self.snapshot is None:
-            super()._save_scaler(output_dir)
-        elif self.args.should_save and self.accelerator.scaler is not None:
-            self.snapshot.states["scaler.pt"] = self.accelerator.scaler.state_dict()
 
-
-def seal_export(trainer: Trainer, folder: Path) -> None:
+def seal_export(trainer: "CPTTrainer", folder: Path) -> None:
     """Write the manifest of a complete export, so that `cpt verify RUN` covers it; for every process."""
-    if is_main_process() and isinstance(trainer, SavingTrainer):
+    if is_main_process():
         files = {
             name: entry for name, entry in sorted(hash_all(folder).items()) if not name.endswith(WRITTEN_LATER_TOO)
         }
         files.pop(MANIFEST, None)
         for inside in [path for path in folder.rglob("*") if path.is_dir()]:
             make_durable(inside)
-        write_manifest(folder, trainer.describe("weights", trainer.state.global_step, files))
+        write_manifest(folder, trainer.checkpointer.describe("weights", trainer.state.global_step, files))
 
 
 def random_states(trainer: Trainer) -> dict[str, Any]:

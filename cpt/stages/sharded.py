@@ -1,7 +1,7 @@
-"""How a step is split over processes: FSDP2, rows that several processes share, gradients accumulated in fp32."""
+"""How a step is split over processes: FSDP2 and ZeRO, rows that several processes share, gradients in fp32."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -11,49 +11,38 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
 
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
 from cpt.data.rows.rows import IGNORED
 from cpt.models.shared_rows import PartOfRows, attend_over_processes, check_shared_rows
-from cpt.optim.clipping import clip_gradients, gradient_norm
 from cpt.optim.one_kernel_adamw import OneKernelAdamW
 from cpt.ranks import tell
+
+if TYPE_CHECKING:
+    from cpt.stages.trainer import CPTTrainer
 
 HALF = (torch.bfloat16, torch.float16)
 
 
-class ShardedTrainer(Trainer):
-    """A Trainer with the same losses and gradients however its processes split a step.
+class Engine:
+    """What shards the model over the processes: nothing, FSDP2 or DeepSpeed."""
 
-    FSDP2 (`training.fsdp`): gradients are reduced in fp32, and the CPU shards too.
-
-    Shared rows (`training.parallelism_config`, DeepSpeed Ulysses): Hugging Face's Trainer multiplies gradients by the
-    processes that share a row under ZeRO-1 and 2, and weighs all micro-batches alike, however many labels they have.
-    Here the loader gives the same rows to a group, and the losses are divided by the labels of the whole step.
-
-    Weights in half precision: gradients accumulate over the micro-batches of a step in fp32, through torch's
-    `grad_dtype`. DDP's buckets have the type of the weights, so the processes average the fp32 gradients themselves
-    after the last micro-batch.
-    """
-
-    accumulates_in_fp32 = False
-
-    # --- the engine --------------------------------------------------------------------------------------------------
+    def __init__(self, trainer: "CPTTrainer") -> None:
+        self.trainer = trainer
 
     @property
     def zero_section(self) -> dict[str, Any] | None:
         """`zero_optimization` of the DeepSpeed profile; None without DeepSpeed."""
-        if not self.is_deepspeed_enabled:
+        if not self.trainer.is_deepspeed_enabled:
             return None
-        return dict(self.accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_optimization", {}))
+        return dict(self.trainer.accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_optimization", {}))
 
     @property
     def sharding(self) -> str:
         """How this run's processes share the model, as checkpoints name it."""
         if self.zero_section is not None:
             return f"{ZERO}{self.zero_section.get('stage', 0)}"
-        return FSDP if self.is_fsdp_enabled else PLAIN
+        return FSDP if self.trainer.is_fsdp_enabled else PLAIN
 
     @property
     def offloads_optimizer(self) -> bool:
@@ -62,27 +51,20 @@ class ShardedTrainer(Trainer):
         return zero is not None and (zero.get("offload_optimizer") or {}).get("device", "none") in ("cpu", "nvme")
 
     @property
-    def kernel(self) -> torch.optim.Optimizer:
+    def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer inside accelerate's wrapper, and inside DeepSpeed's ZeRO optimizer."""
-        wrapper: Any = self.optimizer
-        kernel: torch.optim.Optimizer = wrapper.optimizer.optimizer if self.is_deepspeed_enabled else wrapper.optimizer
-        return kernel
+        wrapper: Any = self.trainer.optimizer
+        inside: torch.optim.Optimizer = wrapper.optimizer
+        return inside.optimizer if self.trainer.is_deepspeed_enabled else inside  # type: ignore[attr-defined]
 
-    def create_accelerator_and_postprocess(self) -> None:
-        if self.parts_of_rows > 1:
-            options: Any = self.args.parallelism_config
-            attention = self.config_of_model._attn_implementation
-            check_shared_rows(self.config_of_model, self.parts_of_rows, attention)
-            options.sp_handler.sp_attn_implementation = attention  # set here: accelerate's class takes few names
-        super().create_accelerator_and_postprocess()
-        accelerator: Any = self.accelerator
-        if self.parts_of_rows > 1:
-            accelerator.deepspeed_ulysses_dl_adapter = self.take_engine
-        if self.args.fsdp_plugin_args is None:
+    def set_up_fsdp(self) -> None:
+        """FSDP2 with gradients reduced in fp32, on a CPU too."""
+        trainer, accelerator = self.trainer, self.trainer.accelerator
+        if trainer.args.fsdp_plugin_args is None:
             return
-        if not self.is_fsdp_enabled:
-            shard_on_cpu(accelerator, self.args.fsdp_plugin_args)
-            self.is_fsdp_enabled = True
+        if not trainer.is_fsdp_enabled:
+            shard_on_cpu(accelerator, trainer.args.fsdp_plugin_args)
+            trainer.is_fsdp_enabled = True
         precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
         if precision is not None:
             # accelerate would also reduce in it, and round the model's outputs to it: the loss has 3 digits then
@@ -92,126 +74,135 @@ class ShardedTrainer(Trainer):
     def reshard(self) -> None:
         """Free gathered parameters: after a forward pass without a backward pass some FSDP2 modules still hold whole
         ones."""
-        if self.is_fsdp_enabled:
-            assert self.model is not None, "the Trainer was built with a model"
-            for module in self.model.modules():
+        if self.trainer.is_fsdp_enabled:
+            assert self.trainer.model is not None, "the Trainer was built with a model"
+            for module in self.trainer.model.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
 
-    # --- rows that several processes share ---------------------------------------------------------------------------
+
+class SharedRows:
+    """Rows that several processes share (`training.parallelism_config`, DeepSpeed Ulysses).
+
+    Hugging Face's Trainer multiplies gradients by the processes that share a row under ZeRO-1 and 2, and weights all
+    micro-batches alike, however many labels they have. Here the loader gives the same rows to a group, and the losses
+    are divided by the labels of the whole step.
+    """
+
+    def __init__(self, trainer: "CPTTrainer") -> None:
+        self.trainer = trainer
 
     @property
-    def sharing_rows(self) -> int:
+    def processes(self) -> int:
         """How many processes train on the same rows."""
-        config = self.args.parallelism_config
+        config = self.trainer.args.parallelism_config
         return 1 if config is None else int(config.non_data_parallel_size)
 
     @property
-    def parts_of_rows(self) -> int:
+    def parts(self) -> int:
         """In how many parts rows are cut."""
-        config = self.args.parallelism_config
+        config = self.trainer.args.parallelism_config
         return 1 if config is None else int(config.sp_size)
 
     @property
-    def part_of_rows(self) -> PartOfRows | None:
+    def part(self) -> PartOfRows | None:
         """What cuts this process's part out of a micro-batch; None where rows stay whole."""
-        parts = self.parts_of_rows
-        return PartOfRows(self.args.process_index % parts, parts) if parts > 1 else None
+        parts = self.parts
+        return PartOfRows(self.trainer.args.process_index % parts, parts) if parts > 1 else None
 
     @property
     def config_of_model(self) -> Any:
-        model: Any = self.model
+        model: Any = self.trainer.model
         return model.config
 
+    def choose_attention(self) -> None:
+        """Before the accelerator is made."""
+        if self.parts > 1:
+            options: Any = self.trainer.args.parallelism_config
+            attention = self.config_of_model._attn_implementation
+            check_shared_rows(self.config_of_model, self.parts, attention)
+            options.sp_handler.sp_attn_implementation = attention  # set here: accelerate's class takes few names
+
+    def replace_adapter(self) -> None:
+        """accelerate's adapter of the loader passes rows around; ours only gets the engine."""
+        if self.parts > 1:
+            accelerator: Any = self.trainer.accelerator
+            accelerator.deepspeed_ulysses_dl_adapter = self.take_engine
+
     def take_engine(self, loader: DataLoader[Any], engine: Any) -> DataLoader[Any]:
-        """Replaces accelerate's adapter, which hands rows round; called with the engine before a checkpoint is
-        loaded."""
+        """Called by accelerate before a checkpoint is loaded."""
         average_over_all(engine)
-        attend_over_processes(self.config_of_model, self.args.per_device_train_batch_size, engine.seq_parallel_group)
-        self.model_accepts_loss_kwargs = True
+        attend_over_processes(
+            self.config_of_model, self.trainer.args.per_device_train_batch_size, engine.seq_parallel_group
+        )
+        self.trainer.model_accepts_loss_kwargs = True
         return loader
 
-    def get_sp_size(self) -> int:
-        """1: the loader's length already counts micro-batches of a group."""
-        return 1
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], num_labels: torch.Tensor | int | None) -> Any:
+        """Loss and outputs for this process's tokens, scaled so that the mean over all processes is the step's."""
+        outputs = model(**inputs, num_items_in_batch=num_labels)
+        return outputs.loss * self.trainer.args.world_size, outputs
 
-    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
-        return int(super().get_total_train_batch_size(args) // self.parts_of_rows)
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, torch.Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
-        """The loss of this process's tokens, scaled so that the mean over all processes is the step's."""
-        if self.parts_of_rows == 1 or not model.training:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
-        loss = outputs.loss * self.args.world_size
-        return (loss, outputs) if return_outputs else loss
-
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
+    def count_labels(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
         """Labels of a step, over all processes."""
-        if self.parts_of_rows > 1:
-            count = sum((batch["shift_labels"] != IGNORED).sum() for batch in batch_samples)
-            labels = torch.as_tensor(count, device=device)
-            dist.all_reduce(labels)
-            return labels
-        number = super()._get_num_items_in_batch(batch_samples, device)
-        # FSDP casts floats to what layers compute in, and 449 labels are 448 in bfloat16.
-        return number.round().long() if self.is_fsdp_enabled and isinstance(number, torch.Tensor) else number
+        count = sum((batch["shift_labels"] != IGNORED).sum() for batch in batch_samples)
+        labels = torch.as_tensor(count, device=device)
+        dist.all_reduce(labels)
+        return labels
 
-    # --- gradients in fp32 -------------------------------------------------------------------------------------------
 
-    def get_batch_samples(self, *arguments: Any, **options: Any) -> Any:
-        """No gradients exist yet, so their type can change."""
-        if not self.accumulates_in_fp32 and self.args.gradient_accumulation_steps > 1:
-            self.accumulate_in_fp32()
-        return super().get_batch_samples(*arguments, **options)
+class Gradients:
+    """Gradients of weights in half precision: accumulated over the micro-batches of a step in fp32, through torch's
+    `grad_dtype`, with a norm that is not rounded.
 
-    def trained_weights(self) -> list[torch.Tensor]:
-        wrapper: Any = self.optimizer
+    DDP's buckets have the type of the weights, so the processes average fp32 gradients themselves after the last
+    micro-batch.
+    """
+
+    def __init__(self, trainer: "CPTTrainer") -> None:
+        self.trainer = trainer
+        self.are_fp32 = False
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """All that the optimizer has."""
+        wrapper: Any = self.trainer.optimizer
         return [parameter for group in wrapper.param_groups for parameter in group["params"]]
 
-    def accumulate_in_fp32(self) -> None:
-        """Only for our own optimizers, which take fp32 gradients of weights in half precision."""
-        wrapper: Any = self.optimizer
-        # DDP sends buffers only in steps that it reduces.
-        sends_buffers = self.args.world_size > 1 and self.args.ddp_broadcast_buffers
-        if sends_buffers or not isinstance(wrapper.optimizer, OneKernelAdamW):
+    def begin_step(self) -> None:
+        """No gradients exist yet, so their type can change.
+
+        Only for our own optimizers, which take fp32 gradients of weights in half precision.
+        """
+        arguments, wrapper = self.trainer.args, self.trainer.optimizer
+        if self.are_fp32 or arguments.gradient_accumulation_steps == 1:
             return
-        halves = [weight for weight in self.trained_weights() if weight.dtype in HALF]
+        # DDP sends buffers only in steps that it reduces
+        sends_buffers = arguments.world_size > 1 and arguments.ddp_broadcast_buffers
+        if sends_buffers or not isinstance(wrapper.optimizer, OneKernelAdamW):  # type: ignore[union-attr]
+            return
+        halves = [weight for weight in self.weights if weight.dtype in HALF]
         for weight in halves:
             weight.grad_dtype = torch.float32
-        self.accumulates_in_fp32 = bool(halves)
+        self.are_fp32 = bool(halves)
         if halves:
             tell("Gradients: accumulated in fp32 over the micro-batches of a step.")
 
-    def training_step(self, model: Any, *arguments: Any, **options: Any) -> torch.Tensor:
-        reduces = self.accumulates_in_fp32 and isinstance(model, DistributedDataParallel)
-        if reduces:
-            model.require_backward_grad_sync = False
-        loss = super().training_step(model, *arguments, **options)
-        if reduces and self.accelerator.sync_gradients:
-            average_gradients(self.trained_weights(), may_differ=bool(self.args.ddp_find_unused_parameters))
-        return loss
+    def replaces_ddp(self, model: nn.Module) -> bool:
+        """Whether `average` does what DDP does otherwise."""
+        return self.are_fp32 and isinstance(model, DistributedDataParallel)
 
-    def own_gradients(self, model: nn.Module) -> list[torch.Tensor]:
+    def average(self) -> None:
+        """After the last micro-batch of a step: the gradients are those of all processes."""
+        average_gradients(self.weights, may_differ=bool(self.trainer.args.ddp_find_unused_parameters))
+
+    def rounded_by_torch(self, model: nn.Module) -> list[torch.Tensor]:
         """All gradients, where torch's own norm would be rounded: some are in half precision, or shards."""
-        if self.is_deepspeed_enabled or self.accelerator.scaler is not None:
+        trainer = self.trainer
+        if trainer.is_deepspeed_enabled or trainer.accelerator.scaler is not None:
             return []
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        return gradients if self.is_fsdp_enabled or any(gradient.dtype in HALF for gradient in gradients) else []
-
-    def _clip_grad_norm(self, model: nn.Module) -> Any:
-        gradients = self.own_gradients(model)
-        return clip_gradients(gradients, self.args.max_grad_norm) if gradients else super()._clip_grad_norm(model)
-
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        gradients = self.own_gradients(model) if grad_norm is None else []
-        return gradient_norm(gradients) if gradients else super()._get_grad_norm(model, grad_norm)
+        return gradients if trainer.is_fsdp_enabled or any(gradient.dtype in HALF for gradient in gradients) else []
 
 
 def shard_on_cpu(accelerator: Any, options: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 evaluation."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,16 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase as BatchStatistics
 from torch.utils.data import DataLoader, Dataset
-from transformers import PreTrainedTokenizerBase, TrainerState, TrainingArguments
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
+from xxhash import xxh3_64_intdigest
 
+from cpt.checkpoints.safe_load import know_indexed_cpu
 from cpt.data.held_out import HeldOutSet
 from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import RowsOfSteps
 from cpt.data.rows.rows import stack_rows
-from cpt.errors import Interrupted, RecipeError, ResourceError
+from cpt.errors import Interrupted, RecipeError
 from cpt.evaluation.document_losses import measure_and_keep
 from cpt.evaluation.retention import read_evaluations
 from cpt.models.compiled import compile_layers, take_compiling
@@ -24,23 +27,31 @@ from cpt.models.documents import add_document_bounds, wants_bounds
 from cpt.models.fused_loss import keep_liger_to_layers, set_up_loss
 from cpt.models.recomputing import set_up_recomputing
 from cpt.optim.build import build_optimizer
+from cpt.optim.clipping import clip_gradients, gradient_norm
 from cpt.optim.one_kernel_adamw import OneKernelAdamW
 from cpt.optim.schedules import build_schedule
 from cpt.ranks import main_process_decides, tell
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS
-from cpt.safety.restart import is_out_of_memory
-from cpt.stages.guards import GuardedTrainer
+from cpt.stages.guards import OutOfMemory, StepGuard
 from cpt.stages.length import RunLength
+from cpt.stages.resuming import CheckpointLoader, written_for
+from cpt.stages.saving import Checkpointer
+from cpt.stages.sharded import Engine, Gradients, SharedRows
 
 
-class CPTTrainer(GuardedTrainer):
+class CPTTrainer(Trainer):
     """Hugging Face's Trainer over rows that are a function of their global number.
 
     Args:
         rows: map-style dataset; row i is what the run trains on as its i-th row, whatever the number of processes.
         length: steps and rows of the run.
         held_out: what `evaluate` measures, by name.
+
+    Attributes:
+        engine, shared_rows, gradients: how a step is split over processes.
+        checkpointer, checkpoint_loader: what saves and resumes.
+        guard, memory: what a bad step and out-of-memory lead to.
     """
 
     trains_on_model_loss = True
@@ -69,6 +80,15 @@ class CPTTrainer(GuardedTrainer):
             set_up_loss(model, recipe.model.fused_loss, arguments)
         elif recipe.model.fused_loss is True:
             raise RecipeError(f"model.fused_loss: stage `{recipe.stage}` has a loss of its own. Remove the key.")
+        self.recipe = recipe
+        self.rows = rows
+        self.length = length
+        self.rows_of_steps = RowsOfSteps(length.rows_per_step)
+        self.held_out = held_out or {}
+        self.first_step = 0
+        self.engine, self.shared_rows, self.gradients = Engine(self), SharedRows(self), Gradients(self)
+        self.checkpointer, self.checkpoint_loader = Checkpointer(self), CheckpointLoader(self)
+        self.guard, self.memory = StepGuard(self), OutOfMemory(self)
         self.activations, compiling = set_up_recomputing(model, arguments), take_compiling(arguments)
         shown = self.shown_at_first(rows)
         super().__init__(
@@ -78,12 +98,37 @@ class CPTTrainer(GuardedTrainer):
         self.set_up_precision(model)
         if compiling is not None:
             compile_layers(model, compiling)
-        self.recipe = recipe
-        self.rows = rows
-        self.length = length
-        self.rows_of_steps = RowsOfSteps(length.rows_per_step)
-        self.held_out = held_out or {}
-        self.first_step = 0
+
+    @property
+    def run_folder(self) -> Path:
+        """Where checkpoints are published."""
+        return Path(str(self.args.output_dir))
+
+    @property
+    def rows_trained(self) -> int:
+        """Rows that the run has consumed, those left out included."""
+        return self.rows_of_steps.first(self.state.global_step)
+
+    # --- for a stage to replace --------------------------------------------------------------------------------------
+
+    def stage_states(self) -> dict[str, Any]:
+        """Further files of a full checkpoint, by name, with the states that this process stores in them."""
+        return {}
+
+    def on_rollback(self) -> None:
+        """The run resumes without the rows of skipped steps."""
+
+    def figures_to_judge(self, figures: torch.Tensor) -> torch.Tensor:
+        """Loss and gradient norm of a step, as its guard takes them."""
+        return figures
+
+    # --- before the first step ---------------------------------------------------------------------------------------
+
+    def create_accelerator_and_postprocess(self) -> None:
+        self.shared_rows.choose_attention()
+        super().create_accelerator_and_postprocess()
+        self.shared_rows.replace_adapter()
+        self.engine.set_up_fsdp()
 
     def set_up_precision(self, model: nn.Module) -> None:
         accelerator: Any = self.accelerator
@@ -114,7 +159,43 @@ class CPTTrainer(GuardedTrainer):
                 str(Path(resume_from_checkpoint) / "trainer_state.json")
             ).global_step
             self.args.eval_on_start = self.lacks_evaluation(self.first_step)
-        return super().train(str(resume_from_checkpoint) if resume_from_checkpoint is not None else None, **options)
+        checkpoint = None if resume_from_checkpoint is None else str(resume_from_checkpoint)
+        with self.guard.guarding(checkpoint), self.checkpointer.saving():
+            return super().train(checkpoint, **options)
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        prepare = partial(super()._prepare_for_training, max_steps, train_dataloader)
+        if resume_from_checkpoint is None:
+            return prepare(None)
+        return self.checkpoint_loader.prepare(Path(resume_from_checkpoint), prepare)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Weights, as data only; FSDP2's are loaded once all is prepared."""
+        if not self.is_fsdp_enabled:
+            with self.checkpoint_loader.only_data(resume_from_checkpoint):
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        know_indexed_cpu()
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self.checkpoint_loader.count_steps_again()
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """The random numbers of each process."""
+        if checkpoint is None:
+            return
+        if written_for(Path(checkpoint)) in (None, self.args.world_size):
+            with self.checkpoint_loader.only_data(checkpoint):
+                super()._load_rng_state(checkpoint)
+        else:
+            set_seed(self.seed_of_step)
+
+    @property
+    def seed_of_step(self) -> int:
+        """Of this process, for random numbers that are not the run's own."""
+        words = f"{self.args.seed} {self.state.global_step} {self.args.process_index}"
+        return xxh3_64_intdigest(words.encode()) % 2**32
 
     def lacks_evaluation(self, step: int) -> bool:
         """Whether a step was to be evaluated and is not: a signal came first."""
@@ -127,7 +208,7 @@ class CPTTrainer(GuardedTrainer):
     def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
         """Train, unless the evaluation at the start said to stop, or was stopped by a signal."""
         if not self.control.should_training_stop:
-            super()._run_epoch(**options)
+            self.memory.watch(partial(super()._run_epoch, **options))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The rows of this process, from the first step on that is still to be trained."""
@@ -138,15 +219,15 @@ class CPTTrainer(GuardedTrainer):
             self.rows,
             micro_batch=arguments.per_device_train_batch_size,
             rows_in_all=self.length.rows,
-            rank=arguments.process_index // self.sharing_rows,
-            world_size=arguments.world_size // self.sharing_rows,
+            rank=arguments.process_index // self.shared_rows.processes,
+            world_size=arguments.world_size // self.shared_rows.processes,
             first_row=self.first_step * self.length.rows_per_step,
             left_out=self.rows_of_steps.left_out,
             num_workers=workers,
             pin_memory=arguments.dataloader_pin_memory,
             persistent_workers=arguments.dataloader_persistent_workers,
             prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
-            complete=self.part_of_rows or self.bounds_of_batch(collate),
+            complete=self.shared_rows.part or self.bounds_of_batch(collate),
             collate_fn=collate or stack_rows,
         )
 
@@ -168,7 +249,7 @@ class CPTTrainer(GuardedTrainer):
             self.optimizer = build_optimizer(
                 self.recipe.optimizer,
                 trained,
-                offloaded=self.offloads_optimizer,
+                offloaded=self.engine.offloads_optimizer,
                 partitioned=self.is_deepspeed_enabled,
             )
             if isinstance(self.optimizer, OneKernelAdamW) and self.optimizer.has_master:
@@ -194,10 +275,38 @@ class CPTTrainer(GuardedTrainer):
             return data.to(self.args.device, non_blocking=True)
         return super()._prepare_input(data)
 
-    def training_step(self, *arguments: Any, **options: Any) -> torch.Tensor:
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    def get_batch_samples(self, *arguments: Any, **options: Any) -> Any:
+        """The micro-batches of a step, which begins here."""
+        self.guard.begin_step()
+        self.gradients.begin_step()
+        return super().get_batch_samples(*arguments, **options)
+
+    def get_sp_size(self) -> int:
+        """1: the loader's length already counts micro-batches of a group."""
+        return 1
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        return int(super().get_total_train_batch_size(args) // self.shared_rows.parts)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
+        if self.shared_rows.parts > 1:
+            return self.shared_rows.count_labels(batch_samples, device)
+        number = super()._get_num_items_in_batch(batch_samples, device)
+        # FSDP casts floats to what layers compute in, and 449 labels are 448 in bfloat16.
+        return number.round().long() if self.is_fsdp_enabled and isinstance(number, torch.Tensor) else number
+
+    def training_step(self, model: Any, *arguments: Any, **options: Any) -> torch.Tensor:
         """Forward and backward pass of a micro-batch, its activations kept where the recipe says."""
+        averages = self.gradients.replaces_ddp(model)
+        if averages:
+            model.require_backward_grad_sync = False
         with self.activations:
-            return super().training_step(*arguments, **options)
+            loss = super().training_step(model, *arguments, **options)
+            if averages and self.accelerator.sync_gradients:
+                self.gradients.average()
+        return loss
 
     def compute_loss(
         self,
@@ -212,13 +321,59 @@ class CPTTrainer(GuardedTrainer):
         tokens of the whole step. Left so, accumulation over n micro-batches on w processes would weigh the auxiliary
         loss n x w times.
         """
-        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+        if self.shared_rows.parts > 1 and model.training:
+            loss, outputs = self.shared_rows.compute_loss(model, inputs, num_items_in_batch)
+        else:
+            loss, outputs = super().compute_loss(
+                model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
+            )
         auxiliary = outputs.get("aux_loss") if isinstance(outputs, dict) else None
         if auxiliary is not None and num_items_in_batch is not None and model.training:
             weight = self.accelerator.unwrap_model(model).config.router_aux_loss_coef
             added = self.args.world_size if self.args.average_tokens_across_devices else 1
             loss = loss - weight * auxiliary * (added - 1 / self.current_gradient_accumulation_steps)
         return (loss, outputs) if return_outputs else loss
+
+    def clip_gradients(self, model: nn.Module) -> torch.Tensor:
+        """Clip to `training.max_grad_norm`, where it is positive; the norm before that."""
+        most, gradients = self.args.max_grad_norm, self.gradients.rounded_by_torch(model)
+        if gradients:
+            return clip_gradients(gradients, most) if most > 0 else gradient_norm(gradients)
+        clipped = super()._clip_grad_norm(model) if most > 0 else None
+        return super()._get_grad_norm(model, clipped)  # type: ignore[no-any-return]
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        return super()._clip_grad_norm(model) if self.is_deepspeed_enabled else self.guard.norm_of_step()
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        if self.guard.released is not None:
+            return self.guard.released.norm()
+        if self.is_deepspeed_enabled:
+            return super()._get_grad_norm(model, grad_norm)
+        return self.guard.norm_of_step() if grad_norm is None else grad_norm
+
+    # --- after a step ------------------------------------------------------------------------------------------------
+
+    def _maybe_log_save_evaluate(self, *arguments: Any, **options: Any) -> None:
+        control = self.control
+        is_due = control.should_save or control.should_log or control.should_evaluate or control.should_training_stop
+        self.guard.read_before(everything=is_due or self.checkpointer.weights_are_due)
+        super()._maybe_log_save_evaluate(*arguments, **options)
+        self.checkpointer.save_due_weights()
+        self.guard.note_logged()
+
+    def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
+        self.guard.correct_loss(logs)
+        super().log(logs, *arguments, **options)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        self.checkpointer.save()
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        if self.checkpointer.snapshot is None:
+            super()._save(output_dir, state_dict)
+        else:
+            self.checkpointer.take_model(state_dict, super()._save)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
         """Figures of each held-out set, logged as those of the Trainer's own evaluation.
@@ -234,10 +389,10 @@ class CPTTrainer(GuardedTrainer):
             self.control.should_save = self.control.should_training_stop = True
             return {}
         except RuntimeError as problem:
-            self.refuse_out_of_memory(problem)
+            self.memory.refuse_evaluation(problem)
             raise
         finally:
-            self.reshard()
+            self.engine.reshard()
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -257,18 +412,6 @@ class CPTTrainer(GuardedTrainer):
             run_folder=self.run_folder,
             step=self.state.global_step,
         )
-
-    def refuse_out_of_memory(self, problem: RuntimeError) -> None:
-        """Raise a ResourceError with the remedy where an evaluation ran out of memory."""
-        if not is_out_of_memory(problem):
-            return
-        batch_size, remedy = self.args.per_device_eval_batch_size, "Set `training.per_device_eval_batch_size` lower"
-        if batch_size == 1:
-            remedy = "Set `data.sequence_length` lower, or split the model over GPUs"
-        raise ResourceError(
-            f"out of memory in the evaluation of step {self.state.global_step} with {batch_size} row(s) at once."
-            f" {remedy}."
-        ) from problem
 
     def tell_prediction_step(self) -> None:
         """Call the callbacks, as the Trainer's own evaluation does; raises Interrupted on all processes alike."""

@@ -6,10 +6,10 @@ import time
 
 from cpt.launchers.processes import leave_processes
 from cpt.recipe.load import load_recipe
-from cpt.stages.saving import SavingTrainer
+from cpt.stages.saving import Checkpointer
 from cpt.train import train
 
-copy_to_host, wait_for_copies = SavingTrainer.copy_to_host, SavingTrainer.wait_for_copies
+copy_to_host, wait_for_copies = Checkpointer.copy_to_host, Checkpointer.wait_for_copies
 waits = []
 
 
@@ -25,7 +25,7 @@ def counted_wait(self, *arguments):
     wait_for_copies(self, *arguments)
 
 
-SavingTrainer.copy_to_host, SavingTrainer.wait_for_copies = slow_copy, counted_wait
+Checkpointer.copy_to_host, Checkpointer.wait_for_copies = slow_copy, counted_wait
 train(load_recipe(sys.argv[1]))
 assert sum(waits) >= 3, waits
 leave_processes()

@@ -56,21 +56,22 @@ def begin_behind(trainer):
     trainer.recipe = trainer.recipe.model_copy(
         update={"checkpoints": trainer.recipe.checkpoints.model_copy(update={"in_background": True})}
     )
-    trainer.save_once("full")
+    trainer.checkpointer.save_once("full")
 
 
 def without_memory(trainer):
     """Save in the background, where copies find no memory."""
     with mock.patch.object(saving, "MOST_OF_THE_MEMORY", 0.0):
         begin_behind(trainer)
-    assert trainer.in_flight is None and trainer.save_failure is None, trainer.save_failure
+    ours = trainer.checkpointer
+    assert ours.in_flight is None and ours.save_failure is None, ours.save_failure
 
 
 def in_background(trainer):
     """Save, and spoil every trained number and moment as soon as an optimizer may make its step."""
     begin_behind(trainer)
-    assert trainer.in_flight is not None
-    trainer.wait_for_copies()
+    assert trainer.checkpointer.in_flight is not None
+    trainer.checkpointer.wait_for_copies()
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             if parameter.requires_grad:
@@ -85,7 +86,7 @@ def in_background(trainer):
                 if isinstance(value, torch.Tensor):
                     value.fill_(7)
     trainer.wait_for_saves()
-    assert trainer.save_failure is None, trainer.save_failure
+    assert trainer.checkpointer.save_failure is None, trainer.checkpointer.save_failure
 
 
 def files_of(folder):
@@ -125,7 +126,7 @@ def main():
     trainer, recipe = trained(sys.argv[1])
     output = Path(sys.argv[2])
     theirs = save(trainer, output / "theirs", lambda: Trainer._save_checkpoint(trainer, trainer.model, None))
-    ours = save(trainer, output / "ours", lambda: trainer.save_once("full"))
+    ours = save(trainer, output / "ours", lambda: trainer.checkpointer.save_once("full"))
     blocked = save(trainer, output / "blocked", lambda: without_memory(trainer))
     behind = save(trainer, output / "behind", lambda: in_background(trainer))
     if is_main_process():

@@ -98,9 +98,8 @@ def test_checkpoints_written_during_training_hold_the_weights_of_their_steps(tin
     assert {4, 8} <= saved.keys()
     for step, tensors in saved.items():
         assert all(torch.equal(tensor, watches.weights[step][name].cpu()) for name, tensor in tensors.items()), step
-    buffers = [
-        buffer for some in watches.trainer.host_copies.free.values() for buffer in some if buffer.nbytes > 2**18
-    ]
+    copies = watches.trainer.checkpointer.host_copies
+    buffers = [buffer for some in copies.free.values() for buffer in some if buffer.nbytes > 2**18]
     assert buffers and all(buffer.is_pinned() == ON_GPU for buffer in buffers)
 
 

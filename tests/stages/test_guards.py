@@ -73,7 +73,7 @@ def test_a_healthy_run_is_the_same_with_and_without_the_guard(tiny_recipe, tmp_p
     for trainer in (guarded, free):
         trainer.train()
     assert same(weights(guarded), weights(free)) and losses(guarded) == losses(free)
-    assert not events(guarded, *SKIPPED) and guarded.guard is not None and free.guard is None
+    assert not events(guarded, *SKIPPED) and guarded.guard.loss_guard is not None and free.guard.loss_guard is None
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 import os
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
 from cpt.stages.build import build_trainer
 from cpt.stages.resuming import (
-    ResumingTrainer,
+    CheckpointLoader,
     exactness,
     keep_global_batch,
     separate_groups,
@@ -101,9 +102,9 @@ def trainer(tiny_recipe, tmp_path):
 
 
 def test_micro_batches_that_had_to_shrink_cost_the_last_bit(trainer):
-    assert trainer.exactness == "bit-exact"
+    assert trainer.checkpoint_loader.exactness == "bit-exact"
     trainer.args.per_device_train_batch_size = 1
-    assert trainer.exactness.startswith("rounding: 1 rows at a time instead of 2")
+    assert trainer.checkpoint_loader.exactness.startswith("rounding: 1 rows at a time instead of 2")
 
 
 def test_random_numbers_of_other_processes_are_replaced_the_same_way_each_time(trainer, tmp_path):
@@ -151,19 +152,15 @@ def test_a_checkpoint_of_another_engine_is_refused_with_the_command_that_starts_
 
 @pytest.mark.parametrize("on_host", [True, False])
 def test_zeros_states_do_not_move_to_the_host_or_back(tmp_path, on_host):
-    class Here(ResumingTrainer):
-        sharding, offloads_optimizer = "zero-2", False
-
-        def __init__(self):
-            """Nothing is trained."""
-
+    engine = SimpleNamespace(sharding="zero-2", offloads_optimizer=False)
+    loader = CheckpointLoader(SimpleNamespace(engine=engine))
     (tmp_path / "latest").write_text("global_step4")
     (tmp_path / "global_step4").mkdir()
     group = {"lr": 1.0, "bias_correction": True} if on_host else {"lr": 1.0}
     states = {"optimizer_state_dict": {"optimizer_state_dict": {"state": {}, "param_groups": [group]}}}
     torch.save(states, tmp_path / "global_step4" / "x_optim_states.pt")
     with pytest.raises(CheckpointError, match="host memory") if on_host else nullcontext():
-        Here().refuse_other_engine(tmp_path, trust=False)
+        loader.refuse_other_engine(tmp_path, trust=False)
 
 
 def test_another_number_of_processes_is_recorded(point, tmp_path):

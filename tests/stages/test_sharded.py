@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallb
 from cpt.models.shared_rows import PartOfRows
 from cpt.optim.clipping import gradient_norm
 from cpt.stages import sharded
-from cpt.stages.sharded import ShardedTrainer
+from cpt.stages.sharded import Engine, SharedRows
+from cpt.stages.trainer import CPTTrainer
 
 SLOW_KERNEL = {"optimizer": {"name": "sgd", "learning_rate": 1e-3}}  # clipped by hand
 
@@ -178,7 +179,7 @@ def test_a_forward_pass_alone_leaves_nothing_gathered_behind():
         with torch.no_grad():
             layers(torch.ones(1, 4))
         assert not any(isinstance(parameter, DTensor) for parameter in layers.parameters())
-        ShardedTrainer.reshard(SimpleNamespace(is_fsdp_enabled=True, model=layers))
+        Engine(SimpleNamespace(is_fsdp_enabled=True, model=layers)).reshard()
         assert all(isinstance(parameter, DTensor) for parameter in layers.parameters())
 
 
@@ -189,46 +190,35 @@ class Dividing(nn.Linear):
         return super().forward(inputs).float().sum() / num_items_in_batch, num_items_in_batch
 
 
-class Sharded(ShardedTrainer):
-    """As far as counting goes."""
-
-    is_fsdp_enabled, parts_of_rows = True, 1
-
-    def __init__(self):
-        """Nothing is trained."""
-
-
 def test_half_precision_does_not_round_the_number_of_labels(monkeypatch):
     monkeypatch.setattr(Trainer, "_get_num_items_in_batch", lambda *_: torch.tensor(449.0))
+    counting = CPTTrainer.__new__(CPTTrainer)
+    counting.is_fsdp_enabled, counting.shared_rows = True, SimpleNamespace(parts=1)
     with alone_in_a_group():
         model = Dividing(2, 1)
         fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
         assert model(torch.ones(1, 2), torch.tensor(449.0))[1] == 448, "what it is for"
-        assert model(torch.ones(1, 2), Sharded()._get_num_items_in_batch([], torch.device("cpu")))[1] == 449
+        assert model(torch.ones(1, 2), CPTTrainer._get_num_items_in_batch(counting, [], torch.device("cpu")))[1] == 449
 
 
 # --- shared rows ---
 
 
 @pytest.fixture
-def shared() -> ShardedTrainer:
+def shared() -> SharedRows:
     """The sixth of eight processes, where four share each row."""
-    trainer = ShardedTrainer.__new__(ShardedTrainer)
     config = ParallelismConfig(sp_size=4, dp_replicate_size=2)
-    trainer.args = SimpleNamespace(
-        parallelism_config=config, process_index=5, world_size=8, device=torch.device("cpu")
-    )
-    return trainer
+    return SharedRows(SimpleNamespace(args=SimpleNamespace(parallelism_config=config, process_index=5, world_size=8)))
 
 
 def test_a_process_has_its_part_of_its_groups_rows(shared):
-    assert shared.part_of_rows == PartOfRows(1, 4) and shared.sharing_rows == 4
+    assert shared.part == PartOfRows(1, 4) and shared.processes == 4
 
 
 def test_labels_of_a_step_are_those_of_all_processes(shared, monkeypatch):
     monkeypatch.setattr(sharded.dist, "all_reduce", lambda count: count.mul_(8))
     batch = {"shift_labels": torch.tensor([[1, 2, -100], [-100, -100, 3]])}
-    assert shared._get_num_items_in_batch([batch, batch], torch.device("cpu")) == 2 * 3 * 8
+    assert shared.count_labels([batch, batch], torch.device("cpu")) == 2 * 3 * 8
 
 
 def test_the_mean_of_the_losses_over_processes_is_that_of_the_step(shared):
@@ -236,8 +226,5 @@ def test_the_mean_of_the_losses_over_processes_is_that_of_the_step(shared):
         def forward(self, labels, num_items_in_batch):
             return SimpleNamespace(loss=labels.sum() / num_items_in_batch)
 
-    losses = [
-        shared.compute_loss(Summed(), {"labels": torch.full((3,), float(rank))}, num_items_in_batch=24)
-        for rank in range(8)
-    ]
+    losses = [shared.compute_loss(Summed(), {"labels": torch.full((3,), float(rank))}, 24)[0] for rank in range(8)]
     assert torch.stack(losses).mean() == pytest.approx(3 * sum(range(8)) / 24)

@@ -30,7 +30,7 @@ def test_a_checkpoint_is_what_the_trainer_would_have_written(tiny_recipe, tmp_pa
     trainer = trainer_of(tiny_recipe, tmp_path / "run", every_steps=None)
     trainer.train()
     theirs = save(trainer, tmp_path / "theirs", lambda: Trainer._save_checkpoint(trainer, trainer.model, None))
-    ours = save(trainer, tmp_path / "ours", lambda: trainer.save_once("full"))
+    ours = save(trainer, tmp_path / "ours", lambda: trainer.checkpointer.save_once("full"))
     assert differing(theirs, ours) == [] and damages(ours) == []
     behind = save(trainer, tmp_path / "behind", lambda: in_background(trainer))
     assert differing(theirs, behind) == [] and damages(behind) == []

@@ -13,7 +13,6 @@ from trl.models import prepare_deepspeed
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, split_tensor_dict
 
 from cpt.checkpoints.safe_load import load_data
-from cpt.checkpoints.transaction import Contents
 from cpt.data.loader import CPTDataLoader
 from cpt.errors import RecipeError, ResourceError
 from cpt.recipe.schema import Recipe
@@ -189,16 +188,16 @@ class GenerationBatches(PromptTrainer):
             self.restore_generation(Path(resume_from_checkpoint))
         return super().train(resume_from_checkpoint, **options)
 
-    def take_snapshot(self, *, full: bool) -> Contents:
-        """With the completions that later steps train on."""
-        taken = super().take_snapshot(full=full)
+    def stage_states(self) -> dict[str, Any]:
+        """The completions that later steps train on, and what the stage has learned."""
         is_within = self.state.global_step * self.generations.accumulation % self.generations.micro_batches != 0
-        kept = {"buffered": self._buffered_inputs if is_within else None, **self.state_of_process()}
-        if full and any(value is not None for value in kept.values()):
-            taken.states[self.generation_file] = kept
-        if full and self.args.should_save and (own := self.own_state()):
-            taken.states[STAGE_FILE] = own
-        return taken
+        of_process = {"buffered": self._buffered_inputs if is_within else None, **self.state_of_process()}
+        states: dict[str, Any] = {}
+        if any(value is not None for value in of_process.values()):
+            states[self.generation_file] = of_process
+        if self.args.should_save and (own := self.own_state()):
+            states[STAGE_FILE] = own
+        return states
 
     @property
     def generation_file(self) -> str:
@@ -223,12 +222,9 @@ class GenerationBatches(PromptTrainer):
         if (checkpoint / STAGE_FILE).exists():  # not where another program wrote it
             self.restore_own(load_data(checkpoint / STAGE_FILE))
 
-    def restore_rollback(self) -> bool:
-        """Likewise, and sample anew: stored completions may answer prompts that are left out now."""
-        rolled_back = super().restore_rollback()
-        if rolled_back:
-            self._buffered_inputs = None
-        return rolled_back
+    def on_rollback(self) -> None:
+        """Sample anew: stored completions may answer prompts that are left out now."""
+        self._buffered_inputs = None
 
     def state_of_process(self) -> dict[str, Any]:
         """What else a checkpoint needs of this process."""
@@ -246,8 +242,8 @@ class GenerationBatches(PromptTrainer):
 
     # --- safety ------------------------------------------------------------------------------------------------------
 
-    def judge_figures(self, figures: torch.Tensor) -> torch.Tensor:
-        """Whether the step has to be skipped.
+    def figures_to_judge(self, figures: torch.Tensor) -> torch.Tensor:
+        """Whether both are finite.
 
         Here the size of a loss tells nothing: advantages have no level, and ratios of probabilities no bound. Steps
         without any gradient are common (all answers equally good), and the first wrong answer after them has one. So
@@ -256,13 +252,13 @@ class GenerationBatches(PromptTrainer):
         """
         loss, norm = figures
         clipped = norm if self.args.max_grad_norm <= 0 else norm * 0
-        return super().judge_figures(torch.stack((loss * 0, clipped)))
+        return torch.stack((loss * 0, clipped))
 
     def _generate_single_turn(self, *arguments: Any, **options: Any) -> Any:
         """Sample completions.
 
         Raises:
-            ResourceError: memory ended; smaller micro-batches would not help.
+            ResourceError: out of memory; smaller micro-batches would not help.
         """
         try:
             return super()._generate_single_turn(*arguments, **options)  # type: ignore[misc]  # TRL's
