@@ -83,7 +83,7 @@ class InAllWays(TrainerCallback):
     def end_behind(self, step_seconds: float) -> None:
         sample = self.samples[-1]
         sample |= {"step_beside": step_seconds - self.waited, "waited": self.waited}
-        self.trainer.wait_for_saves()
+        self.trainer.checkpointer.wait_for_saves()
         sample["copying"] = self.copying
         assert self.trainer.checkpointer.save_failure is None, self.trainer.checkpointer.save_failure
 

@@ -85,7 +85,7 @@ def in_background(trainer):
             for value in state.values():
                 if isinstance(value, torch.Tensor):
                     value.fill_(7)
-    trainer.wait_for_saves()
+    trainer.checkpointer.wait_for_saves()
     assert trainer.checkpointer.save_failure is None, trainer.checkpointer.save_failure
 
 

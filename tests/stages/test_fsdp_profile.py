@@ -56,7 +56,7 @@ def test_what_is_tested_is_taken(complaints):
         ({"use_orig_params": True}, "no key called `use_orig_params`"),
         ({"reshard_after_foward": True}, "no key called `reshard_after_foward`. Did you mean"),
         ({"reshard_after_forward": "full_shard"}, "is true .* or false"),
-        ({"min_num_params": 10}, "belong together"),
+        ({"min_num_params": 10}, "auto_wrap_policy"),
     ],
 )
 def test_keys_that_do_nothing_here_are_refused(complaints, config, said):
