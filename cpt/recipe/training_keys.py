@@ -18,7 +18,7 @@ from cpt.recipe.yaml_lines import shown_path
 
 AT_LEAST_1 = (
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "ddp_timeout"),
-    *("steps_per_generation", "num_iterations", "num_generations", "generation_batch_size", "prompts_read"),
+    *("steps_per_generation", "num_iterations", "num_generations", "generation_batch_size"),
     *("max_completion_length", "max_new_tokens", "dataloader_prefetch_factor", "ddp_bucket_cap_mb", "r"),
 )
 ABOVE_0 = ("temperature", "repetition_penalty", "half_life")

@@ -1,6 +1,7 @@
 """From a recipe to its stage's trainer, callbacks included."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,34 @@ from cpt.recipe.sense import REWARDED, TAUGHT
 from cpt.runs.folder import METRICS, SAMPLES
 from cpt.runs.record import Run
 from cpt.stages.arguments import training_arguments
-from cpt.stages.find import find_stage
+from cpt.stages.find import find_stage, load_class
 from cpt.stages.length import RunLength, length_of
 from cpt.stages.model import PACKED, REFERENCED, reference_model
 from cpt.stages.resuming import DataPosition
 from cpt.stages.teacher import build_teacher
 from cpt.stages.trainer import CPTTrainer
 
+LANGUAGE_MODEL = ("cpt.stages.trainer:CPTTrainer",)
+TRAINERS: dict[str, tuple[str, ...]] = {
+    "pretrain": LANGUAGE_MODEL,
+    "cpt": LANGUAGE_MODEL,
+    "sft": LANGUAGE_MODEL,
+    "dpo": ("cpt.stages.examples:ExampleTrainer", "trl:DPOTrainer"),  # arXiv 2305.18290, and others by `loss_type`
+    "kto": ("cpt.stages.preferences:JudgedAnswers", "trl:KTOTrainer"),  # arXiv 2402.01306
+    "orpo": ("cpt.stages.preferences:WithoutReference", "trl.experimental.orpo:ORPOTrainer"),  # arXiv 2403.07691
+    "cpo": ("cpt.stages.preferences:WithoutReference", "trl.experimental.cpo:CPOTrainer"),  # arXiv 2401.08417, SimPO
+    "reward": ("cpt.stages.preferences:WholeDialogues", "trl:RewardTrainer"),  # Bradley-Terry
+    "grpo": ("cpt.stages.sampling.generation_batches:Groups", "trl:GRPOTrainer"),  # arXiv 2402.03300
+    "rloo": ("cpt.stages.sampling.generation_batches:GenerationBatches", "trl:RLOOTrainer"),  # arXiv 2402.14740
+    "ppo": ("cpt.stages.ppo:PPOTrainer",),
+    "spo": ("cpt.stages.spo:SPOTrainer",),
+    "distill": ("cpt.stages.distill:DistillTrainer",),
+    "distill_text": ("cpt.stages.distill:DistillTrainer",),
+    "distill_on_policy": ("cpt.stages.sampling.generation_batches:StepsOfPrompts", "trl:DistillationTrainer"),
+    "gkd": ("cpt.stages.distill:WholeConversations", "trl.experimental.gkd:GKDTrainer"),
+}
+"""Our trainer; or what a trainer of TRL's needs to train on our rows, and that trainer: its loss, metrics and
+generation stay."""
 OWN_LOSS = ("pretrain", "cpt", "sft", "distill_text")
 """Stages whose steps are a language model's own forward and backward pass of each token, and nothing besides."""
 
@@ -92,7 +114,6 @@ def stage_trainer(
     stage, others = find_stage(recipe.stage), dict[str, nn.Module | None]()
     if stage.build_trainer is not None:
         return stage.build_trainer(recipe, model, tokenizer, data, arguments, length)
-    assert stage.trainer is not None, "a built-in stage has one"
     if recipe.stage in REFERENCED:
         others["ref_model"] = reference_model(recipe, tokenizer, arguments)
     elif recipe.stage in REWARDED:
@@ -100,7 +121,14 @@ def stage_trainer(
     elif recipe.stage in TAUGHT:
         others["teacher_model"] = build_teacher(recipe, model, tokenizer, arguments)
     given: dict[str, Any] = {"rows": data.rows, "length": length, "held_out": data.held_out, "tokenizer": tokenizer}
-    return stage.trainer(recipe, model, arguments, **given, **others)
+    return trainer_class(recipe.stage)(recipe, model, arguments, **given, **others)
+
+
+@cache
+def trainer_class(stage: str) -> Callable[..., Trainer]:
+    """Of a built-in stage."""
+    bases = tuple(load_class(path, stage) for path in TRAINERS[stage])
+    return bases[0] if len(bases) == 1 else type(bases[1].__name__, bases, {})
 
 
 def watching_callbacks(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) -> list[TrainerCallback]:

@@ -46,7 +46,7 @@ def test_tokens_a_second_are_the_peak_over_the_operations():
 def test_offloading_waits_for_the_bus_and_the_host():
     zero = Zero(3, offload_optimizer=True, offload_parameters=True)
     slow, many = (planned_speed(LARGE, replace(PLAIN, zero=zero, micro_batch=rows), H100, 0.35) for rows in (1, 64))
-    assert "PCIe" in slow.waits and "update in host memory" in many.waits
+    assert "update in host memory" in slow.waits
     assert many.tokens_per_second > 10 * slow.tokens_per_second
 
 

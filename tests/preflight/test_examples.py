@@ -31,6 +31,4 @@ def test_messages_need_a_chat_template():
 
 def test_a_column_that_a_reward_reads_has_to_be_there():
     (mistake,) = mistakes_of("grpo", "rewards=[{name: exact_match, column: solution}]")
-    assert mistake.startswith(
-        "`rewards[0]` (exact_match) reads the column `solution`. The data's rows have, beside the prompt: answer"
-    )
+    assert "`rewards[0]`" in mistake and "`solution`" in mistake and "answer" in mistake

@@ -9,7 +9,8 @@ import pytest
 from cpt.errors import ResourceError
 from cpt.recipe.huggingface_keys import ANYTHING, STAGE_CONFIGS, keys_of_config
 from cpt.recipe.words import fits
-from cpt.stages.find import TRAINERS, find_stage
+from cpt.stages.build import TRAINERS
+from cpt.stages.find import find_stage
 
 CONFIGS = [
     "transformers:TrainingArguments",

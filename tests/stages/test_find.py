@@ -1,14 +1,15 @@
 import pytest
 
 from cpt.errors import RecipeError
-from cpt.stages.find import TRAINERS, find_stage
+from cpt.stages.build import TRAINERS, trainer_class
+from cpt.stages.find import find_stage
 from cpt.stages.trainer import CPTTrainer
 
 
 @pytest.mark.parametrize("name", TRAINERS)
 def test_each_built_in_stage_has_all_its_parts(name):
     stage = find_stage(name)
-    assert stage.CONFIG and stage.COLUMNS and issubclass(stage.trainer, CPTTrainer)
+    assert stage.CONFIG and stage.COLUMNS and issubclass(trainer_class(name), CPTTrainer)
 
 
 def test_a_misspelt_stage_names_the_nearest():

@@ -62,11 +62,10 @@ def test_a_path_that_leads_nowhere_is_refused(path):
         load(path)
 
 
-@pytest.mark.parametrize(("path", "downloads"), [("no_such_tokenizer", False), ("nobody/nothing", True)])
-def test_what_the_hub_cannot_give_now_is_refused(path, downloads):
-    with pytest.raises(ResourceError, match=r"`tokenizer\.path`.*the Hub cannot be reached") as refused:
+@pytest.mark.parametrize("path", ["no_such_tokenizer", "nobody/nothing"])
+def test_what_the_hub_cannot_give_now_is_refused(path):
+    with pytest.raises(ResourceError, match=r"`tokenizer\.path`.*the Hub cannot be reached"):
         load(path)
-    assert ("hf download" in str(refused.value)) == downloads
 
 
 def test_a_file_a_folder_without_tokenizer_and_a_damaged_one_are_told_apart(tmp_path, folder):
