@@ -24,10 +24,10 @@ from cpt.preflight.automatic import with_chosen_values
 from cpt.recipe.schema import Recipe
 from cpt.runs.listing import find_run
 from cpt.stages import build as stages
-from cpt.stages.inputs import data_of
 from cpt.stages.model import model_for
-from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer import load as tokenizers
+from cpt.training.inputs import data_of
+from cpt.training.trainer import CPTTrainer
 
 __all__ = ["open_mixture"]
 

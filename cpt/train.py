@@ -39,19 +39,19 @@ from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node
 from cpt.runs.record import Run, start_run
-from cpt.safety.group_timeouts import GroupTimeouts
-from cpt.safety.heartbeat import Heartbeat
-from cpt.safety.preemption import Preemption
-from cpt.safety.restart import restart
-from cpt.stages.arguments import training_arguments
 from cpt.stages.build import build_trainer
-from cpt.stages.failures import lost_ranks_named, saved_on_errors
-from cpt.stages.inputs import data_of, describe_inputs
 from cpt.stages.model import model_for
-from cpt.stages.resuming import keep_dtype, keep_global_batch, train_from
-from cpt.stages.saving import seal_export
-from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.arguments import training_arguments
+from cpt.training.failures import lost_ranks_named, saved_on_errors
+from cpt.training.group_timeouts import GroupTimeouts
+from cpt.training.heartbeat import Heartbeat
+from cpt.training.inputs import data_of, describe_inputs
+from cpt.training.preemption import Preemption
+from cpt.training.restart import restart
+from cpt.training.resuming import keep_dtype, keep_global_batch, train_from
+from cpt.training.saving import seal_export
+from cpt.training.trainer import CPTTrainer
 from cpt.verdict import judge
 
 

@@ -10,10 +10,10 @@ from torch.utils.data import Dataset
 
 from cpt.data.held_out import HeldOutSet
 from cpt.recipe.schema import Recipe
-from cpt.stages.arguments import training_arguments
 from cpt.stages.build import stage_trainer
-from cpt.stages.length import length_of
 from cpt.stages.model import model_for
+from cpt.training.arguments import training_arguments
+from cpt.training.length import length_of
 
 FORMS = {"kto": "judged"}
 

@@ -12,10 +12,10 @@ from transformers.trainer_callback import PrinterCallback
 from cpt.data.rows.rows import IGNORED
 from cpt.planner.storages import PeakOfStorages
 from cpt.recipe.schema import Recipe
-from cpt.stages.arguments import training_arguments
 from cpt.stages.build import stage_trainer
-from cpt.stages.length import length_of
 from cpt.stages.model import model_for
+from cpt.training.arguments import training_arguments
+from cpt.training.length import length_of
 
 LENGTH = 128
 SHAPE = {

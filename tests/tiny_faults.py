@@ -11,8 +11,8 @@ from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
 from cpt.stages.build import build_trainer
-from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.trainer import CPTTrainer
 
 STEPS = 16
 

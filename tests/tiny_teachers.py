@@ -8,11 +8,11 @@ from tiny_checkpoints import save_llama
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cpt.stages.arguments import training_arguments
 from cpt.stages.build import build_trainer
-from cpt.stages.inputs import data_of
 from cpt.stages.model import model_for
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.arguments import training_arguments
+from cpt.training.inputs import data_of
 
 
 def save_teacher(folder: Path, tokenizer_folder: Path, texts: list[str], *, steps: int = 60, **shape) -> Path:

@@ -18,8 +18,8 @@ from cpt.launchers.processes import join_processes, leave_processes, start_deeps
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.stages.length import run_length
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.length import run_length
 
 
 class FirstRows(Dataset[Row]):

@@ -5,7 +5,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from benchmarks.faults.injection import InjectedFaults
-from cpt.stages.trainer import CPTTrainer
+from cpt.training.trainer import CPTTrainer
 
 CONFIG = TrainingArguments
 COLUMNS = ("text",)

@@ -30,10 +30,10 @@ from cpt.models.varlen_attention import attend_each, has_kernel, torch_kernel
 from cpt.optim.groups import parameter_groups
 from cpt.preflight.automatic import with_chosen_values
 from cpt.recipe.schema import Recipe
-from cpt.stages.arguments import training_arguments
 from cpt.stages.build import build_trainer
 from cpt.stages.model import model_for
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.arguments import training_arguments
 
 RATE, BETAS, DECAY, CLIPPED_AT, LOGGED_EVERY = 3e-4, (0.9, 0.95), 0.1, 1.0, 10
 CAUSAL, FLATTENED = "benchmark_causal", "benchmark_flattened"  # names of attention functions

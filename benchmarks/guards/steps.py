@@ -16,13 +16,13 @@ from cpt.launchers.processes import join_processes, leave_processes
 from cpt.models.build import build_model
 from cpt.ranks import is_main_process
 from cpt.recipe.schema import Recipe
-from cpt.safety.heartbeat import Heartbeat
-from cpt.safety.preemption import Preemption
 from cpt.stages.build import build_trainer
-from cpt.stages.guards import StepGuardCallback
-from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer.load import load_tokenizer
 from cpt.tokenizer.train_bpe import train_bpe
+from cpt.training.guards import StepGuardCallback
+from cpt.training.heartbeat import Heartbeat
+from cpt.training.preemption import Preemption
+from cpt.training.trainer import CPTTrainer
 
 ROWS_PER_STEP, TOKENS_PER_ROW = 8, 128
 SIZES = {

@@ -16,10 +16,10 @@ from transformers import Trainer, TrainerCallback
 
 from cpt.models.build import build_model
 from cpt.recipe.schema import Recipe
-from cpt.stages.arguments import training_arguments
 from cpt.stages.build import build_trainer
-from cpt.stages.inputs import data_of
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.arguments import training_arguments
+from cpt.training.inputs import data_of
 
 SEQUENCE_LENGTH = 1024
 MEDIAN, SIGMA = 120, 0.9  # of a conversation's tokens: log-normal

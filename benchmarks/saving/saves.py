@@ -26,10 +26,10 @@ from cpt.launchers.processes import join_processes, leave_processes, start_deeps
 from cpt.models.build import build_model
 from cpt.ranks import is_main_process
 from cpt.recipe.load import load_recipe
-from cpt.stages.arguments import training_arguments, weights_dtype
 from cpt.stages.build import build_trainer
-from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.arguments import training_arguments, weights_dtype
+from cpt.training.trainer import CPTTrainer
 
 STEPS_IN_ROUND = 2
 

@@ -16,10 +16,10 @@ from cpt.data.build import build_data
 from cpt.models.build import build_model
 from cpt.optim.groups import parameter_groups
 from cpt.recipe.schema import Recipe
-from cpt.safety.heartbeat import Heartbeat
-from cpt.safety.preemption import Preemption
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.heartbeat import Heartbeat
+from cpt.training.preemption import Preemption
 
 MARK = "seconds of a turn:"  # libraries print too
 TOKENS_PER_ROW, VOCABULARY_SIZE, RATE, CLIPPED_AT, LOGGED_EVERY = 32, 512, 1e-3, 1.0, 10

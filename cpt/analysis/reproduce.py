@@ -43,8 +43,8 @@ from cpt.runs.folder import (
 )
 from cpt.runs.listing import find_run
 from cpt.runs.record import Run
-from cpt.stages.inputs import hash_of_tokenizer
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.inputs import hash_of_tokenizer
 
 DIFFERS = 3  # the exit code; 2 is a mistake of the user's
 PROGRAM = Path(__file__).with_name("reproduce_program.py")

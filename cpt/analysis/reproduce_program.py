@@ -17,8 +17,8 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.errors import Interrupted
 from cpt.launchers.processes import leave_processes
 from cpt.recipe.load import load_recipe
-from cpt.stages.trainer import CPTTrainer
 from cpt.train import train
+from cpt.training.trainer import CPTTrainer
 
 
 class EnoughSteps(Interrupted):

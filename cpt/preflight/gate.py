@@ -31,7 +31,6 @@ from cpt.models.compiled import check_compiling, has_experts
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.quantized import check_quantization
 from cpt.models.recomputing import read_recomputing
-from cpt.monitoring.callbacks import check_callbacks
 from cpt.optim.build import OFFLOADED, build_optimizer, check_optimizer, check_rounding, find_optimizer
 from cpt.optim.released import check_release
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
@@ -47,13 +46,21 @@ from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Data, Evaluation, Recipe
 from cpt.recipe.sense_data import reported_name
 from cpt.recipe.tree import Node
-from cpt.safety.loss_guard import check_loss_guard
-from cpt.stages.deepspeed_profile import Profile, check_profile, offloads, profile_warnings, read_profile, zero_section
-from cpt.stages.find import find_stage
-from cpt.stages.fsdp_profile import check_fsdp
 from cpt.stages.model import check_reference
-from cpt.stages.parallel_groups import check_parallelism
 from cpt.stages.rewards.find import find_rewards
+from cpt.training.callbacks import check_callbacks
+from cpt.training.deepspeed_profile import (
+    Profile,
+    check_profile,
+    offloads,
+    profile_warnings,
+    read_profile,
+    zero_section,
+)
+from cpt.training.find_stage import find_stage
+from cpt.training.fsdp_profile import check_fsdp
+from cpt.training.loss_guard import check_loss_guard
+from cpt.training.parallel_groups import check_parallelism
 
 TRACKERS = ("wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "swanlab")
 

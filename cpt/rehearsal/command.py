@@ -50,7 +50,7 @@ from cpt.recipe.schema import Checkpoints, Recipe
 from cpt.recipe.tree import Node
 from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, LOCK, Run
-from cpt.stages.resuming import BIT_EXACT
+from cpt.training.resuming import BIT_EXACT
 
 PROGRAM = Path(__file__).with_name("part.py")
 NAME = "run"

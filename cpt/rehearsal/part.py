@@ -25,8 +25,8 @@ from cpt.evaluation.samples import PromptSamples
 from cpt.launchers.processes import leave_processes
 from cpt.ranks import rank
 from cpt.recipe.load import load_recipe
-from cpt.stages.trainer import CPTTrainer
 from cpt.train import train
+from cpt.training.trainer import CPTTrainer
 
 SAVED_STEP, LAST_STEP = 2, 4
 LONGEST_ROWS_STEPS = 2  # the first creates the optimizer's states, the second has them from its beginning

@@ -14,27 +14,27 @@ from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
 from cpt.evaluation.retention import StopWhenForgetting
 from cpt.evaluation.samples import PromptSamples
-from cpt.monitoring.callbacks import build_callbacks, put_trackers_last
-from cpt.monitoring.console import ConsoleProgress
-from cpt.monitoring.figures import RealisedShares, SmoothedLoss, TrainingClock
-from cpt.monitoring.machine import MachineUse
-from cpt.monitoring.profiler import StepProfile, check_profiled_steps
-from cpt.monitoring.run_files import MetricsFile, StatusFile
-from cpt.monitoring.source_losses import SourceLosses
-from cpt.monitoring.utilization import ModelFlopsUtilization
 from cpt.recipe.schema import Recipe
 from cpt.recipe.sense import REWARDED, TAUGHT
 from cpt.runs.folder import METRICS, SAMPLES
 from cpt.runs.record import Run
-from cpt.stages.arguments import training_arguments
-from cpt.stages.find import find_stage, load_class
-from cpt.stages.length import RunLength, length_of
 from cpt.stages.model import PACKED, REFERENCED, reference_model
-from cpt.stages.resuming import DataPosition
 from cpt.stages.teacher import build_teacher
-from cpt.stages.trainer import CPTTrainer
+from cpt.training.arguments import training_arguments
+from cpt.training.callbacks import build_callbacks, put_trackers_last
+from cpt.training.console_progress import ConsoleProgress
+from cpt.training.figures import RealisedShares, SmoothedLoss, TrainingClock
+from cpt.training.find_stage import find_stage, load_class
+from cpt.training.length import RunLength, length_of
+from cpt.training.machine import MachineUse
+from cpt.training.profiler import StepProfile, check_profiled_steps
+from cpt.training.resuming import DataPosition
+from cpt.training.run_files import MetricsFile, StatusFile
+from cpt.training.source_losses import SourceLosses
+from cpt.training.trainer import CPTTrainer
+from cpt.training.utilization import ModelFlopsUtilization
 
-LANGUAGE_MODEL = ("cpt.stages.trainer:CPTTrainer",)
+LANGUAGE_MODEL = ("cpt.training.trainer:CPTTrainer",)
 TRAINERS: dict[str, tuple[str, ...]] = {
     "pretrain": LANGUAGE_MODEL,
     "cpt": LANGUAGE_MODEL,
@@ -85,7 +85,7 @@ def build_trainer(
     if not isinstance(trainer, CPTTrainer):
         raise RecipeError(
             f"`stage`: {recipe.stage} builds a {type(trainer).__name__}, which does not save and resume as runs here"
-            " do. Derive it from cpt.stages.trainer.CPTTrainer."
+            " do. Derive it from cpt.training.trainer.CPTTrainer."
         )
     folder = Path(str(arguments.output_dir))
     trainer.remove_callback(PrinterCallback)

@@ -17,7 +17,7 @@ from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer
 from cpt.stages.teacher import prepared
-from cpt.stages.trainer import CPTTrainer
+from cpt.training.trainer import CPTTrainer
 
 TOKENS_AT_ONCE = 1024
 

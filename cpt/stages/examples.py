@@ -14,7 +14,7 @@ from cpt.data.held_out import HeldOutSet
 from cpt.errors import RecipeError
 from cpt.stages.model import PACKED
 from cpt.stages.sampling.fused_head import fit_fused_head
-from cpt.stages.trainer import CPTTrainer
+from cpt.training.trainer import CPTTrainer
 
 TRLS_REFERENCE = "ref"  # the name under which TRL adds a copy of an adapter
 LOSS = "_loss"

@@ -12,8 +12,8 @@ from cpt.models.build import build_model
 from cpt.models.scoring import scoring_model
 from cpt.recipe.schema import Recipe
 from cpt.recipe.sense import REWARDED
-from cpt.stages.arguments import weights_dtype
-from cpt.stages.find import find_stage
+from cpt.training.arguments import weights_dtype
+from cpt.training.find_stage import find_stage
 
 PACKED = ("document", "conversation")
 """Forms of data whose rows hold several documents."""

@@ -11,7 +11,7 @@ import torch
 from transformers import TrainingArguments
 
 from cpt.ranks import rank
-from cpt.stages.trainer import CPTTrainer
+from cpt.training.trainer import CPTTrainer
 
 CONFIG = TrainingArguments
 COLUMNS = ("text",)

@@ -4,8 +4,8 @@ import sys
 
 from cpt.launchers.processes import leave_processes
 from cpt.recipe.load import load_recipe
-from cpt.stages import saving
 from cpt.train import train
+from cpt.training import saving
 
 read_back = saving.read_back
 looked = []

@@ -6,8 +6,8 @@ import time
 
 from cpt.launchers.processes import leave_processes
 from cpt.recipe.load import load_recipe
-from cpt.stages.saving import Checkpointer
 from cpt.train import train
+from cpt.training.saving import Checkpointer
 
 copy_to_host, wait_for_copies = Checkpointer.copy_to_host, Checkpointer.wait_for_copies
 waits = []

@@ -16,10 +16,10 @@ from cpt.launchers.processes import join_processes, leave_processes, start_deeps
 from cpt.models.build import build_model
 from cpt.ranks import is_main_process
 from cpt.recipe.load import load_recipe
-from cpt.stages import saving
-from cpt.stages.arguments import training_arguments, weights_dtype
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training import saving
+from cpt.training.arguments import training_arguments, weights_dtype
 
 OURS_ALONE = {"manifest.json", "data_position.json", "safety.json"}
 

@@ -92,11 +92,11 @@ def test_auto_keeps_the_type_of_the_weights_that_a_run_began_with(tiny_recipe, t
     tiny_recipe["checkpoints"] = {"every_steps": 4, "keep": None}
     recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
     run = tmp_path / "runs" / "tiny"
-    monkeypatch.setattr("cpt.stages.arguments.automatic_dtype", began_there)
+    monkeypatch.setattr("cpt.training.arguments.automatic_dtype", began_there)
     train(recipe)
     straight = losses(run)
     forget_after(run, 4)
-    monkeypatch.setattr("cpt.stages.arguments.automatic_dtype", goes_on_here)
+    monkeypatch.setattr("cpt.training.arguments.automatic_dtype", goes_on_here)
     train(recipe)
     assert losses(run) == straight
     assert json.loads((run / "inputs.json").read_text())["weights"]["dtype"] == before

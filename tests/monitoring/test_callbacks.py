@@ -6,10 +6,10 @@ from tiny_watchers import CALLS, SEEN
 from transformers import TrainerControl, TrainerState
 
 from cpt.errors import DataError, RecipeError
-from cpt.monitoring.callbacks import Alert, check_callbacks
 from cpt.recipe.schema import Monitoring
 from cpt.runs.events import read_events
 from cpt.runs.folder import read_metrics
+from cpt.training.callbacks import Alert, check_callbacks
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ import json
 from full_disk import disk_of_its_own, fill
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from cpt.monitoring.run_files import SECONDS_BETWEEN_WRITES, MetricsFile, StatusFile
 from cpt.runs.record import Run
+from cpt.training.run_files import SECONDS_BETWEEN_WRITES, MetricsFile, StatusFile
 
 
 def written(path):

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from cpt.data.rows.rows import IGNORED
 from cpt.models.fused_loss import FusedLoss
-from cpt.monitoring.source_losses import SourceLosses
+from cpt.training.source_losses import SourceLosses
 
 
 @pytest.fixture

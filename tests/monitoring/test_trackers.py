@@ -3,8 +3,8 @@ from saved_runs import trainer_of
 from transformers import TrainerControl, TrainerState
 from transformers.integrations import TensorBoardCallback
 
-from cpt.monitoring.callbacks import Tracker
 from cpt.runs.events import read_events
+from cpt.training.callbacks import Tracker
 
 
 class Recorder(TensorBoardCallback):

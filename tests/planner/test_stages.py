@@ -17,7 +17,7 @@ from cpt.planner.setup import setup_of
 from cpt.planner.stages import KINDS, LMBDA, SCORE, Beside, beside_of, with_own_head
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.schema import Reward
-from cpt.stages.find import find_stage
+from cpt.training.find_stage import find_stage
 
 OWN = ("pretrain", "cpt", "sft")  # a language model's own loss, and nothing besides
 

@@ -7,7 +7,7 @@ import pytest
 from cpt.errors import RecipeError
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.stage_columns import columns_of_stage
-from cpt.stages.find import find_stage
+from cpt.training.find_stage import find_stage
 
 
 @pytest.mark.parametrize("stage", STAGE_CONFIGS)

@@ -3,7 +3,7 @@
 import torch
 from transformers import TrainingArguments
 
-from cpt.stages.trainer import CPTTrainer
+from cpt.training.trainer import CPTTrainer
 
 CONFIG = TrainingArguments
 COLUMNS = ("text",)

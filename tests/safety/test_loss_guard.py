@@ -7,7 +7,7 @@ from cpt.data.mixture import RowsOfSteps
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Component
 from cpt.recipe.schema import LossGuard as Section
-from cpt.safety.loss_guard import STEPS_BEHIND, Judged, LossGuard, SkipBudget, check_loss_guard
+from cpt.training.loss_guard import STEPS_BEHIND, Judged, LossGuard, SkipBudget, check_loss_guard
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from cpt.errors import Interrupted
-from cpt.safety.preemption import SIGNALS, Preemption
+from cpt.training.preemption import SIGNALS, Preemption
 
 
 def step(preemption, control):
@@ -90,7 +90,7 @@ def test_another_thread_than_the_main_one_leaves_signals_alone():
 BLOCKED = """
 import os, signal, sys, threading, time
 from transformers import TrainerControl, TrainerState
-from cpt.safety.preemption import Preemption
+from cpt.training.preemption import Preemption
 with Preemption() as preemption:
     preemption.on_train_begin(None, TrainerState(), TrainerControl())
     print("ready", flush=True)

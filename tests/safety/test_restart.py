@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cpt.errors import RestartNeeded
-from cpt.safety import restart as restarting
-from cpt.safety.restart import (
+from cpt.training import restart as restarting
+from cpt.training.restart import (
     MOST_WITHOUT_PROGRESS,
     is_out_of_memory,
     learned_micro_batch,

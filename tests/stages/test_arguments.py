@@ -6,7 +6,7 @@ import torch
 from cpt.errors import RecipeError
 from cpt.optim.adamw import automatic_dtype
 from cpt.recipe.schema import Recipe
-from cpt.stages.arguments import training_arguments, weights_dtype
+from cpt.training.arguments import training_arguments, weights_dtype
 
 
 def recipe(**changes):

@@ -10,11 +10,11 @@ from cpt.errors import RecipeError
 from cpt.models.build import build_model
 from cpt.models.fused_loss import FusedLoss
 from cpt.recipe.load import load_recipe
-from cpt.stages.arguments import training_arguments
 from cpt.stages.build import build_trainer
 from cpt.stages.model import model_for
-from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.arguments import training_arguments
+from cpt.training.trainer import CPTTrainer
 
 
 def test_a_notebook_builds_and_trains_with_plain_functions(tiny_recipe, tmp_path, corpus):
@@ -36,7 +36,7 @@ def test_a_users_stage_brings_its_own_trainer(tiny_recipe, tmp_path, monkeypatch
     (tmp_path / "lab_of_stages").mkdir()
     (tmp_path / "lab_of_stages" / "stage.py").write_text(
         "from transformers import TrainingArguments as CONFIG\n"
-        "from cpt.stages.trainer import CPTTrainer\n"
+        "from cpt.training.trainer import CPTTrainer\n"
         "COLUMNS = ('text',)\n"
         "class Mine(CPTTrainer):\n    pass\n"
         "def build_trainer(recipe, model, tokenizer, data, arguments, length):\n"
@@ -64,7 +64,7 @@ def test_a_users_stage_with_another_trainer_is_refused(tiny_recipe, tmp_path, mo
     data = build_data(recipe.data, tokenizer, seed=recipe.seed)
     with pytest.raises(
         RecipeError,
-        match=r"`stage`: other_lab.stage builds a Trainer, .* Derive it from cpt.stages.trainer.CPTTrainer",
+        match=r"`stage`: other_lab.stage builds a Trainer, .* Derive it from cpt.training.trainer.CPTTrainer",
     ):
         build_trainer(recipe, build_model(recipe.model, tokenizer), tokenizer, data)
 

@@ -4,8 +4,8 @@ import pytest
 from tiny_tasks import TINY
 
 from cpt.recipe.load import load_recipe
-from cpt.stages.inputs import data_of
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.inputs import data_of
 
 
 @pytest.mark.parametrize(

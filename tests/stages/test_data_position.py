@@ -7,8 +7,8 @@ from tiny import write_documents, write_recipe
 from cpt.data.build import build_data
 from cpt.data.mixture import RowsOfSteps
 from cpt.recipe.load import load_recipe
-from cpt.stages.resuming import POSITION, DataPosition
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.resuming import POSITION, DataPosition
 
 
 @pytest.fixture

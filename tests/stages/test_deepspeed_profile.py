@@ -8,7 +8,7 @@ from tiny import write_recipe
 
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
-from cpt.stages.deepspeed_profile import KEYS, check_profile, profile_warnings, read_profile
+from cpt.training.deepspeed_profile import KEYS, check_profile, profile_warnings, read_profile
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "deepspeed_configs").glob("*.json"))

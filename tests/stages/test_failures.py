@@ -10,8 +10,8 @@ from cpt.errors import Interrupted, LaunchError
 from cpt.runs.events import read_events
 from cpt.runs.record import Run
 from cpt.runs.signs import Sign, write_sign
-from cpt.stages import failures
-from cpt.stages.failures import find_lost_ranks, lost_ranks_named
+from cpt.training import failures
+from cpt.training.failures import find_lost_ranks, lost_ranks_named
 
 LOST = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
 HERE = socket.gethostname()

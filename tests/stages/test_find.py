@@ -2,8 +2,8 @@ import pytest
 
 from cpt.errors import RecipeError
 from cpt.stages.build import TRAINERS, trainer_class
-from cpt.stages.find import find_stage
-from cpt.stages.trainer import CPTTrainer
+from cpt.training.find_stage import find_stage
+from cpt.training.trainer import CPTTrainer
 
 
 @pytest.mark.parametrize("name", TRAINERS)

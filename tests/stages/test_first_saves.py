@@ -6,7 +6,7 @@ from saved_runs import events, published, trainer_of
 from cpt.checkpoints.agreement import SaveFailed
 from cpt.checkpoints.manifest import damages
 from cpt.runs.events import read_events
-from cpt.stages import saving
+from cpt.training import saving
 
 real_read_back = saving.read_back
 

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from cpt.checkpoints.resume import published_checkpoints
 from cpt.errors import Interrupted, ResourceError, RestartNeeded, TrainingError
 from cpt.runs.events import read_events
-from cpt.stages.guards import read_safety
+from cpt.training.guards import read_safety
 
 SKIPPED = ("nan_skipped", "spike_skipped")
 BAD_ROWS = (24, 28, 32)  # of steps 7, 8 and 9

@@ -2,8 +2,8 @@ import pytest
 
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
-from cpt.safety.restart import remember_micro_batch
-from cpt.stages.length import run_length, tell_rounding
+from cpt.training.length import run_length, tell_rounding
+from cpt.training.restart import remember_micro_batch
 
 
 def recipe(**changes):

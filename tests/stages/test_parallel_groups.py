@@ -7,8 +7,8 @@ from transformers import AutoConfig
 from cpt.errors import RecipeError
 from cpt.models.inventory import build_on_meta
 from cpt.recipe.schema import Recipe
-from cpt.stages.length import run_length
-from cpt.stages.parallel_groups import check_parallelism, parallelism_config
+from cpt.training.length import run_length
+from cpt.training.parallel_groups import check_parallelism, parallelism_config
 
 ZERO2 = {"zero_optimization": {"stage": 2}}
 

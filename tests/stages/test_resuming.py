@@ -16,7 +16,8 @@ from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
 from cpt.stages.build import build_trainer
-from cpt.stages.resuming import (
+from cpt.tokenizer.load import load_tokenizer
+from cpt.training.resuming import (
     CheckpointLoader,
     exactness,
     keep_global_batch,
@@ -25,7 +26,6 @@ from cpt.stages.resuming import (
     warn_elastic,
     written_for,
 )
-from cpt.tokenizer.load import load_tokenizer
 
 
 @pytest.fixture

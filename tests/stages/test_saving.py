@@ -15,7 +15,7 @@ from cpt.checkpoints.agreement import SaveFailed
 from cpt.checkpoints.manifest import damages, read_manifest
 from cpt.errors import CheckpointError, TrainingError
 from cpt.runs.events import read_events
-from cpt.stages import saving
+from cpt.training import saving
 
 
 class At(TrainerCallback):

@@ -5,8 +5,8 @@ from cpt.data.build import build_data
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
 from cpt.stages.build import build_trainer
-from cpt.stages.saving import seal_export
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.saving import seal_export
 
 
 def test_every_file_of_an_export_but_its_pages_is_vouched_for(tiny_recipe, tmp_path):

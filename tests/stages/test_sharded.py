@@ -13,9 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallb
 
 from cpt.models.shared_rows import PartOfRows
 from cpt.optim.clipping import gradient_norm
-from cpt.stages import sharded
-from cpt.stages.sharded import Engine, SharedRows
-from cpt.stages.trainer import CPTTrainer
+from cpt.training import sharded
+from cpt.training.sharded import Engine, SharedRows
+from cpt.training.trainer import CPTTrainer
 
 SLOW_KERNEL = {"optimizer": {"name": "sgd", "learning_rate": 1e-3}}  # clipped by hand
 

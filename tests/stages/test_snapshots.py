@@ -37,7 +37,7 @@ def test_a_checkpoint_is_what_the_trainer_would_have_written(tiny_recipe, tmp_pa
 
 
 def test_where_memory_is_short_training_waits_for_saves_and_says_so_once(tiny_recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("cpt.stages.saving.MOST_OF_THE_MEMORY", 0.0)
+    monkeypatch.setattr("cpt.training.saving.MOST_OF_THE_MEMORY", 0.0)
     trainer = trainer_of(tiny_recipe, tmp_path, in_background=True)
     trainer.train()
     assert events(trainer) == [("saves_block", 1)] and len(published(trainer)) == 3

@@ -13,9 +13,9 @@ from cpt.checkpoints.resume import published_checkpoints
 from cpt.data.build import build_data
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
-from cpt.safety.preemption import Preemption
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.preemption import Preemption
 
 OF_THE_CLOCK = ("tokens_per_second", "data_wait", "seconds_to_go", "step_seconds_", "train_")
 OF_THE_MACHINE = ("host_memory_gib", "cpu_percent")

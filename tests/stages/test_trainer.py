@@ -154,7 +154,7 @@ def test_memory_that_ends_in_an_evaluation_is_no_matter_of_the_micro_batch(tiny_
 
     tiny_recipe["evaluation"] = {"perplexity": [{"path": str(corpus / "held_out.jsonl")}]}
     trainer = trainer_of(tiny_recipe, tmp_path)
-    monkeypatch.setattr("cpt.stages.trainer.measure_and_keep", full)
+    monkeypatch.setattr("cpt.training.trainer.measure_and_keep", full)
     with pytest.raises(
         ResourceError,
         match="evaluation of step 0.*`training.per_device_eval_batch_size` lower",

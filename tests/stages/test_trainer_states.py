@@ -7,7 +7,7 @@ from transformers import TrainerState, TrainingArguments
 from transformers.trainer import Trainer
 from transformers.trainer_callback import TrainerControl
 
-from cpt.stages.saving import progress, random_states, random_states_file
+from cpt.training.saving import progress, random_states, random_states_file
 
 
 @pytest.fixture

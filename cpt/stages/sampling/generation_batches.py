@@ -16,13 +16,13 @@ from cpt.checkpoints.safe_load import load_data
 from cpt.data.loader import CPTDataLoader
 from cpt.errors import RecipeError, ResourceError
 from cpt.recipe.schema import Recipe
-from cpt.safety.restart import is_out_of_memory
 from cpt.stages.examples import ExampleTrainer
-from cpt.stages.length import RunLength
-from cpt.stages.resuming import written_for
 from cpt.stages.rewards.find import build_rewards
 from cpt.stages.sampling.fused_head import fit_fused_head
-from cpt.stages.sampling.generations import Generations, Prompt, PromptRows, generations_of, only_item
+from cpt.training.generations import Generations, Prompt, PromptRows, generations_of, only_item
+from cpt.training.length import RunLength
+from cpt.training.restart import is_out_of_memory
+from cpt.training.resuming import written_for
 
 STAGE_FILE = "stage_state.pt"
 

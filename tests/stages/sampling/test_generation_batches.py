@@ -5,7 +5,7 @@ from tiny_rewards import bandit, losses_of, quiet_trainer, rewards_of, weights_o
 from transformers.trainer_utils import set_seed
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.safety.loss_guard import LossGuard
+from cpt.training.loss_guard import LossGuard
 
 SPREAD = {"training": {"steps_per_generation": 2, "num_iterations": 2}}
 """A generation lasts for four steps."""

@@ -3,7 +3,7 @@ import trl
 
 from cpt.data.mixture import moved_on
 from cpt.errors import RecipeError
-from cpt.stages.sampling.generations import Generations, PromptRows, prompts_of_step
+from cpt.training.generations import Generations, PromptRows, prompts_of_step
 
 ROWS = [{"prompt": str(number)} for number in range(100)]
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from cpt.stages.sampling.generation_batches import PromptTrainer
-from cpt.stages.sampling.generations import Generations
+from cpt.training.generations import Generations
 
 
 def prompts_from(step, rank=0):

@@ -27,7 +27,7 @@ from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
 
 if TYPE_CHECKING:
-    from cpt.stages.trainer import CPTTrainer
+    from cpt.training.trainer import CPTTrainer
 
 BIT_EXACT = "bit-exact"
 DEFAULT_MICRO_BATCH = 8  # of TrainingArguments

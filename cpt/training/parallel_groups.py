@@ -14,7 +14,7 @@ from cpt.models.shared_rows import check_shared_rows
 from cpt.parallelism import KEY, groups_of_rows, read_parallelism
 from cpt.ranks import world_size
 from cpt.recipe.schema import Recipe
-from cpt.stages.deepspeed_profile import Profile, zero_section
+from cpt.training.deepspeed_profile import Profile, zero_section
 
 UNPROVEN = {
     "tp_size": (

@@ -11,9 +11,9 @@ from cpt.parallelism import groups_of_rows
 from cpt.ranks import is_main_process, world_size
 from cpt.recipe.schema import Recipe
 from cpt.recipe.sense import REWARDED
-from cpt.safety.restart import learned_micro_batch
-from cpt.stages.find import find_stage
-from cpt.stages.sampling.generations import prompts_of_step
+from cpt.training.find_stage import find_stage
+from cpt.training.generations import prompts_of_step
+from cpt.training.restart import learned_micro_batch
 
 log = logging.getLogger("cpt")
 MUCH_MORE = 1.1  # of a budget: what rounding up to whole steps may add without a word

@@ -16,8 +16,8 @@ from cpt.runs.events import record_event
 from cpt.runs.folder import is_alive
 from cpt.runs.record import Run
 from cpt.runs.signs import Sign, is_of_this_host, name_processes, read_signs
-from cpt.safety.heartbeat import lost_others
-from cpt.stages.trainer import CPTTrainer
+from cpt.training.heartbeat import lost_others
+from cpt.training.trainer import CPTTrainer
 
 SECONDS_FOR_AN_ANSWER = 8.0  # four pulses
 SECONDS_BETWEEN_LOOKS = 0.2

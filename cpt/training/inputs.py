@@ -15,8 +15,8 @@ from cpt.recipe.automatic import AUTOMATIC
 from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Recipe
-from cpt.stages.arguments import weights_dtype
-from cpt.stages.deepspeed_profile import read_profile
+from cpt.training.arguments import weights_dtype
+from cpt.training.deepspeed_profile import read_profile
 
 
 def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:

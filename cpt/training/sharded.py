@@ -19,7 +19,7 @@ from cpt.optim.one_kernel_adamw import OneKernelAdamW
 from cpt.ranks import tell
 
 if TYPE_CHECKING:
-    from cpt.stages.trainer import CPTTrainer
+    from cpt.training.trainer import CPTTrainer
 
 HALF = (torch.bfloat16, torch.float16)
 

@@ -21,9 +21,9 @@ from cpt.optim.released import ReleasedGradients, check_release, releases_gradie
 from cpt.optim.schedules import phases_in_tokens
 from cpt.ranks import is_main_process, main_process_decides, rank, same_command
 from cpt.runs.events import record_event
-from cpt.safety.judging_engine import JudgingEngine
-from cpt.safety.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, Judged, LossGuard, SkipBudget
-from cpt.safety.restart import (
+from cpt.training.judging_engine import JudgingEngine
+from cpt.training.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, Judged, LossGuard, SkipBudget
+from cpt.training.restart import (
     forget_rollback,
     is_out_of_memory,
     learned_micro_batch,
@@ -34,7 +34,7 @@ from cpt.safety.restart import (
 )
 
 if TYPE_CHECKING:
-    from cpt.stages.trainer import CPTTrainer
+    from cpt.training.trainer import CPTTrainer
 
 OF_LANGUAGE_MODELS = ("pretrain", "cpt", "sft")
 SAFETY = "safety.json"

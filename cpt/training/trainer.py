@@ -33,11 +33,11 @@ from cpt.optim.schedules import build_schedule
 from cpt.ranks import main_process_decides, tell
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS
-from cpt.stages.guards import OutOfMemory, StepGuard
-from cpt.stages.length import RunLength
-from cpt.stages.resuming import CheckpointLoader, written_for
-from cpt.stages.saving import Checkpointer
-from cpt.stages.sharded import Engine, Gradients, SharedRows
+from cpt.training.guards import OutOfMemory, StepGuard
+from cpt.training.length import RunLength
+from cpt.training.resuming import CheckpointLoader, written_for
+from cpt.training.saving import Checkpointer
+from cpt.training.sharded import Engine, Gradients, SharedRows
 
 
 class CPTTrainer(Trainer):

@@ -50,10 +50,10 @@ from cpt.errors import CheckpointError, TrainingError
 from cpt.files import make_durable
 from cpt.ranks import is_main_process
 from cpt.runs.events import record_event
-from cpt.stages.resuming import DataPosition
+from cpt.training.resuming import DataPosition
 
 if TYPE_CHECKING:
-    from cpt.stages.trainer import CPTTrainer
+    from cpt.training.trainer import CPTTrainer
 
 log = logging.getLogger("cpt")
 

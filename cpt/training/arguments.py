@@ -12,9 +12,9 @@ from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
 from cpt.optim.adamw import automatic_dtype
 from cpt.recipe.schema import Recipe
-from cpt.stages.find import find_stage
-from cpt.stages.length import RunLength, length_of, tell_rounding
-from cpt.stages.parallel_groups import parallelism_config
+from cpt.training.find_stage import find_stage
+from cpt.training.length import RunLength, length_of, tell_rounding
+from cpt.training.parallel_groups import parallelism_config
 
 
 def training_arguments(

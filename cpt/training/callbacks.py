@@ -13,9 +13,9 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 
 from cpt.errors import CptError, RecipeError
 from cpt.extend import check_options, find
-from cpt.monitoring.figures import Cost
 from cpt.recipe.schema import Component
 from cpt.runs.events import record_event
+from cpt.training.figures import Cost
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 LOGGED = (int, float, str)  # what a callback may add to a log

@@ -1,1 +1,0 @@
-"""Callbacks that watch a run and never change it."""

@@ -1,1 +1,0 @@
-"""What may stop or change a run."""

@@ -1,0 +1,1 @@
+"""The trainer: one class and the parts that save, resume, guard and watch its steps."""
