@@ -17,10 +17,10 @@ from cpt.evaluation.evaluate import Asked, known_positions, measure, model_at
 from cpt.evaluation.findings import findings
 from cpt.evaluation.judged_sets import judges_of_texts
 from cpt.plan_command import plan_recipe
-from cpt.planner.advice import cheapest_that_fits, fits
-from cpt.planner.speed import assumed_mfu, planned_speed
-from cpt.planner.target import find_target, named_gpus
-from cpt.preflight.automatic import with_chosen_values
+from cpt.planning.advice import cheapest_that_fits, fits
+from cpt.planning.automatic import with_chosen_values
+from cpt.planning.speed import assumed_mfu, planned_speed
+from cpt.planning.target import find_target, named_gpus
 from cpt.recipe.schema import Recipe
 from cpt.runs.listing import find_run
 from cpt.stages import build as stages

@@ -40,5 +40,5 @@ def command(
     with while_working(
         open_console(stderr=True).status(f"{recipe}: keys, values and rules are fine. Checking files and model ...")
     ):
-        gate = import_module("cpt.preflight.gate")  # and with it torch, which takes seconds
+        gate = import_module("cpt.planning.gate")  # and with it torch, which takes seconds
     raise typer.Exit(gate.report(recipe, loaded, root).exit_code)

@@ -15,18 +15,18 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
 from cpt.optim.released import check_release
-from cpt.planner.activations import Counted, count_activations
-from cpt.planner.advice import cheapest_that_fits, fits, host_that_is_needed
-from cpt.planner.dry_run import dry_run
-from cpt.planner.facts import ModelFacts
-from cpt.planner.memory import MemoryPlan, facts_for, plan_memory
-from cpt.planner.page import format_plan, format_proposal, format_setup, format_speed
-from cpt.planner.setup import Setup, attention_on_gpu, setup_of
-from cpt.planner.speed import ASSUMED_MFU, ASSUMED_MFU_NOT_COMPILED, assumed_mfu, measured_speed, planned_speed
-from cpt.planner.stages import KINDS
-from cpt.planner.target import Target, find_target, named_gpus, refuse_too_many
-from cpt.preflight.automatic import with_chosen_values
-from cpt.preflight.resources import disk_needs
+from cpt.planning.activations import Counted, count_activations
+from cpt.planning.advice import cheapest_that_fits, fits, host_that_is_needed
+from cpt.planning.automatic import with_chosen_values
+from cpt.planning.check_resources import disk_needs
+from cpt.planning.dry_run import dry_run
+from cpt.planning.facts import ModelFacts
+from cpt.planning.memory import MemoryPlan, facts_for, plan_memory
+from cpt.planning.page import format_plan, format_proposal, format_setup, format_speed
+from cpt.planning.setup import Setup, attention_on_gpu, setup_of
+from cpt.planning.speed import ASSUMED_MFU, ASSUMED_MFU_NOT_COMPILED, assumed_mfu, measured_speed, planned_speed
+from cpt.planning.stage_terms import KINDS
+from cpt.planning.target import Target, find_target, named_gpus, refuse_too_many
 from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Recipe

@@ -30,10 +30,10 @@ from cpt.launchers.attempts import BY_THE_LAUNCHER, MOST_RESTARTS
 from cpt.launchers.nodes import compare_nodes
 from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
 from cpt.launchers.supervise import supervise_run
-from cpt.preflight.automatic import with_chosen_values
-from cpt.preflight.found import placed
-from cpt.preflight.gate import refuse_mistakes
-from cpt.preflight.model import refuse_unreachable_model
+from cpt.planning.automatic import with_chosen_values
+from cpt.planning.check_model import refuse_unreachable_model
+from cpt.planning.findings import placed
+from cpt.planning.gate import refuse_mistakes
 from cpt.ranks import is_main_process, tell
 from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe

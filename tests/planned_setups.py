@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from cpt.planner.setup import Setup, Zero
+from cpt.planning.setup import Setup, Zero
 
 PLAIN = Setup(
     gpus=1,

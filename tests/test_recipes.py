@@ -8,13 +8,13 @@ import pytest
 from cpt.optim.build import check_rounding
 from cpt.optim.released import check_release
 from cpt.plan_command import config_without_weights
-from cpt.planner.activations import count_activations
-from cpt.planner.advice import fits
-from cpt.planner.facts import facts_of
-from cpt.planner.memory import plan_memory
-from cpt.planner.setup import setup_of
-from cpt.planner.target import find_target
-from cpt.planner.terms import GIB
+from cpt.planning.activations import count_activations
+from cpt.planning.advice import fits
+from cpt.planning.facts import facts_of
+from cpt.planning.memory import plan_memory
+from cpt.planning.setup import setup_of
+from cpt.planning.target import find_target
+from cpt.planning.terms import GIB
 from cpt.recipe.load import load_recipe
 from cpt.recipe.references import REPOSITORY
 

@@ -19,10 +19,10 @@ from benchmarks.gpu.watch import Watch, limit_memory
 from cpt.errors import ResourceError
 from cpt.hardware import find_gpus
 from cpt.models.config import config_from
-from cpt.planner.activations import count_activations
-from cpt.planner.facts import facts_of
-from cpt.planner.memory import plan_memory
-from cpt.planner.setup import attention_on_gpu, setup_of
+from cpt.planning.activations import count_activations
+from cpt.planning.facts import facts_of
+from cpt.planning.memory import plan_memory
+from cpt.planning.setup import attention_on_gpu, setup_of
 
 LIBRARIES = (
     "torch",

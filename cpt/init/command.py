@@ -18,9 +18,9 @@ from cpt.errors import DataError, RecipeError
 from cpt.evaluation.paired import FEW
 from cpt.formatting import format_duration
 from cpt.hardware import find_gpus
-from cpt.init.documents import TOKENISED, DocumentFacts, read_documents
-from cpt.init.rules import ADAPTERS_ONLY, BaseModel, Choices, Shift, choose, read_base
-from cpt.planner.target import Target, find_target
+from cpt.planning.init_documents import TOKENISED, DocumentFacts, read_documents
+from cpt.planning.init_rules import ADAPTERS_ONLY, BaseModel, Choices, Shift, choose, read_base
+from cpt.planning.target import Target, find_target
 from cpt.ranks import tell
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import DocumentSource

@@ -15,7 +15,7 @@ from cpt.console import open_console
 from cpt.errors import Interrupted, LaunchError
 from cpt.launchers.attempts import BY_THE_LAUNCHER, command_of_attempt
 from cpt.pipeline.steps import Pipeline, Step, load_pipeline
-from cpt.preflight.gate import report
+from cpt.planning.gate import report
 from cpt.process import Child
 from cpt.ranks import tell
 from cpt.runs.signs import forget_signs

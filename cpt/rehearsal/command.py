@@ -41,9 +41,9 @@ from cpt.formatting import format_bytes
 from cpt.hardware import host_memory_gib
 from cpt.launchers.attempts import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
 from cpt.launchers.processes import environment_alone
-from cpt.preflight.found import placed
-from cpt.preflight.gate import check_reality
-from cpt.preflight.resources import DiskNeeds, check_disk, checkpoints_at_once
+from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once
+from cpt.planning.findings import placed
+from cpt.planning.gate import check_reality
 from cpt.process import Child
 from cpt.recipe.load import dump_recipe, load_with_places
 from cpt.recipe.schema import Checkpoints, Recipe

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cpt.demo.corpus import write_files
 from cpt.demo.run import FOLDER, RECIPES, command, moved_paths, run_demo
 from cpt.errors import ResourceError
-from cpt.init.rules import MOST_HELD_OUT
+from cpt.planning.init_rules import MOST_HELD_OUT
 from cpt.recipe.load import load_recipe
 
 BASE = RECIPES / "demo" / "base.yaml"

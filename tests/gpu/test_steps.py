@@ -12,10 +12,10 @@ from transformers import TrainerCallback
 from cpt.models.config import config_from
 from cpt.models.fused_loss import FusedLoss
 from cpt.models.varlen_attention import VARLEN
-from cpt.planner.activations import count_activations
-from cpt.planner.facts import facts_of
-from cpt.planner.memory import plan_memory
-from cpt.planner.setup import setup_of
+from cpt.planning.activations import count_activations
+from cpt.planning.facts import facts_of
+from cpt.planning.memory import plan_memory
+from cpt.planning.setup import setup_of
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 

@@ -9,12 +9,12 @@ from tiny import TINY_LLAMA
 from transformers import AutoTokenizer
 
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.init.documents import DocumentFacts, read_documents
-from cpt.init.rules import BaseModel
 from cpt.models.build import build_model
 from cpt.models.config import config_from
 from cpt.models.inventory import build_on_meta, count_model_parameters, longest_row
 from cpt.models.known_bases import known_base
+from cpt.planning.init_documents import DocumentFacts, read_documents
+from cpt.planning.init_rules import BaseModel
 from cpt.recipe.schema import Model
 
 LLAMA = {"model_type": "llama", "max_position_embeddings": 131072, "num_key_value_heads": 8}

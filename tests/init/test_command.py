@@ -6,7 +6,7 @@ import pytest
 
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.init import command as init
-from cpt.preflight.gate import check_reality
+from cpt.planning.gate import check_reality
 from cpt.recipe.load import load_recipe
 
 

@@ -7,10 +7,10 @@ from transformers import AutoTokenizer
 
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, ResourceError
-from cpt.init import documents
-from cpt.init.documents import read_documents
-from cpt.init.rules import choose, own_run
-from cpt.planner.target import find_target
+from cpt.planning import init_documents as documents
+from cpt.planning.init_documents import read_documents
+from cpt.planning.init_rules import choose, own_run
+from cpt.planning.target import find_target
 
 FAR = {"bytes_per_token": 2.4, "compared_with_english": 0.6}
 

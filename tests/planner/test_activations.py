@@ -6,7 +6,7 @@ from planned_setups import SHAPES, setup_for
 from cpt.extend import import_user_module
 from cpt.models.config import config_from
 from cpt.models.recomputing import Recomputing
-from cpt.planner.activations import Activations, count_activations
+from cpt.planning.activations import Activations, count_activations
 
 
 def count(shape, **changes):

@@ -7,8 +7,8 @@ import pytest
 from planned_setups import PLAIN
 
 from cpt.models.config import config_from
-from cpt.planner.activations import count_activations
-from cpt.planner.advice import (
+from cpt.planning.activations import count_activations
+from cpt.planning.advice import (
     PROFILES,
     cheapest_that_fits,
     fits,
@@ -16,9 +16,9 @@ from cpt.planner.advice import (
     with_all_parameters,
     with_small_states,
 )
-from cpt.planner.facts import facts_of
-from cpt.planner.target import find_target
-from cpt.planner.terms import GIB
+from cpt.planning.facts import facts_of
+from cpt.planning.target import find_target
+from cpt.planning.terms import GIB
 
 LLAMA_1B = config_from(
     {

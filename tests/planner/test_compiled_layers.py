@@ -14,11 +14,11 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from cpt.models.compiled import Compiling, compile_layers, move_checkpoints_into_graphs
 from cpt.models.config import config_from
 from cpt.models.recomputing import Recomputing
-from cpt.planner import activations
-from cpt.planner.activations import SavedBytes, computing_as, count_activations, fake_row, model_on_meta
-from cpt.planner.facts import facts_of
-from cpt.planner.memory import plan_memory
-from cpt.planner.planned_attention import keep_planned_attention
+from cpt.planning import activations
+from cpt.planning.activations import SavedBytes, computing_as, count_activations, fake_row, model_on_meta
+from cpt.planning.facts import facts_of
+from cpt.planning.memory import plan_memory
+from cpt.planning.planned_attention import keep_planned_attention
 
 GPT2_SMALL = {"model_type": "gpt2", "n_embd": 768, "n_layer": 1, "n_head": 12, "vocab_size": 512, "n_positions": 1024}
 GPT2_SMALL |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)

@@ -6,11 +6,11 @@ from planned_setups import SHAPES, WAYS, setup_for
 from transformers import AutoModelForCausalLM
 
 from cpt.models.config import config_from
-from cpt.planner.activations import count_activations, fake_row
-from cpt.planner.dry_run import dry_run
-from cpt.planner.facts import facts_of
-from cpt.planner.memory import plan_memory
-from cpt.planner.storages import PeakOfStorages
+from cpt.planning.activations import count_activations, fake_row
+from cpt.planning.dry_run import dry_run
+from cpt.planning.facts import facts_of
+from cpt.planning.memory import plan_memory
+from cpt.planning.storages import PeakOfStorages
 
 FAST = [
     ("llama", "half"),

@@ -9,12 +9,12 @@ from planner_facts import FACTS
 from cpt.models.config import config_from
 from cpt.models.recomputing import Recomputing
 from cpt.optim.paged_states import BUFFER, BUFFERS
-from cpt.planner.activations import Activations, Counted, count_activations
-from cpt.planner.facts import facts_of
-from cpt.planner.memory import plan_memory
-from cpt.planner.setup import Zero
-from cpt.planner.stages import TILES, Beside, Other
-from cpt.planner.terms import GIB, state_bytes
+from cpt.planning.activations import Activations, Counted, count_activations
+from cpt.planning.facts import facts_of
+from cpt.planning.memory import plan_memory
+from cpt.planning.setup import Zero
+from cpt.planning.stage_terms import TILES, Beside, Other
+from cpt.planning.terms import GIB, state_bytes
 
 SMALL = replace(FACTS, in_linear_layers=700, largest_in_layers=60)
 ROW = Activations(kept=10_000, largest_layer=2_000, layer_inputs=500, backward=300, again=2_300, forward=640)

@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from cpt.errors import RecipeError
 from cpt.models.config import config_from
-from cpt.planner.activations import count_activations
-from cpt.planner.facts import facts_of
-from cpt.planner.memory import facts_for, plan_memory
-from cpt.planner.setup import setup_of
-from cpt.planner.stages import KINDS, LMBDA, SCORE, Beside, beside_of, with_own_head
+from cpt.planning.activations import count_activations
+from cpt.planning.facts import facts_of
+from cpt.planning.memory import facts_for, plan_memory
+from cpt.planning.setup import setup_of
+from cpt.planning.stage_terms import KINDS, LMBDA, SCORE, Beside, beside_of, with_own_head
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.schema import Reward
 from cpt.training.find_stage import find_stage

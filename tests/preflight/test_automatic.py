@@ -3,9 +3,9 @@ import torch
 from planned_setups import SHAPES
 
 from cpt.errors import RecipeError
-from cpt.planner.target import find_target
-from cpt.preflight import automatic
-from cpt.preflight.automatic import with_chosen_values, with_placeholders
+from cpt.planning import automatic
+from cpt.planning.automatic import with_chosen_values, with_placeholders
+from cpt.planning.target import find_target
 from cpt.recipe.schema import Budget, Recipe
 
 

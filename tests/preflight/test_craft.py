@@ -1,7 +1,7 @@
 import pytest
 
-from cpt.preflight.craft import craft_warnings
-from cpt.preflight.gate import check_reality
+from cpt.planning.craft import craft_warnings
+from cpt.planning.gate import check_reality
 from cpt.recipe.schema import Recipe
 
 

@@ -7,7 +7,7 @@ import torch
 from tiny import TINY_LLAMA, write_recipe
 
 from cpt.errors import RecipeError
-from cpt.preflight import gate
+from cpt.planning import gate
 from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe
 

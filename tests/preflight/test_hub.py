@@ -7,7 +7,7 @@ from loopback_hub import Client, Hub
 from tiny import write_recipe
 
 REPORT = """
-from cpt.preflight.gate import check_reality
+from cpt.planning.gate import check_reality
 from cpt.recipe.load import load_recipe
 found = check_reality(load_recipe({path!r}))
 result = {{"mistakes": [str(each) for each in (*found.mistakes, *found.blockers)], "unchecked": found.unchecked, "code": found.exit_code}}

@@ -6,7 +6,7 @@ from tiny_checkpoints import save_llama
 from tiny_extended import write_model
 from transformers import AutoTokenizer
 
-from cpt.preflight.gate import check_reality
+from cpt.planning.gate import check_reality
 from cpt.recipe.schema import Recipe
 
 

@@ -8,9 +8,9 @@ from planner_facts import FACTS
 from cpt.errors import ResourceError
 from cpt.hardware import Gpu
 from cpt.models.config import config_from
-from cpt.planner.setup import Zero
-from cpt.preflight.found import PreflightReport
-from cpt.preflight.resources import DiskNeeds, check_disk, check_resources, checkpoints_at_once, disk_needs
+from cpt.planning.check_resources import DiskNeeds, check_disk, check_resources, checkpoints_at_once, disk_needs
+from cpt.planning.findings import PreflightReport
+from cpt.planning.setup import Zero
 from cpt.recipe.schema import Recipe
 
 
@@ -80,7 +80,7 @@ CONFIG = config_from(SHAPES["llama"])
 @pytest.fixture
 def found_in(monkeypatch):
     def check(recipe, gpus):
-        monkeypatch.setattr("cpt.preflight.resources.find_gpus", lambda: gpus)
+        monkeypatch.setattr("cpt.planning.check_resources.find_gpus", lambda: gpus)
         found = PreflightReport()
         check_resources(recipe, CONFIG, None, found)
         return found
@@ -118,7 +118,7 @@ def test_a_model_that_cannot_be_planned_does_not_stop_a_run(found_in, monkeypatc
     def fails(*_):
         raise TypeError("forward() takes no input_ids")
 
-    monkeypatch.setattr("cpt.preflight.resources.count_activations", fails)
+    monkeypatch.setattr("cpt.planning.check_resources.count_activations", fails)
     found = found_in(recipe_in_bf16(), [gpu(24)])
     assert found.mistakes == found.blockers == [] and found.plan is None
     assert "TypeError: forward() takes no input_ids" in found.unchecked[0]

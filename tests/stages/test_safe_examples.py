@@ -9,7 +9,7 @@ from tiny_rewards import bandit, quiet_trainer, rewards_of
 from transformers.trainer_callback import PrinterCallback
 
 from cpt.errors import RecipeError
-from cpt.preflight.gate import check_reality
+from cpt.planning.gate import check_reality
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import read_events
 

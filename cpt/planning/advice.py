@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from cpt.planner.activations import Counted
-from cpt.planner.facts import ModelFacts
-from cpt.planner.memory import MemoryPlan, plan_memory
-from cpt.planner.setup import Setup, Zero, zero_of
-from cpt.planner.speed import assumed_mfu, planned_speed
-from cpt.planner.stages import KINDS, WHOLE
-from cpt.planner.target import Target
-from cpt.planner.terms import GIB, IN_8_BIT, trains_half
+from cpt.planning.activations import Counted
+from cpt.planning.facts import ModelFacts
+from cpt.planning.memory import MemoryPlan, plan_memory
+from cpt.planning.setup import Setup, Zero, zero_of
+from cpt.planning.speed import assumed_mfu, planned_speed
+from cpt.planning.stage_terms import KINDS, WHOLE
+from cpt.planning.target import Target
+from cpt.planning.terms import GIB, IN_8_BIT, trains_half
 from cpt.recipe.references import REPOSITORY
 
 USABLE = 0.98  # of the memory on a GPU's data sheet: the rest is its own

@@ -16,10 +16,10 @@ from cpt.models.quantized import BYTES_OF_4_BIT, quantization_of
 from cpt.optim.build import build_optimizer
 from cpt.optim.one_kernel_adamw import OneKernelAdamW
 from cpt.optim.released import RELEASING, ReleasedGradients
-from cpt.planner.activations import computing_as, fake_row, model_on_meta, move_from_meta, quiet_fake_tensors
-from cpt.planner.planned_attention import keep_planned_attention
-from cpt.planner.setup import Setup
-from cpt.planner.storages import PeakOfStorages, let_go
+from cpt.planning.activations import computing_as, fake_row, model_on_meta, move_from_meta, quiet_fake_tensors
+from cpt.planning.planned_attention import keep_planned_attention
+from cpt.planning.setup import Setup
+from cpt.planning.storages import PeakOfStorages, let_go
 from cpt.recipe.schema import Optimizer
 
 IN_4_BIT = ".base_layer.weight"  # peft's name of an adapted layer

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from cpt.planner.advice import USABLE, USABLE_OF_HOST, Proposal, gpu_room, host_room, host_that_is_needed
-from cpt.planner.facts import ModelFacts
-from cpt.planner.memory import SAMPLING, MemoryPlan
-from cpt.planner.setup import Setup
-from cpt.planner.speed import Speed
-from cpt.planner.target import Target
-from cpt.planner.terms import GIB, Moment
+from cpt.planning.advice import USABLE, USABLE_OF_HOST, Proposal, gpu_room, host_room, host_that_is_needed
+from cpt.planning.facts import ModelFacts
+from cpt.planning.memory import SAMPLING, MemoryPlan
+from cpt.planning.setup import Setup
+from cpt.planning.speed import Speed
+from cpt.planning.target import Target
+from cpt.planning.terms import GIB, Moment
 from cpt.recipe.words import in_yaml
 
 

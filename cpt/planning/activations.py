@@ -23,10 +23,10 @@ from cpt.models.families.register import register_families
 from cpt.models.inventory import RECURRENT, attention_heads
 from cpt.models.recomputing import Recomputing
 from cpt.models.zero3 import without_zero3
-from cpt.planner.compiled_layers import CompiledLayer, count_compiled
-from cpt.planner.planned_attention import attention_to_count
-from cpt.planner.setup import Setup
-from cpt.planner.storages import PeakOfStorages, let_go
+from cpt.planning.compiled_layers import CompiledLayer, count_compiled
+from cpt.planning.planned_attention import attention_to_count
+from cpt.planning.setup import Setup
+from cpt.planning.storages import PeakOfStorages, let_go
 
 SHORT_ROW = 256
 SIZES = ("kept", "largest_layer", "layer_inputs", "backward", "again", "attention", "forward")

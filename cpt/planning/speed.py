@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cpt.errors import RecipeError
-from cpt.planner.facts import ModelFacts
-from cpt.planner.setup import Setup
-from cpt.planner.target import Target
-from cpt.planner.terms import PAGED, accumulates_in_fp32, bytes_of_gradient, state_bytes, update_traffic
+from cpt.planning.facts import ModelFacts
+from cpt.planning.setup import Setup
+from cpt.planning.target import Target
+from cpt.planning.terms import PAGED, accumulates_in_fp32, bytes_of_gradient, state_bytes, update_traffic
 from cpt.runs.folder import METRICS, read_objects
 
 # Python peers on one H100: 0.35 to 0.47 with compiled layers; LLMQ in C++: up to 0.6

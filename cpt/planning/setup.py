@@ -11,8 +11,8 @@ from cpt.models.recomputing import Recomputing, read_recomputing
 from cpt.models.varlen_attention import VARLEN, why_not_varlen
 from cpt.optim.adamw import automatic_dtype
 from cpt.parallelism import read_parallelism
-from cpt.planner.compiling import compiles
-from cpt.planner.stages import MASKED_FORMS, Beside, beside_of
+from cpt.planning.compiling import compiles
+from cpt.planning.stage_terms import MASKED_FORMS, Beside, beside_of
 from cpt.recipe.schema import Recipe
 
 BUCKET = 500_000_000  # elements; DeepSpeed's own defaults

@@ -11,7 +11,7 @@ from transformers.masking_utils import AttentionMaskInterface, flash_attention_m
 
 from cpt.models.recomputing import keep_attention
 from cpt.models.varlen_attention import VARLEN, computing_dtype
-from cpt.planner.setup import Setup
+from cpt.planning.setup import Setup
 
 STAND_IN = "cpt_planned"
 

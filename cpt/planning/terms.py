@@ -6,8 +6,8 @@ from cpt.models.quantized import BYTES_OF_4_BIT, quantization_of
 from cpt.optim.adamw import DEFAULT_ROUNDING
 from cpt.optim.adamw_update import BLOCK
 from cpt.optim.paged_states import BUFFER, BUFFERS
-from cpt.planner.facts import ModelFacts
-from cpt.planner.setup import Setup
+from cpt.planning.facts import ModelFacts
+from cpt.planning.setup import Setup
 
 GIB = 2**30
 MASTER = 4  # bytes of an fp32 copy of a weight

@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy
 
-from cpt.planner.planned_attention import keep_planned_attention
+from cpt.planning.planned_attention import keep_planned_attention
 
 Storages = Set[torch.UntypedStorage | None]
 

@@ -15,7 +15,7 @@ from cpt.data.readers.forms import form_of_source, sections_of
 from cpt.data.readers.sources import kind_of, pieces_of, read_piece
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError
-from cpt.preflight.found import PreflightReport
+from cpt.planning.findings import PreflightReport
 from cpt.recipe.schema import Data, DocumentSource, Recipe
 from cpt.stages.rewards.find import check_columns
 

@@ -17,14 +17,14 @@ from cpt.models.compiled import check_compiling
 from cpt.models.config import load_config
 from cpt.models.inventory import build_on_meta
 from cpt.parallelism import groups_of_rows
-from cpt.planner.activations import Counted, count_activations
-from cpt.planner.advice import CAREFUL, HALVED, fits
-from cpt.planner.compiling import compiles
-from cpt.planner.facts import ModelFacts
-from cpt.planner.memory import facts_for, plan_memory
-from cpt.planner.setup import Setup, attention_on_gpu, setup_of
-from cpt.planner.speed import assumed_mfu, planned_speed
-from cpt.planner.target import Target, peak_of
+from cpt.planning.activations import Counted, count_activations
+from cpt.planning.advice import CAREFUL, HALVED, fits
+from cpt.planning.compiling import compiles
+from cpt.planning.facts import ModelFacts
+from cpt.planning.memory import facts_for, plan_memory
+from cpt.planning.setup import Setup, attention_on_gpu, setup_of
+from cpt.planning.speed import assumed_mfu, planned_speed
+from cpt.planning.target import Target, peak_of
 from cpt.ranks import main_process_decides, num_nodes, tell, world_size
 from cpt.recipe.automatic import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, LOADING, MICRO_BATCH, automatic_keys
 from cpt.recipe.schema import Recipe

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from cpt.data.readers.forms import form_of_stage
 from cpt.errors import CptError, RecipeError
 from cpt.models.config import load_config
-from cpt.planner.facts import ModelFacts, facts_of
+from cpt.planning.facts import ModelFacts, facts_of
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Model, Recipe
 

@@ -24,8 +24,8 @@ from cpt.models.new_rows import new_ids
 from cpt.models.scoring import check_scoring
 from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
 from cpt.models.varlen_attention import VARLEN
-from cpt.preflight.examples import check_first_examples
-from cpt.preflight.found import PreflightReport
+from cpt.planning.check_examples import check_first_examples
+from cpt.planning.findings import PreflightReport
 from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Model, Recipe, Source

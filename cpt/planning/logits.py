@@ -1,10 +1,10 @@
 """Bytes of logits and of what a loss makes of them, by how each stage computes its loss."""
 
 from cpt.models.fused_loss import SCORED_POSITIONS, chunk_of
-from cpt.planner.facts import ModelFacts
-from cpt.planner.setup import Setup
-from cpt.planner.stages import PAIRS, SCORE, TAUGHT, TAUGHT_IN_TILES, TAUGHT_WHOLE, TILES, WHOLE
-from cpt.planner.terms import Term
+from cpt.planning.facts import ModelFacts
+from cpt.planning.setup import Setup
+from cpt.planning.stage_terms import PAIRS, SCORE, TAUGHT, TAUGHT_IN_TILES, TAUGHT_WHOLE, TILES, WHOLE
+from cpt.planning.terms import Term
 
 LOGIT_BYTES = 12  # log-softmax, its gradient and the logits' own, all in fp32, at once
 TILE_TOKENS, TILE_WORDS = 4096, 32768  # of TRL's kernels, which never have more of the logits at once

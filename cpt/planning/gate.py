@@ -34,12 +34,19 @@ from cpt.models.recomputing import read_recomputing
 from cpt.optim.build import OFFLOADED, build_optimizer, check_optimizer, check_rounding, find_optimizer
 from cpt.optim.released import check_release
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
-from cpt.preflight.automatic import with_chosen_values, with_placeholders
-from cpt.preflight.craft import craft_warnings
-from cpt.preflight.examples import check_conversations
-from cpt.preflight.found import PreflightReport, placed
-from cpt.preflight.model import TEACHER, check_model, check_reward_models, check_teacher, check_tokenizer, with_key
-from cpt.preflight.resources import check_resources
+from cpt.planning.automatic import with_chosen_values, with_placeholders
+from cpt.planning.check_examples import check_conversations
+from cpt.planning.check_model import (
+    TEACHER,
+    check_model,
+    check_reward_models,
+    check_teacher,
+    check_tokenizer,
+    with_key,
+)
+from cpt.planning.check_resources import check_resources
+from cpt.planning.craft import craft_warnings
+from cpt.planning.findings import PreflightReport, placed
 from cpt.ranks import tell, world_size
 from cpt.recipe.automatic import automatic_keys
 from cpt.recipe.run_results import unfinished_run

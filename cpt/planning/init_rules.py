@@ -9,7 +9,6 @@ from typing import Any, Literal
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.errors import DataError, RecipeError, ResourceError
-from cpt.init.documents import DocumentFacts
 from cpt.models.adapters import adaptable, count_lora_parameters
 from cpt.models.config import load_config
 from cpt.models.inventory import (
@@ -20,14 +19,15 @@ from cpt.models.inventory import (
     vocabulary_size,
 )
 from cpt.models.known_bases import KnownBase, known_base
-from cpt.planner.activations import count_activations
-from cpt.planner.advice import fits, shipped_profiles
-from cpt.planner.memory import facts_for, plan_memory
-from cpt.planner.setup import attention_on_gpu, setup_of
-from cpt.planner.speed import MFU_RANGE, assumed_mfu, planned_speed
-from cpt.planner.target import Target
-from cpt.planner.terms import GIB
-from cpt.preflight.automatic import fastest_that_fits
+from cpt.planning.activations import count_activations
+from cpt.planning.advice import fits, shipped_profiles
+from cpt.planning.automatic import fastest_that_fits
+from cpt.planning.init_documents import DocumentFacts
+from cpt.planning.memory import facts_for, plan_memory
+from cpt.planning.setup import attention_on_gpu, setup_of
+from cpt.planning.speed import MFU_RANGE, assumed_mfu, planned_speed
+from cpt.planning.target import Target
+from cpt.planning.terms import GIB
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import is_local
 from cpt.recipe.references import REPOSITORY

@@ -2,7 +2,7 @@
 
 Weights, gradients and states follow from the numbers of parameters: ZeRO by arXiv 1910.02054 and, for its buffers,
 DeepSpeed's source; FSDP2 as torch's `fully_shard` keeps them (torch/distributed/fsdp/_fully_shard). Activations are
-counted on the model itself (`cpt.planner.activations`); what kernels and libraries take is assumed.
+counted on the model itself (`cpt.planning.activations`); what kernels and libraries take is assumed.
 """
 
 import math
@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from transformers import PreTrainedConfig
 
 from cpt.models.quantized import quantization_of
-from cpt.planner.activations import Activations, Counted
-from cpt.planner.facts import ModelFacts, facts_of
-from cpt.planner.logits import fuses, head_gradient, logits_before, logits_of, ready_gradient, scored_logits
-from cpt.planner.setup import Setup, Zero
-from cpt.planner.stages import Other, with_own_head
-from cpt.planner.terms import (
+from cpt.planning.activations import Activations, Counted
+from cpt.planning.facts import ModelFacts, facts_of
+from cpt.planning.logits import fuses, head_gradient, logits_before, logits_of, ready_gradient, scored_logits
+from cpt.planning.setup import Setup, Zero
+from cpt.planning.stage_terms import Other, with_own_head
+from cpt.planning.terms import (
     GIB,
     MASTER,
     PAGED,

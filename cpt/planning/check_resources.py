@@ -10,15 +10,15 @@ from transformers import PreTrainedConfig
 from cpt.cache import size_of
 from cpt.errors import CptError, ResourceError
 from cpt.hardware import GIB, find_gpus, free_disk_gib
-from cpt.planner.activations import count_activations
-from cpt.planner.advice import fits
-from cpt.planner.facts import ModelFacts
-from cpt.planner.memory import facts_for, plan_memory
-from cpt.planner.setup import Setup, attention_on_gpu, setup_of
-from cpt.planner.speed import assumed_mfu, planned_speed
-from cpt.planner.terms import IN_8_BIT, MOMENTS, checkpoint_bytes
-from cpt.preflight.automatic import nodes_here, this_machine
-from cpt.preflight.found import PreflightReport
+from cpt.planning.activations import count_activations
+from cpt.planning.advice import fits
+from cpt.planning.automatic import nodes_here, this_machine
+from cpt.planning.facts import ModelFacts
+from cpt.planning.findings import PreflightReport
+from cpt.planning.memory import facts_for, plan_memory
+from cpt.planning.setup import Setup, attention_on_gpu, setup_of
+from cpt.planning.speed import assumed_mfu, planned_speed
+from cpt.planning.terms import IN_8_BIT, MOMENTS, checkpoint_bytes
 from cpt.ranks import world_size
 from cpt.recipe.schema import Recipe
 

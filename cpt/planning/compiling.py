@@ -17,7 +17,7 @@ from cpt.models.compiled import (
 from cpt.models.inventory import runs_along_the_row
 from cpt.models.recomputing import SWITCHES
 from cpt.parallelism import read_parallelism
-from cpt.planner.stages import KINDS, MASKED_FORMS
+from cpt.planning.stage_terms import KINDS, MASKED_FORMS
 from cpt.recipe.automatic import AUTO, COMPILING
 from cpt.recipe.schema import Recipe
 

@@ -1,0 +1,1 @@
+"""Memory, speed and checks before a run; values for `auto`; `cpt init`."""
