@@ -65,7 +65,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
     "Train": {
         "train": ("cpt.train:command", "Run a recipe; goes on by itself from its newest checkpoint."),
         "launch": (
-            "cpt.launchers.launch_command:command",
+            "cpt.launch.launch_command:command",
             "Write the files that start a recipe on one or many nodes, and say the command.",
         ),
         "pipeline": (

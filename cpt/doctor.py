@@ -75,8 +75,8 @@ def command(
             "cpt doctor RECIPE compares nodes. Type on each of them, with its own --node-rank: torchrun --nnodes 2"
             f" --node-rank 0 --master-addr FIRST_HOST -m cpt doctor {recipe}"
         )
-    from cpt.launchers.nodes import compare_nodes  # imports torch, which the table has to do without
-    from cpt.launchers.processes import join_processes, leave_processes
+    from cpt.launch.nodes import compare_nodes  # imports torch, which the table has to do without
+    from cpt.launch.processes import join_processes, leave_processes
 
     loaded = load_recipe(recipe, overrides or ())
     join_processes(loaded.training)

@@ -20,7 +20,7 @@ from cpt.evaluation.evaluate import Asked, known_positions, measure, model_at
 from cpt.evaluation.findings import Findings, findings
 from cpt.evaluation.judged_sets import DEFAULT_LENGTH, Judges, judges_of_recipe, judges_of_texts
 from cpt.evaluation.tasks import TaskChoice
-from cpt.launchers.processes import join_processes, leave_processes
+from cpt.launch.processes import join_processes, leave_processes
 from cpt.ranks import is_main_process
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Recipe

@@ -26,10 +26,10 @@ from cpt.checkpoints.resume import Wanted, choose_checkpoint, wanted_checkpoint
 from cpt.errors import RecipeError, RestartNeeded
 from cpt.evaluation.after_training import needs_judging
 from cpt.evaluation.verdict import verdict_of_run, write_verdict
-from cpt.launchers.attempts import BY_THE_LAUNCHER, MOST_RESTARTS
-from cpt.launchers.nodes import compare_nodes
-from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
-from cpt.launchers.supervise import supervise_run
+from cpt.launch.attempts import BY_THE_LAUNCHER, MOST_RESTARTS
+from cpt.launch.nodes import compare_nodes
+from cpt.launch.processes import join_processes, leave_processes, start_deepspeed
+from cpt.launch.supervise import supervise_run
 from cpt.planning.automatic import with_chosen_values
 from cpt.planning.check_model import refuse_unreachable_model
 from cpt.planning.findings import placed

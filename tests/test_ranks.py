@@ -8,7 +8,7 @@ from cpt.ranks import is_main_process, main_process_decides, main_process_first,
 SCRIPT = """
 import sys
 import torch.distributed as dist
-from cpt.launchers.processes import leave_processes
+from cpt.launch.processes import leave_processes
 from cpt.errors import DataError
 from cpt.ranks import is_main_process, main_process_decides, main_process_first, rank
 dist.init_process_group("gloo")

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from cpt.data.build import build_data
-from cpt.launchers.processes import join_processes, leave_processes
+from cpt.launch.processes import join_processes, leave_processes
 from cpt.models.build import build_model
 from cpt.ranks import is_main_process
 from cpt.recipe.schema import Recipe

@@ -22,7 +22,7 @@ from transformers import Trainer, TrainerCallback
 
 from cpt.data.build import build_data
 from cpt.files import make_durable
-from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
+from cpt.launch.processes import join_processes, leave_processes, start_deepspeed
 from cpt.models.build import build_model
 from cpt.ranks import is_main_process
 from cpt.recipe.load import load_recipe

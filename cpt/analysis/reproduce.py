@@ -19,8 +19,8 @@ from cpt.data.readers.opening import is_url
 from cpt.errors import CheckpointError, CptError, DataError, LaunchError, ResourceError, TrainingError
 from cpt.files import size_and_hash
 from cpt.hardware import count_cpu_cores, find_gpus
-from cpt.launchers.attempts import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
-from cpt.launchers.processes import environment_alone
+from cpt.launch.attempts import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
+from cpt.launch.processes import environment_alone
 from cpt.models.hashes import hash_weights
 from cpt.process import Child
 from cpt.ranks import tell

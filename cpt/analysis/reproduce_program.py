@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.errors import Interrupted
-from cpt.launchers.processes import leave_processes
+from cpt.launch.processes import leave_processes
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 from cpt.training.trainer import CPTTrainer

@@ -13,7 +13,7 @@ from rich.table import Table
 from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
 from cpt.errors import Interrupted, LaunchError
-from cpt.launchers.attempts import BY_THE_LAUNCHER, command_of_attempt
+from cpt.launch.attempts import BY_THE_LAUNCHER, command_of_attempt
 from cpt.pipeline.steps import Pipeline, Step, load_pipeline
 from cpt.planning.gate import report
 from cpt.process import Child

@@ -39,8 +39,8 @@ from cpt.extend import import_user_module
 from cpt.files import locked
 from cpt.formatting import format_bytes
 from cpt.hardware import host_memory_gib
-from cpt.launchers.attempts import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
-from cpt.launchers.processes import environment_alone
+from cpt.launch.attempts import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
+from cpt.launch.processes import environment_alone
 from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once
 from cpt.planning.findings import placed
 from cpt.planning.gate import check_reality

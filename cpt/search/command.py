@@ -14,7 +14,7 @@ from cpt.errors import Interrupted, LaunchError, RecipeError, ResourceError
 from cpt.extend import did_you_mean
 from cpt.files import locked, write_atomic
 from cpt.hardware import find_gpus
-from cpt.launchers.attempts import BY_THE_LAUNCHER
+from cpt.launch.attempts import BY_THE_LAUNCHER
 from cpt.ranks import tell
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import dump_recipe, load_recipe

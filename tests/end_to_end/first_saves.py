@@ -2,7 +2,7 @@
 
 import sys
 
-from cpt.launchers.processes import leave_processes
+from cpt.launch.processes import leave_processes
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 from cpt.training import saving

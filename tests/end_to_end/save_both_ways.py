@@ -12,7 +12,7 @@ from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
 from cpt.data.build import build_data
-from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
+from cpt.launch.processes import join_processes, leave_processes, start_deepspeed
 from cpt.models.build import build_model
 from cpt.ranks import is_main_process
 from cpt.recipe.load import load_recipe

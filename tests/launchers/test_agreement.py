@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpt.errors import LaunchError
-from cpt.launchers.agreement import agree_with_launcher
+from cpt.launch.agreement import agree_with_launcher
 
 ROOT = Path(__file__).parents[2]
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}

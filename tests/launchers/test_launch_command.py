@@ -8,7 +8,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
 
 from cpt.cli import main
-from cpt.launchers.launch_command import LAUNCHERS
+from cpt.launch.launch_command import LAUNCHERS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "launch" / "README.md").read_text()

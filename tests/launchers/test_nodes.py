@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny import write_recipe
 
-from cpt.launchers.nodes import differences, files_of_recipe
+from cpt.launch.nodes import differences, files_of_recipe
 from cpt.recipe.load import load_recipe
 
 ROOT = Path(__file__).parents[2]

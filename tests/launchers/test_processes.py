@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpt.hardware import Gpu, scripts_folder
-from cpt.launchers import processes
+from cpt.launch import processes
 
 ROOT = Path(__file__).parents[2]
 OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_MIXED_PRECISION")
@@ -17,7 +17,7 @@ CHILD = """
 import json, os, sys
 from pathlib import Path
 from cpt.errors import CptError
-from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
+from cpt.launch.processes import join_processes, leave_processes, start_deepspeed
 from cpt.ranks import main_process_first, name_of_launcher, rank
 try:
     launched = join_processes(json.loads(os.environ["TRAINING"]))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cpt.errors import LaunchError
-from cpt.launchers.supervise import Decision, Ended, Supervisor, next_move, supervise_run
+from cpt.launch.supervise import Decision, Ended, Supervisor, next_move, supervise_run
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import read_events
 from cpt.runs.record import Run
@@ -70,8 +70,8 @@ def test_a_run_that_dies_is_restarted_until_it_is_done(tmp_path):
 
 @pytest.mark.slow
 def test_a_hung_process_writes_its_stacks_and_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr("cpt.launchers.supervise.LEAST_PATIENCE", 1.0)
-    monkeypatch.setattr("cpt.launchers.supervise.SECONDS_FOR_STACKS", 0.3)
+    monkeypatch.setattr("cpt.launch.supervise.LEAST_PATIENCE", 1.0)
+    monkeypatch.setattr("cpt.launch.supervise.SECONDS_FOR_STACKS", 0.3)
     body = """
         import signal, socket
         signal.signal(signal.SIGUSR2, lambda *_: (folder / "asked").touch())
@@ -142,7 +142,7 @@ def test_processes_that_a_killed_launcher_left_are_killed_before_the_restart(tmp
 
 @pytest.mark.slow
 def test_a_lost_host_is_named_where_a_library_ended_the_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr("cpt.launchers.supervise.SECONDS_TO_BE_GONE", 0.5)
+    monkeypatch.setattr("cpt.launch.supervise.SECONDS_TO_BE_GONE", 0.5)
     body = """
         import signal, socket
         (folder / "heartbeats").mkdir(exist_ok=True)
@@ -209,7 +209,7 @@ def test_supervisors_of_several_hosts_share_one_run(tmp_path, monkeypatch):
     launcher = "torchrun --nnodes=2 --node_rank 1"
     with pytest.raises(LaunchError, match="name=..."):
         supervise_run(recipe(tmp_path), [], new=True, launcher=launcher)
-    monkeypatch.setattr("cpt.launchers.supervise.Supervisor.supervise", lambda self: Decision("done"))
+    monkeypatch.setattr("cpt.launch.supervise.Supervisor.supervise", lambda self: Decision("done"))
     with held_by_another(tmp_path / "a-run"), pytest.raises(LaunchError, match="trained already"):
         supervise_run(recipe(tmp_path), [])
     with held_by_another(tmp_path / "a-run") as other:  # another host's supervisor looks at the folder

@@ -2,7 +2,7 @@ import socket
 
 from full_disk import disk_of_its_own, set_read_only
 
-from cpt.launchers.supervise import Watch
+from cpt.launch.supervise import Watch
 from cpt.runs.signs import Sign, write_sign
 
 

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cpt.errors import RecipeError
-from cpt.launchers.processes import leave_processes
+from cpt.launch.processes import leave_processes
 from cpt.models.documents import add_document_bounds, keep_documents_apart
 from cpt.models.shared_rows import PartOfRows, attend_over_processes, check_shared_rows
 from cpt.models.varlen_attention import VARLEN, register_varlen

@@ -17,7 +17,7 @@ from tiny_models import make_tokenizer
 from transformers import PreTrainedModel, TrainingArguments
 
 from cpt.hardware import require_programs
-from cpt.launchers.processes import leave_processes
+from cpt.launch.processes import leave_processes
 from cpt.models.build import build_model
 from cpt.models.inventory import count_parameters
 from cpt.recipe.schema import Model

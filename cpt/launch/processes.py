@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from cpt.errors import LaunchError, ResourceError
 from cpt.hardware import Gpu, announce_compiling, find_gpus, require_programs, scripts_folder
-from cpt.launchers.agreement import agree_with_launcher
+from cpt.launch.agreement import agree_with_launcher
 from cpt.ranks import is_main_process, leave, rank, world_size
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from cpt.errors import CptError, Interrupted, LaunchError, RestartNeeded, TrainingError
-from cpt.launchers.attempts import (
+from cpt.launch.attempts import (
     MOST_RESTARTS,
     command_of_attempt,
     names_several_hosts,

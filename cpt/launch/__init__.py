@@ -1,0 +1,1 @@
+"""Start a run on one machine or several, and watch it."""
