@@ -20,12 +20,12 @@ from cpt.command_line import (
 import typer
 from transformers.utils.logging import disable_progress_bar
 
-from cpt.checkpoints.average import export_average
-from cpt.checkpoints.export import export_model
 from cpt.checkpoints.resume import Wanted, choose_checkpoint, wanted_checkpoint
 from cpt.errors import RecipeError, RestartNeeded
 from cpt.evaluation.after_training import needs_judging
 from cpt.evaluation.verdict import verdict_of_run, write_verdict
+from cpt.export.average import export_average
+from cpt.export.export import export_model
 from cpt.launch.attempts import BY_THE_LAUNCHER, MOST_RESTARTS
 from cpt.launch.nodes import compare_nodes
 from cpt.launch.processes import join_processes, leave_processes, start_deepspeed

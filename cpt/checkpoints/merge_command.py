@@ -12,15 +12,15 @@ import typer
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from cpt.checkpoints.average import write_average
-from cpt.checkpoints.export import finish
 from cpt.checkpoints.model_folder import config_json, weight_files
-from cpt.checkpoints.proof import logits_in_another_process, proof_text
-from cpt.checkpoints.proven_export import DTYPES, Wish, export_whole, name_of, refuse_odd_wishes, written_whole_or_not
-from cpt.checkpoints.servable import check_vocabulary, model_warnings
-from cpt.checkpoints.task_arithmetic import write_chat_vector
-from cpt.checkpoints.trained import TOKENIZER_FILES, find_trained, stored_dtype
 from cpt.errors import CheckpointError, RecipeError
+from cpt.export.average import write_average
+from cpt.export.export import finish
+from cpt.export.proof import logits_in_another_process, proof_text
+from cpt.export.proven_export import DTYPES, Wish, export_whole, name_of, refuse_odd_wishes, written_whole_or_not
+from cpt.export.servable import check_vocabulary, model_warnings
+from cpt.export.task_arithmetic import write_chat_vector
+from cpt.export.trained import TOKENIZER_FILES, find_trained, stored_dtype
 from cpt.models.hashes import weights_folder
 
 Method = Literal["lora", "task_arithmetic", "average"]

@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 from transformers.utils.logging import disable_progress_bar
 
-from cpt.checkpoints.proven_export import DTYPES, DtypeName, Wish, export_adapter, export_whole, refuse_odd_wishes
-from cpt.checkpoints.trained import find_trained, import_own_code, refuse_unknown_code
 from cpt.command_line import refuse_ignored
 from cpt.errors import RecipeError
-from cpt.exporting.hub import check_push, push
-from cpt.exporting.quantised import MAX_RISE, Method, check_quantising, export_quantised
-from cpt.exporting.sealed import refuse_unsealed, seal_export
+from cpt.export.hub import check_push, push
+from cpt.export.proven_export import DTYPES, DtypeName, Wish, export_adapter, export_whole, refuse_odd_wishes
+from cpt.export.quantised import MAX_RISE, Method, check_quantising, export_quantised
+from cpt.export.sealed import refuse_unsealed, seal_export
+from cpt.export.trained import find_trained, import_own_code, refuse_unknown_code
 
 DTYPE: DtypeName = "bfloat16"
 LARGEST_FILE = "5GB"

@@ -21,7 +21,6 @@ from transformers import AutoConfig, AutoTokenizer
 from cpt import errors
 from cpt.cache import size_of
 from cpt.checkpoints.manifest import read_manifest
-from cpt.checkpoints.proof import logits_in_another_process, proof_text
 from cpt.checkpoints.resume import published_checkpoints
 from cpt.checkpoints.verify import verify_path
 from cpt.command_line import refuse_ignored
@@ -35,6 +34,7 @@ from cpt.errors import (
     ResourceError,
     TrainingError,
 )
+from cpt.export.proof import logits_in_another_process, proof_text
 from cpt.extend import import_user_module
 from cpt.files import locked
 from cpt.formatting import format_bytes

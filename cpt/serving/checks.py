@@ -12,9 +12,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils.import_utils import is_serve_available
 
 from cpt.checkpoints.model_folder import Tensors, config_json, kind_of
-from cpt.checkpoints.proof import brings_its_code
-from cpt.checkpoints.trained import NAME_IT, TOKENIZER_FILES, import_own_code
 from cpt.errors import CheckpointError, LaunchError, RecipeError, ResourceError
+from cpt.export.proof import brings_its_code
+from cpt.export.trained import NAME_IT, TOKENIZER_FILES, import_own_code
 from cpt.models.config import read_config
 from cpt.models.families.register import FAMILIES
 from cpt.recipe.schema import Model

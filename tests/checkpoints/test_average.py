@@ -6,10 +6,10 @@ from tiny import TINY_LLAMA, write_recipe
 from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM
 
-from cpt.checkpoints.average import write_average
 from cpt.checkpoints.model_folder import Tensors
 from cpt.checkpoints.zero_files import consolidated_state
 from cpt.errors import CheckpointError
+from cpt.export.average import write_average
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 

@@ -6,9 +6,9 @@ from safetensors.torch import load_file, save_file
 from tiny_checkpoints import save_adapter, save_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cpt.checkpoints.merge_lora import check_base_weights, merge_proven, put_on, rounded_to
-from cpt.checkpoints.proof import proof_text
 from cpt.errors import CheckpointError
+from cpt.export.merge_lora import check_base_weights, merge_proven, put_on, rounded_to
+from cpt.export.proof import proof_text
 from cpt.models.hashes import hash_weights
 
 

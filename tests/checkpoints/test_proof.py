@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig, LlamaForSequenceClassification
 
-from cpt.checkpoints.proof import (
+from cpt.errors import CheckpointError, DataError
+from cpt.export.proof import (
     NUM_TOKENS,
     ProofText,
     brings_its_code,
@@ -13,7 +14,6 @@ from cpt.checkpoints.proof import (
     logits_of,
     proof_text,
 )
-from cpt.errors import CheckpointError, DataError
 
 
 def test_the_text_is_real_and_cut_to_a_number_of_tokens(base_folder, tmp_path):

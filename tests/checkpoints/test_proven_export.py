@@ -9,15 +9,15 @@ import torch
 from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cpt.checkpoints.proof import logits_of, proof_text
-from cpt.checkpoints.proven_export import (
+from cpt.errors import CheckpointError
+from cpt.export.proof import logits_of, proof_text
+from cpt.export.proven_export import (
     Wish,
     config_of,
     is_plain,
     reloaded,
     written_whole_or_not,
 )
-from cpt.errors import CheckpointError
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):

@@ -6,8 +6,8 @@ from tiny_checkpoints import save_adapter
 from tiny_models import make_tokenizer
 from transformers import AutoTokenizer
 
-from cpt.checkpoints.servable import adapter_warnings, check_vocabulary, model_warnings
 from cpt.errors import CheckpointError
+from cpt.export.servable import adapter_warnings, check_vocabulary, model_warnings
 
 
 def test_tokens_without_a_row_are_refused():

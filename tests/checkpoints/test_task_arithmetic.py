@@ -7,8 +7,8 @@ from tiny_models import make_tokenizer
 from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from cpt.checkpoints.model_folder import Tensors
-from cpt.checkpoints.task_arithmetic import add_tokens, match_rows, merge_rows, vocabulary_tensors, write_chat_vector
 from cpt.errors import CheckpointError
+from cpt.export.task_arithmetic import add_tokens, match_rows, merge_rows, vocabulary_tensors, write_chat_vector
 from cpt.tokenizer.extend_vocabulary import extend_vocabulary
 
 TEMPLATE = "{% for message in messages %}<user>{{ message.content }}{% endfor %}"

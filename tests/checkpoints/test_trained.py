@@ -7,7 +7,8 @@ import torch
 from tiny import write_recipe
 from transformers import AutoModelForCausalLM
 
-from cpt.checkpoints.trained import (
+from cpt.errors import CheckpointError, RecipeError
+from cpt.export.trained import (
     find_trained,
     import_own_code,
     load_whole,
@@ -15,7 +16,6 @@ from cpt.checkpoints.trained import (
     stored_dtype,
     tokenizer_of,
 )
-from cpt.errors import CheckpointError, RecipeError
 
 
 @pytest.fixture

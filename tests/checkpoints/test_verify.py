@@ -8,7 +8,6 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cpt.checkpoints.agreement import SaveFailed
-from cpt.checkpoints.trained import find_trained
 from cpt.checkpoints.verify import (
     count_stored,
     defects,
@@ -19,6 +18,7 @@ from cpt.checkpoints.verify import (
     verify_path,
 )
 from cpt.errors import CheckpointError
+from cpt.export.trained import find_trained
 
 PLAIN = {"trainer_state.json", "scheduler.pt", "optimizer.pt", "rng_state.pth"}
 ZERO = {

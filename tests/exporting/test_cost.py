@@ -10,8 +10,8 @@ from tiny import TINY_LLAMA, write_documents
 from torch import nn
 from transformers import AutoTokenizer, LlamaConfig
 
-from cpt.checkpoints.trained import Trained
-from cpt.exporting.cost import MOST_TOKENS, JudgedText, cost, judged_text
+from cpt.export.cost import MOST_TOKENS, JudgedText, cost, judged_text
+from cpt.export.trained import Trained
 from cpt.recipe.schema import Recipe
 
 TEXT = JudgedText("a page", [[0, 1, 2, 3], [3, 2]], num_bytes=8)

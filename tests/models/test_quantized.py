@@ -8,9 +8,9 @@ from tiny import write_recipe
 from tiny_models import make_tokenizer, tiny_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cpt.checkpoints.merge_lora import put_on
-from cpt.checkpoints.trained import find_trained
 from cpt.errors import RecipeError, ResourceError
+from cpt.export.merge_lora import put_on
+from cpt.export.trained import find_trained
 from cpt.models.build import build_model
 from cpt.models.quantized import (
     BYTES_OF_4_BIT,

@@ -14,8 +14,10 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.checkpoints.agreement import in_words, reason_of
-from cpt.checkpoints.export import finish
-from cpt.checkpoints.merge_lora import (
+from cpt.checkpoints.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, weight_files
+from cpt.errors import CheckpointError, RecipeError
+from cpt.export.export import finish
+from cpt.export.merge_lora import (
     BASE_WEIGHTS,
     MergeProof,
     build_base,
@@ -23,12 +25,10 @@ from cpt.checkpoints.merge_lora import (
     merge_proven,
     rounded_to,
 )
-from cpt.checkpoints.model_card import write_model_card
-from cpt.checkpoints.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, weight_files
-from cpt.checkpoints.proof import ProofText, difference, logits_in_another_process, logits_of, proof_text
-from cpt.checkpoints.servable import adapter_warnings, check_vocabulary, model_warnings
-from cpt.checkpoints.trained import Trained, load_whole, tokenizer_of, with_adapter
-from cpt.errors import CheckpointError, RecipeError
+from cpt.export.model_card import write_model_card
+from cpt.export.proof import ProofText, difference, logits_in_another_process, logits_of, proof_text
+from cpt.export.servable import adapter_warnings, check_vocabulary, model_warnings
+from cpt.export.trained import Trained, load_whole, tokenizer_of, with_adapter
 from cpt.models.adapters import check_mergeable
 from cpt.models.config import load_config
 from cpt.models.families.register import register_families

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import typer
 
-from cpt.checkpoints.model_card import HUB_ID, LICENCE_NOT_KNOWN
 from cpt.data.readers.hub import broken
 from cpt.errors import RecipeError, ResourceError
-from cpt.exporting.sealed import CARD
+from cpt.export.model_card import HUB_ID, LICENCE_NOT_KNOWN
+from cpt.export.sealed import CARD
 
 TOKENS = "https://huggingface.co/settings/tokens"
 

@@ -17,7 +17,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from cpt.checkpoints.merge_lora import BASE_WEIGHTS, put_on
 from cpt.checkpoints.model_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -27,11 +26,12 @@ from cpt.checkpoints.model_folder import (
     kind_of,
     weight_files,
 )
-from cpt.checkpoints.proof import brings_its_code
 from cpt.checkpoints.resume import PATTERN, latest_checkpoint, step_of
 from cpt.checkpoints.verify import refuse_changed_weights
 from cpt.checkpoints.zero_files import load_consolidated
 from cpt.errors import CheckpointError
+from cpt.export.merge_lora import BASE_WEIGHTS, put_on
+from cpt.export.proof import brings_its_code
 from cpt.extend import import_user_module
 from cpt.models.adapters import add_lora
 from cpt.models.build import build_model

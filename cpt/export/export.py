@@ -12,12 +12,12 @@ from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase, Trainer
 
 from cpt.checkpoints.agreement import in_words
-from cpt.checkpoints.merge_lora import BASE_WEIGHTS, merge_into_base
-from cpt.checkpoints.model_card import write_model_card
 from cpt.checkpoints.model_folder import HEADS, Tensors, write_tensors
 from cpt.checkpoints.rotation import published_in
 from cpt.checkpoints.transaction import rename_over
 from cpt.errors import CheckpointError
+from cpt.export.merge_lora import BASE_WEIGHTS, merge_into_base
+from cpt.export.model_card import write_model_card
 from cpt.models.families.native import export_native
 from cpt.models.new_rows import carry_extension
 from cpt.ranks import is_main_process, main_process_decides, same_command

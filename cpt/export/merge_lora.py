@@ -15,8 +15,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.checkpoints.model_folder import ADAPTER_CONFIG
-from cpt.checkpoints.proof import Difference, ProofText, difference, logits_of
 from cpt.errors import CheckpointError
+from cpt.export.proof import Difference, ProofText, difference, logits_of
 from cpt.models.adapters import merge_lora
 from cpt.models.build import build_model
 from cpt.models.hashes import hash_weights

@@ -18,12 +18,12 @@ from transformers import (
 )
 
 from cpt.checkpoints.model_folder import weight_files
-from cpt.checkpoints.proof import ProofText, difference, logits_in_another_process, logits_of, proof_text
-from cpt.checkpoints.proven_export import Wish, export_whole, name_of, written_whole_or_not
-from cpt.checkpoints.trained import Trained
 from cpt.errors import CheckpointError, ResourceError
-from cpt.exporting.cost import Cost, JudgedText, cost, judged_text, logits_of_ids
-from cpt.exporting.sealed import CARD
+from cpt.export.cost import Cost, JudgedText, cost, judged_text, logits_of_ids
+from cpt.export.proof import ProofText, difference, logits_in_another_process, logits_of, proof_text
+from cpt.export.proven_export import Wish, export_whole, name_of, written_whole_or_not
+from cpt.export.sealed import CARD
+from cpt.export.trained import Trained
 from cpt.files import write_atomic
 
 Method = Literal["int8", "int4", "nf4"]

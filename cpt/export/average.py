@@ -9,11 +9,11 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
-from cpt.checkpoints.export import finish, not_exported
 from cpt.checkpoints.model_folder import Tensors, kind_of, write_tensors
 from cpt.checkpoints.resume import complete_checkpoints
 from cpt.checkpoints.transaction import rename_over
 from cpt.errors import CheckpointError
+from cpt.export.export import finish, not_exported
 from cpt.models.new_rows import EXTENSION, carry_extension
 from cpt.ranks import is_main_process, main_process_first, tell
 from cpt.recipe.schema import Recipe

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from cpt.checkpoints.proof import TEXT
-from cpt.checkpoints.trained import Trained
 from cpt.errors import CptError, DataError
 from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
+from cpt.export.proof import TEXT
+from cpt.export.trained import Trained
 from cpt.models.config import value_of
 from cpt.recipe.schema import Recipe
 

@@ -1,0 +1,1 @@
+"""A model that plain transformers loads: exported, merged, quantised, proven by its logits."""
