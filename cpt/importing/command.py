@@ -8,8 +8,8 @@ import typer
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.extend import did_you_mean
+from cpt.importers.translation import Translation
 from cpt.importing import axolotl, llamafactory
-from cpt.importing.translation import Translation
 from cpt.ranks import tell
 from cpt.recipe.tree import Mistakes, plain
 from cpt.recipe.yaml_lines import UnreadableError, read_yaml

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cpt.importing.translation import Translation, is_on
+from cpt.importers.translation import Translation, is_on
 from cpt.training.deepspeed_profile import read_profile
 
 DEFAULTS = {

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from cpt.importing.translation import Translation
+from cpt.importers.translation import Translation
 from cpt.recipe.paths import is_local
 from cpt.recipe.schema import Source
 from cpt.recipe.sense_data import reported_name

@@ -1,0 +1,1 @@
+"""Recipes from the configs of axolotl and LLaMA-Factory."""
