@@ -10,13 +10,13 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.analysis.compare import compare
+from cpt.commands.plan import plan_recipe
 from cpt.data.build import open_mixture
 from cpt.data.prepared import PreparedData
 from cpt.evaluation.evaluate import Asked, known_positions, measure, model_at
 from cpt.evaluation.findings import findings
 from cpt.evaluation.judged_sets import judges_of_texts
 from cpt.export import export
-from cpt.plan_command import plan_recipe
 from cpt.planning.advice import cheapest_that_fits, fits
 from cpt.planning.automatic import with_chosen_values
 from cpt.planning.speed import assumed_mfu, planned_speed

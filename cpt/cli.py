@@ -16,51 +16,54 @@ from cpt.command_signature import command_of, constant
 GROUPS = {  # heading on the help page -> name -> (module:function, what it does); in the order of a run
     "Start here": {
         "demo": (
-            "cpt.demo.run:command",
+            "cpt.commands.demo.run:command",
             "The whole path, offline in minutes: documents, init, check, train, verdict, served answer.",
         ),
         "doctor": (
-            "cpt.doctor:command",
+            "cpt.commands.doctor:command",
             "Show what this machine has, or compare the nodes of a cluster.",
         ),
-        "init": ("cpt.init.command:command", "Write a commented recipe for your documents, a model and a GPU."),
-        "import": ("cpt.importing.command:command", "Write a recipe from a config of axolotl or LLaMA-Factory."),
+        "init": ("cpt.commands.init:command", "Write a commented recipe for your documents, a model and a GPU."),
+        "import": ("cpt.commands.import_config:command", "Write a recipe from a config of axolotl or LLaMA-Factory."),
         "recipes": (
-            "cpt.recipes_command:command",
+            "cpt.commands.recipes:command",
             "List the recipes that come with cpt, or copy them into a folder of yours.",
         ),
     },
     "Before the run": {
-        "check": ("cpt.check:command", "Find every mistake of a recipe before GPU time is spent."),
+        "check": ("cpt.commands.check:command", "Find every mistake of a recipe before GPU time is spent."),
         "plan": (
-            "cpt.plan_command:command",
+            "cpt.commands.plan:command",
             "Memory, time and money of a run, and the cheapest change that makes it fit.",
         ),
         "rehearse": (
-            "cpt.rehearsal.command:command",
+            "cpt.commands.rehearse.command:command",
             "Try everything a run will do, once and in minutes, before it takes days.",
         ),
         "schema": ("cpt.recipe.json_schema:command", "Print the recipe's JSON schema, for editors."),
     },
     "Data and tokenizer": {
         "data": (
-            "cpt.data_commands.app:COMMANDS",
+            "cpt.commands.data.app:COMMANDS",
             "Check and preview documents; convert PDF, HTML, DOCX and EPUB; let a model rewrite them.",
         ),
         "tokenizer": (
-            "cpt.tokenizer_commands.app:COMMANDS",
+            "cpt.commands.tokenizer.app:COMMANDS",
             "Report on a tokenizer, extend one with a domain's tokens, or train a new one.",
         ),
-        "mixture": ("cpt.mixture.command:command", "Count what a run will read of each source, before it starts."),
+        "mixture": (
+            "cpt.commands.mixture.command:command",
+            "Count what a run will read of each source, before it starts.",
+        ),
         "contamination": (
-            "cpt.contamination_command:command",
+            "cpt.commands.contamination:command",
             "Find training documents that hold what the model will be judged by.",
         ),
         "prepare": (
-            "cpt.data_commands.prepare:command",
+            "cpt.commands.data.prepare:command",
             "Read, filter, tokenise and pack a recipe's documents ahead of its run.",
         ),
-        "store": ("cpt.store_command:COMMANDS", "List, verify or prune the tokens that are kept between runs."),
+        "store": ("cpt.commands.store:COMMANDS", "List, verify or prune the tokens that are kept between runs."),
     },
     "Train": {
         "train": ("cpt.train:command", "Run a recipe; goes on by itself from its newest checkpoint."),
@@ -69,39 +72,39 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "Write the files that start a recipe on one or many nodes, and say the command.",
         ),
         "pipeline": (
-            "cpt.pipeline.command:command",
+            "cpt.commands.pipeline.command:command",
             "Run several recipes in a row, each one from what the one before learned.",
         ),
         "search": (
-            "cpt.search.command:command",
+            "cpt.commands.search:command",
             "Search for better values of a recipe's keys, each trial a run; learning-rate range test.",
         ),
     },
     "Judge and compare": {
-        "verdict": ("cpt.verdict:command", "Judge a finished run against its base, on one page."),
+        "verdict": ("cpt.commands.verdict:command", "Judge a finished run against its base, on one page."),
         "evaluate": (
-            "cpt.evaluate_command:command",
+            "cpt.commands.evaluate:command",
             "Measure a model on held-out text, questions and tasks, against its base.",
         ),
-        "runs": ("cpt.runs.list_command:command", "List runs: state, tokens, loss, speed, age, tags."),
+        "runs": ("cpt.commands.runs:command", "List runs: state, tokens, loss, speed, age, tags."),
         "compare": (
-            "cpt.analysis.compare_command:command",
+            "cpt.commands.compare:command",
             "Say exactly what differs between runs: recipes, versions, data, curves, evaluations.",
         ),
         "report": ("cpt.analysis.report:command", "Tell a run's whole story in one HTML file."),
         "reproduce": (
-            "cpt.analysis.reproduce:command",
+            "cpt.commands.reproduce:command",
             "Run a run again from its record, and say whether its losses are the same.",
         ),
     },
     "Hand over": {
         "verify": (
-            "cpt.verify_command:command",
+            "cpt.commands.verify:command",
             "Compare a run's checkpoints, or one of them, with what was written.",
         ),
-        "export": ("cpt.exporting.command:command", "Write a trained model for others to load, proven by its logits."),
+        "export": ("cpt.commands.export:command", "Write a trained model for others to load, proven by its logits."),
         "merge": (
-            "cpt.checkpoints.merge_command:command",
+            "cpt.commands.merge:command",
             "Make one model of several: adapter and base, chat vector, mean of checkpoints.",
         ),
         "serve": ("cpt.serving.serve:command", "Serve a model to OpenAI clients, on Hugging Face's own server."),

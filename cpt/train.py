@@ -21,6 +21,7 @@ import typer
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.resume import Wanted, choose_checkpoint, wanted_checkpoint
+from cpt.commands.verdict import judge
 from cpt.errors import RecipeError, RestartNeeded
 from cpt.evaluation.after_training import needs_judging
 from cpt.evaluation.verdict import verdict_of_run, write_verdict
@@ -52,7 +53,6 @@ from cpt.training.restart import restart
 from cpt.training.resuming import keep_dtype, keep_global_batch, train_from
 from cpt.training.saving import seal_export
 from cpt.training.trainer import CPTTrainer
-from cpt.verdict import judge
 
 
 def train(
@@ -191,7 +191,7 @@ def command(
         flags = [flag for flag, is_given in given.items() if is_given]
         restart(problem, [str(recipe), *(overrides or ()), *(f"name={name}" for name in names), *flags])
     run = Run(final.parent)
-    leave_processes(then=["cpt.verdict", str(run.folder)] if needs_judging(run) else ())
+    leave_processes(then=["cpt.commands.verdict", str(run.folder)] if needs_judging(run) else ())
     if needs_judging(run):
         judge(run)
 

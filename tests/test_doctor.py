@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cpt import doctor
+from cpt.commands import doctor
 from cpt.errors import LaunchError
 from cpt.hardware import Gpu, describe_machine
 

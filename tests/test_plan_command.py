@@ -35,7 +35,7 @@ def test_nothing_is_written_for_a_recipe_that_fits(plan):
 
 
 def test_without_a_gpu_a_recipe_for_a_cpu_is_planned_for_it(plan, monkeypatch, tmp_path):
-    monkeypatch.setattr("cpt.plan_command.find_gpus", list)
+    monkeypatch.setattr("cpt.commands.plan.find_gpus", list)
     (tmp_path / "recipe.yaml").write_text(RECIPE.replace(", bf16: true", ""))
     result = plan("budget.tokens=1_000_000")
     assert not isinstance(result.exception, ResourceError) and "CPU" in result.output

@@ -2,9 +2,9 @@
 
 import pytest
 
+from cpt.commands.recipes import command
 from cpt.errors import ResourceError
 from cpt.recipe.load import load_recipe
-from cpt.recipes_command import command
 from cpt.shipped import SHIPPED_FILES
 
 

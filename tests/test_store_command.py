@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from cpt.cache import hold, publish_once
 from cpt.cli import application
+from cpt.commands.store import prune_command
 from cpt.data.store.token_files import FORMAT, SourceDescription, TokenFiles, TokenWriter, as_text, read_description
 from cpt.errors import DataError, RecipeError
-from cpt.store_command import prune_command
 
 DESCRIPTION = SourceDescription("", 1, 9, {}, {}, {}, ("a:1", 9), {}, {"source": "corpus.jsonl", "tokenizer": "gpt2"})
 

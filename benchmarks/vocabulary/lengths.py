@@ -7,8 +7,8 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from benchmarks.library_corpus import Corpus
+from cpt.commands.demo.corpus import Kind, Part
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.demo.corpus import Kind, Part
 from cpt.tokenizer.extend_vocabulary import extend_vocabulary
 
 SIZES = (250, 500, 1000, 2000)

@@ -11,7 +11,8 @@ from launching import zero_profile
 from safetensors.numpy import save_file
 from tiny import write_recipe
 
-from cpt.analysis.reproduce import (
+from cpt.cli import main
+from cpt.commands.reproduce import (
     changed_data,
     changes,
     compare_results,
@@ -21,7 +22,6 @@ from cpt.analysis.reproduce import (
     repetition_of,
     report,
 )
-from cpt.cli import main
 from cpt.data.readers.files import hash_file
 from cpt.errors import DataError, ResourceError
 from cpt.recipe.load import dump_recipe, load_recipe

@@ -3,8 +3,8 @@ import json
 import pytest
 from rich.console import Console
 
-from cpt.demo.commands import Answer
-from cpt.demo.verdict import show, summarize, write_summary
+from cpt.commands.demo.commands import Answer
+from cpt.commands.demo.verdict import show, summarize, write_summary
 from cpt.runs.record import Run
 
 

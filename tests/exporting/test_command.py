@@ -110,7 +110,7 @@ def test_options_that_make_no_sense_are_refused_at_once(base_folder, tmp_path, m
 
 
 def test_an_export_without_its_proof_is_never_pushed(base_folder, monkeypatch):
-    monkeypatch.setattr("cpt.exporting.command.check_push", lambda *_, **__: None)
+    monkeypatch.setattr("cpt.commands.export.check_push", lambda *_, **__: None)
     with pytest.raises(CheckpointError, match=r"is not a proven export .export.json is not in it."):
         export(base_folder, "--push-to-hub", "chemist/model", "--yes")
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from cpt.cli import main
+from cpt.commands.import_config import command, translated
 from cpt.errors import RecipeError
 from cpt.importers.translation import Translation
-from cpt.importing.command import command, translated
 from cpt.recipe.load import load_recipe
 
 CONFIGS = Path(__file__).parent / "configs"

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from cpt.commands import init as init
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
-from cpt.init import command as init
 from cpt.planning.gate import check_reality
 from cpt.recipe.load import load_recipe
 

@@ -1,8 +1,8 @@
 import pytest
 from tiny import write_recipe
 
+from cpt.commands.mixture.forecast import forecast
 from cpt.data.build import build_data
-from cpt.mixture.forecast import forecast
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.tokenizer.load import load_tokenizer

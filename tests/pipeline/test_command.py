@@ -8,9 +8,9 @@ import pytest
 import typer
 from tiny import write_recipe
 
+from cpt.commands.pipeline.command import command, end, run_step
+from cpt.commands.pipeline.steps import load_pipeline
 from cpt.errors import Interrupted, LaunchError
-from cpt.pipeline.command import command, end, run_step
-from cpt.pipeline.steps import load_pipeline
 
 
 @pytest.fixture

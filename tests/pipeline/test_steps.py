@@ -3,8 +3,8 @@ import json
 import pytest
 from tiny import write_recipe
 
+from cpt.commands.pipeline.steps import load_pipeline
 from cpt.errors import RecipeError
-from cpt.pipeline.steps import load_pipeline
 from cpt.recipe.references import REPOSITORY
 
 

@@ -8,11 +8,11 @@ import pytest
 import yaml
 from tiny import write_recipe
 
+from cpt.commands.search import command, environments_of
 from cpt.errors import Interrupted, LaunchError, RecipeError, ResourceError, TrainingError
 from cpt.files import locked
 from cpt.recipe.load import load_recipe
 from cpt.search import search as loop
-from cpt.search.command import command, environments_of
 
 SPACE = {"optimizer.learning_rate": {"low": 1e-5, "high": 1e-1, "log": True}, "seed": [1, 2, 3, 4]}
 TRAIN = """

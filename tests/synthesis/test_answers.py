@@ -2,9 +2,9 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from cpt.synthesis.answers import Answerer
-from cpt.synthesis.questions import encode
-from cpt.synthesis.sampling import Sampling
+from cpt.commands.synthesis.answers import Answerer
+from cpt.commands.synthesis.questions import encode
+from cpt.commands.synthesis.sampling import Sampling
 
 QUESTIONS = ["a", "A longer question about things.", "Why?", "b" * 90, "one two three"]
 SEEDS = [1, 2**64 - 1, 3, 4, 5]

@@ -1,7 +1,7 @@
 import pytest
 
+from cpt.commands.synthesis.output import Counts, open_output
 from cpt.errors import LaunchError, RecipeError, ResourceError
-from cpt.synthesis.output import Counts, open_output
 
 COUNTS = Counts(1, {"empty": 2})
 

@@ -1,7 +1,7 @@
 import pytest
 
+from cpt.commands.synthesis.prompts import find_prompt
 from cpt.errors import RecipeError
-from cpt.synthesis.prompts import find_prompt
 
 
 def test_a_file_is_a_prompt(tmp_path):

@@ -1,7 +1,7 @@
 import pytest
 
+from cpt.commands.synthesis.questions import Question, cut, encode
 from cpt.errors import RecipeError
-from cpt.synthesis.questions import Question, cut, encode
 
 
 def test_a_chat_template_is_written_around_the_prompt_as_the_tokenizer_does_it(chat_tokenizer):

@@ -3,13 +3,13 @@ from collections import Counter
 
 import pytest
 
+from cpt.commands.synthesis import rewrite as rewriting
+from cpt.commands.synthesis.answers import Answer
+from cpt.commands.synthesis.prompts import find_prompt
+from cpt.commands.synthesis.rewrite import Task, rewrite, sha256, why_dropped
+from cpt.commands.synthesis.sampling import Sampling
 from cpt.errors import RecipeError
 from cpt.recipe.schema import DocumentSource, Model
-from cpt.synthesis import rewrite as rewriting
-from cpt.synthesis.answers import Answer
-from cpt.synthesis.prompts import find_prompt
-from cpt.synthesis.rewrite import Task, rewrite, sha256, why_dropped
-from cpt.synthesis.sampling import Sampling
 
 
 @pytest.fixture

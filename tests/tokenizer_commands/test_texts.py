@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from cpt.commands.tokenizer.texts import Read, described, named_texts, read_texts
 from cpt.errors import DataError
-from cpt.tokenizer_commands.texts import Read, described, named_texts, read_texts
 
 
 def test_a_text_is_called_as_it_is_named_or_by_its_path():

@@ -1,7 +1,7 @@
 import json
 
-from cpt.data_commands import check as check_rows
-from cpt.data_commands.check import count_source
+from cpt.commands.data import check as check_rows
+from cpt.commands.data.check import count_source
 from cpt.recipe.schema import Source
 
 

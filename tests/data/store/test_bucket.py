@@ -4,10 +4,10 @@ import shutil
 import pytest
 from faulty_store import FaultyStore
 
+from cpt.commands.data.prepare import upload
 from cpt.data.build import build_data
 from cpt.data.store import plan, shards
 from cpt.data.store.bucket import bucket, opened
-from cpt.data_commands.prepare import upload
 from cpt.errors import DataError, ResourceError
 from cpt.recipe.schema import Data, Evaluation, Source
 

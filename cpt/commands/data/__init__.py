@@ -1,0 +1,1 @@
+"""`cpt data` and `cpt prepare`."""

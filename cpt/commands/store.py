@@ -1,0 +1,220 @@
+"""`cpt store list|verify|prune`: the tokens that are kept between runs."""
+
+import fcntl
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.table import Table
+
+from cpt.cache import default_cache_dir, lock_file, size_of
+from cpt.console import open_console
+from cpt.data.store.token_files import SourceDescription, TokenFiles, read_description
+from cpt.errors import DataError, RecipeError
+from cpt.formatting import GIB, format_bytes, format_duration
+
+Kind = Literal["tokens", "rows", "duplicates"]
+KINDS: tuple[Kind, ...] = ("tokens", "rows", "duplicates")
+State = Literal["complete", "unfinished", "other version", "damaged"]
+LEFT_BEHIND = (".unfinished", ".removed")
+
+
+@dataclass(frozen=True)
+class Entry:
+    folder: Path
+    kind: Kind
+    state: State
+    num_bytes: int
+    unused_seconds: float
+    """Since a process last opened it."""
+    description: SourceDescription | None
+    """Of complete tokens."""
+
+
+def entries(cache_dir: Path) -> list[Entry]:
+    found = [entry_of(folder, kind) for kind in KINDS for folder in (cache_dir / kind).glob("*") if folder.is_dir()]
+    return sorted(found, key=lambda entry: entry.unused_seconds)
+
+
+def entry_of(folder: Path, kind: Kind) -> Entry:
+    description: SourceDescription | None = None
+    state: State = "unfinished" if folder.suffix in LEFT_BEHIND else "complete"
+    if state == "complete" and kind == "tokens":
+        try:
+            description = read_description(folder)
+        except FileNotFoundError:
+            state = "unfinished"
+        except DataError:
+            state = "other version"
+        except (OSError, ValueError, TypeError):
+            state = "damaged"
+    return Entry(folder, kind, state, size_of(folder), max(0.0, time.time() - folder.stat().st_mtime), description)
+
+
+def complaint(entry: Entry) -> str | None:
+    """What is wrong with stored tokens, after reading all of them; None where they are what was written."""
+    if entry.description is None:
+        return (
+            f"{entry.folder}: its description is damaged. Delete the folder; it is made again."
+            if entry.state == "damaged"
+            else None
+        )
+    for name, digest in entry.description.shards.items():
+        try:
+            files = TokenFiles(entry.folder / name)
+        except DataError as problem:
+            return str(problem)
+        if files.description.digest != digest or not files.is_sound():
+            return f"{files.folder}: the stored tokens are not what was written. Delete the folder; it is made again."
+    return None
+
+
+def to_prune(found: Sequence[Entry], *, unused_days: float | None, keep_bytes: int | None) -> list[Entry]:
+    """Which entries go: also what killed runs and other versions of cpt left behind.
+
+    Args:
+        found: what was used last first.
+        unused_days: whatever no process has opened for so long.
+        keep_bytes: so much may stay; what was not used for longest goes first.
+    """
+    chosen, kept = [], 0
+    for entry in found:
+        is_old = unused_days is not None and entry.unused_seconds > unused_days * 86_400
+        if entry.state != "complete" or is_old or (keep_bytes is not None and kept + entry.num_bytes > keep_bytes):
+            chosen.append(entry)
+        else:
+            kept += entry.num_bytes
+    return chosen
+
+
+def remove(entry: Entry) -> bool:
+    """Remove an entry; False if a running process reads or makes it."""
+    with (
+        alone(entry.folder) as nobody_reads,
+        alone(lock_file(entry.folder.with_name(made_of(entry.folder)))) as nobody_makes,
+    ):
+        if not (nobody_reads and nobody_makes):
+            return False
+        removed = entry.folder.with_name(f"{entry.folder.stem}.removed")
+        shutil.rmtree(removed, ignore_errors=True)
+        if entry.folder != removed:
+            entry.folder.rename(removed)  # half of it is never taken for the whole
+        shutil.rmtree(removed, ignore_errors=True)
+        return True
+
+
+def made_of(folder: Path) -> str:
+    return folder.name.partition(".")[0]
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[bool]:
+    """True while no other process holds a lock on a file or folder; true too where there is none."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(handle)
+
+
+# --- store command ---
+
+
+COMMANDS = {  # name -> module:function
+    "list": "cpt.commands.store:list_command",
+    "verify": "cpt.commands.store:verify_command",
+    "prune": "cpt.commands.store:prune_command",
+}
+Folder = Annotated[
+    Path | None, typer.Option("--cache", help="The store's folder; by default $CPT_CACHE or ~/.cache/cpt.")
+]
+
+
+def list_command(cache: Folder = None) -> None:
+    """List what is kept: what was used last first.
+
+    Example: cpt store list
+    """
+    found = entries(cache or default_cache_dir())
+    table = Table("entry", "what", "source", "tokenizer", "tokens", "size", "last used")
+    for entry in found:
+        what = entry.kind if entry.state == "complete" else f"{entry.kind}, {entry.state}"
+        told, tokens = entry.description, ""
+        if told is not None:
+            tokens = f"{told.tokens:,}"
+        source, tokenizer = (told.made_from.get(name, "") if told else "" for name in ("source", "tokenizer"))
+        table.add_row(
+            entry.folder.name[:12],
+            what,
+            source,
+            tokenizer,
+            tokens,
+            format_bytes(entry.num_bytes),
+            format_duration(entry.unused_seconds) + " ago",
+        )
+    console = open_console()
+    console.print(table)
+    total = format_bytes(sum(entry.num_bytes for entry in found))
+    console.print(f"{cache or default_cache_dir()}: {len(found)} entries, {total}", markup=False)
+
+
+def verify_command(cache: Folder = None) -> None:
+    """Read all stored tokens and compare them with what was written; exit code 2 where they differ.
+
+    Example: cpt store verify --cache /data/cpt
+    """
+    found = [entry for entry in entries(cache or default_cache_dir()) if entry.kind == "tokens"]
+    complaints = [problem for entry in found if (problem := complaint(entry)) is not None]
+    if complaints:
+        raise DataError("\n".join(complaints))
+    passed_over = sum(entry.state in ("unfinished", "other version") for entry in found)
+    also = f", {passed_over} unfinished or of another version passed over" if passed_over else ""
+    typer.echo(f"{len(found) - passed_over} entries are what was written{also}.")
+
+
+def prune_command(
+    cache: Folder = None,
+    unused_days: Annotated[
+        float | None, typer.Option(min=0, help="Remove what no run has opened for so many days.")
+    ] = None,
+    keep_gib: Annotated[
+        float | None, typer.Option(min=0, help="Remove what was not used for longest until so much is left.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+) -> None:
+    """Remove what killed runs and other versions of cpt left behind, and old entries; what a process uses stays.
+
+    Example: cpt store prune --unused-days 30 --dry-run
+    """
+    if any(number is not None and not math.isfinite(number) for number in (unused_days, keep_gib)):
+        raise RecipeError("--unused-days and --keep-gib take a number, such as 30 or 0.5.")
+    keep_bytes = None if keep_gib is None else int(keep_gib * GIB)
+    chosen = to_prune(entries(cache or default_cache_dir()), unused_days=unused_days, keep_bytes=keep_bytes)
+    freed = 0
+    for entry in chosen:
+        freed += entry.num_bytes * tell_removal(entry, dry_run=dry_run)
+    typer.echo(f"{format_bytes(freed)} {'would be ' if dry_run else ''}freed.")
+
+
+def tell_removal(entry: Entry, *, dry_run: bool) -> bool:
+    gone = dry_run or remove(entry)
+    said = ("would remove" if dry_run else "removed") if gone else "in use, stays:"
+    size, unused = format_bytes(entry.num_bytes), format_duration(entry.unused_seconds)
+    typer.echo(f"{said} {entry.kind}/{entry.folder.name} ({size}, last used {unused} ago)")
+    return gone

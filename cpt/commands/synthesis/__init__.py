@@ -1,0 +1,1 @@
+"""What `cpt data rewrite` writes, and how it asks for it."""

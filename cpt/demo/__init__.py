@@ -1,1 +1,0 @@
-"""The project's main job at a size that two CPU cores do in minutes, offline."""

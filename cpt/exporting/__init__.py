@@ -1,1 +1,0 @@
-"""Every way out of a run: whole, quantised, the Hub; `cpt export`."""

@@ -1,1 +1,0 @@
-"""From a config of axolotl or LLaMA-Factory to a recipe, with what could not be carried over."""

@@ -1,1 +1,0 @@
-"""`cpt init`: documents, a model and a GPU become a commented recipe."""

@@ -1,1 +1,0 @@
-"""What a run will see of each source, told before it starts."""

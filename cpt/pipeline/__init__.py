@@ -1,1 +1,0 @@
-"""Several recipes in a row, each a run of its own that later ones go on from."""

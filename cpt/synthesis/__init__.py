@@ -1,1 +1,0 @@
-"""Text made from the documents by a local model, with its provenance."""

@@ -1,1 +1,0 @@
-"""`cpt tokenizer`: train, report on, and extend tokenizers."""
