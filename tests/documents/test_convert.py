@@ -5,12 +5,12 @@ import random
 import pytest
 from tiny_documents import PAGE, chapter, write_docx, write_epub, write_pdf
 
-from cpt.documents.convert import (
+from cpt.data.documents.convert import (
     FileConverter,
     convert_plain,
     with_clean_text,
 )
-from cpt.documents.kinds import Converted, NotConverted
+from cpt.data.documents.kinds import Converted, NotConverted
 
 LIMITS = {"seconds": 20.0, "memory_bytes": 4 * 2**30}
 

@@ -1,7 +1,7 @@
 import pytest
 from tiny_documents import PAGE, chapter, write_docx, write_epub, write_pdf
 
-from cpt.documents.kinds import NotConverted, find_documents, kind_of
+from cpt.data.documents.kinds import NotConverted, find_documents, kind_of
 from cpt.errors import DataError
 
 

@@ -1,8 +1,8 @@
 import pytest
 from tiny_documents import SENTENCE, write_pdf
 
-from cpt.documents.kinds import NotConverted
-from cpt.documents.pdf import convert_pdf
+from cpt.data.documents.kinds import NotConverted
+from cpt.data.documents.pdf import convert_pdf
 
 
 def header_and_footer(canvas, number):

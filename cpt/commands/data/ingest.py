@@ -11,12 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from cpt.console import open_console
+from cpt.data.documents.convert import require_libraries
 from cpt.data.readers.opening import format_of
-from cpt.documents.convert import require_libraries
 from cpt.recipe.paths import DOCUMENT_FILES
 
 if TYPE_CHECKING:  # needs the libraries of the extra `documents`
-    from cpt.documents.ingest import Ingested
+    from cpt.data.documents.ingest import Ingested
 
 FAILED_SHOWN, KINDS_SHOWN = 20, 8
 COUNTS = ("files", "documents", "pages", "characters", "duplicates", "failed")
@@ -47,7 +47,7 @@ def ingest_command(
     Example: cpt data ingest papers/ handbook.pdf --output corpus --on-bad skip
     """
     require_libraries()
-    from cpt.documents.ingest import ingest
+    from cpt.data.documents.ingest import ingest
 
     console, beside = open_console(), open_console(stderr=True)
     columns = (TextColumn("converting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 from xml.parsers.expat import ExpatError
 
-from cpt.documents.kinds import CJK, Converted, NotConverted, decode
+from cpt.data.documents.kinds import CJK, Converted, NotConverted, decode
 
 MAX_UNPACKED_BYTES = 512 * 2**20
 PLAIN = ["a", "abbr", "b", "cite", "code", "del", "em", "i", "ins", "kbd", "mark", "q", "s"]

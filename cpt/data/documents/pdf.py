@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cpt.documents.kinds import CJK, Converted, NotConverted
+from cpt.data.documents.kinds import CJK, Converted, NotConverted
 
 PASSWORD_ERROR = 4  # of pdfium
 LINE_END_HYPHEN = "\x02"  # how pdfium reports it

@@ -10,12 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from cpt.data.documents.isolation import run_isolated
+from cpt.data.documents.kinds import Converted, NotConverted, decode, kind_of
+from cpt.data.documents.markup import MAX_UNPACKED_BYTES, convert_docx, convert_epub, convert_html
+from cpt.data.documents.output import Entry
+from cpt.data.documents.pdf import convert_pdf
 from cpt.data.readers.opening import compression_of, open_file
-from cpt.documents.isolation import run_isolated
-from cpt.documents.kinds import Converted, NotConverted, decode, kind_of
-from cpt.documents.markup import MAX_UNPACKED_BYTES, convert_docx, convert_epub, convert_html
-from cpt.documents.output import Entry
-from cpt.documents.pdf import convert_pdf
 from cpt.errors import ResourceError
 
 LIBRARIES = {

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from cpt.documents.kinds import NotConverted
+from cpt.data.documents.kinds import NotConverted
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cpt.data.documents.convert import FileConverter
+from cpt.data.documents.kinds import SUFFIXES, find_documents
+from cpt.data.documents.output import DUPLICATE, Entry, OutputFolder
 from cpt.data.readers.opening import format_of
 from cpt.data.store.parallel import map_in_order, num_workers
-from cpt.documents.convert import FileConverter
-from cpt.documents.kinds import SUFFIXES, find_documents
-from cpt.documents.output import DUPLICATE, Entry, OutputFolder
 from cpt.files import output_locked
 
 BATCH_FILES = 256  # whose texts are in memory together, and make one file of the output

@@ -1,0 +1,1 @@
+"""Documents of other formats (PDF, DOCX, EPUB, HTML) as text."""
