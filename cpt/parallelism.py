@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpt.errors import RecipeError
-from cpt.extend import did_you_mean
+from cpt.plugins import did_you_mean
 
 KEY = "parallelism_config"
 SIZES = ("sp_size", "tp_size", "cp_size", "dp_replicate_size", "dp_shard_size")

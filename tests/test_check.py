@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 from transformers import AutoConfig, Gemma2ForCausalLM
 
 from cpt.errors import RecipeError
-from cpt.extend import import_named
 from cpt.models.attention import choose_attention
 from cpt.optim.build import find_optimizer
+from cpt.plugins import import_named
 from cpt.recipe.load import load_recipe
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from cpt.errors import RecipeError, UserCodeError
-from cpt.extend import check_options, closest, find, import_user_module
+from cpt.plugins import check_options, closest, find, import_user_module
 
 BUILT_IN = {"adamw": dict, "sgd": list}
 

@@ -9,7 +9,7 @@ from typing import Any
 from cpt.checkpoints.manifest import read_manifest, wrong_names_and_sizes
 from cpt.checkpoints.transaction import remove
 from cpt.errors import CheckpointError, RecipeError
-from cpt.extend import check_options, find
+from cpt.plugins import check_options, find
 from cpt.recipe.schema import Component
 
 STATE = "trainer_state.json"

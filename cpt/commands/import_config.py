@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.extend import did_you_mean
 from cpt.importers.translation import Translation
 from cpt.importing import axolotl, llamafactory
+from cpt.plugins import did_you_mean
 from cpt.ranks import tell
 from cpt.recipe.tree import Mistakes, plain
 from cpt.recipe.yaml_lines import UnreadableError, read_yaml

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.paired import Difference, mean_difference
-from cpt.extend import check_options, did_you_mean
+from cpt.plugins import check_options, did_you_mean
 from cpt.recipe.schema import Component
 
 if TYPE_CHECKING:  # it takes seconds to import, and is an extra

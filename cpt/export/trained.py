@@ -32,10 +32,10 @@ from cpt.checkpoints.zero_files import load_consolidated
 from cpt.errors import CheckpointError
 from cpt.export.merge_lora import BASE_WEIGHTS, put_on
 from cpt.export.proof import brings_its_code
-from cpt.extend import import_user_module
 from cpt.models.adapters import add_lora
 from cpt.models.build import build_model
 from cpt.models.families.register import register_families
+from cpt.plugins import import_user_module
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Recipe
 from cpt.runs.folder import EXPORT, INPUTS, RECIPE, read_object

@@ -12,8 +12,8 @@ import typer
 
 from cpt.command_line import refuse_ignored
 from cpt.errors import LaunchError
-from cpt.extend import did_you_mean
 from cpt.parallelism import groups_of_rows
+from cpt.plugins import did_you_mean
 from cpt.ranks import tell
 from cpt.recipe.automatic import AUTO, MICRO_BATCH
 from cpt.recipe.load import load_recipe

@@ -21,8 +21,8 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.pytorch_utils import Conv1D
 
 from cpt.errors import CheckpointError, RecipeError
-from cpt.extend import did_you_mean
 from cpt.models.quantized import quantization_of, without_quantization
+from cpt.plugins import did_you_mean
 from cpt.recipe.huggingface_keys import LORA, PEFT_METHODS, method_of
 
 logger = logging.getLogger(__name__)

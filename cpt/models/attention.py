@@ -7,8 +7,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.extend import did_you_mean, import_named
 from cpt.models.varlen_attention import BY_PACKAGE, VARLEN, register_varlen, why_not_varlen
+from cpt.plugins import did_you_mean, import_named
 
 FLASH_INSTALL = "pip install flash-attn --no-build-isolation"
 OLDEST_GPU = (8, 0)  # compute capability; of flash kernels

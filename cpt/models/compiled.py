@@ -20,8 +20,8 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.extend import did_you_mean
 from cpt.hardware import require_programs
+from cpt.plugins import did_you_mean
 from cpt.recipe.automatic import AUTO, CHECKPOINTING
 
 INDUCTOR = "inductor"

@@ -9,11 +9,11 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.extend import did_you_mean, import_user_module
 from cpt.hub import refuse_unreachable
 from cpt.models.families.gpt2 import CptGPT2Config
 from cpt.models.families.register import FAMILIES, register_families
 from cpt.models.rope import with_rope
+from cpt.plugins import did_you_mean, import_user_module
 from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Model

@@ -23,8 +23,8 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from cpt.errors import RecipeError
-from cpt.extend import did_you_mean
 from cpt.models.compiled import has_experts, move_checkpoints_into_graphs, wanted_compiling
+from cpt.plugins import did_you_mean
 from cpt.ranks import tell
 
 SWITCHES = ("gradient_checkpointing", "activation_checkpointing")  # transformers' name, and its new one

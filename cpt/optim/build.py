@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from cpt.errors import RecipeError
-from cpt.extend import check_options, find
 from cpt.optim.adamw import adamw, adamw_8bit, fused_by_torch, paged_adamw_8bit, trains_half
 from cpt.optim.groups import ParameterGroups, parameter_groups
 from cpt.optim.muon import muon
 from cpt.optim.offloaded_adamw import offloaded_adamw
 from cpt.optim.preconditioned import shampoo, soap
 from cpt.optim.released import RELEASING
+from cpt.plugins import check_options, find
 from cpt.recipe.schema import Optimizer, Recipe
 
 log = logging.getLogger("cpt")

@@ -12,7 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from cpt.errors import RecipeError
-from cpt.extend import check_options, find
+from cpt.plugins import check_options, find
 from cpt.recipe.schema import Data, Phase, Recipe, Schedule
 
 POINTS = 10_000  # of a run at which the schedule is asked, to find where it crosses a learning rate

@@ -23,7 +23,6 @@ from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.domain_test import FEWEST_QUESTIONS
 from cpt.evaluation.paired import FEW, FEWEST, TOO_FEW
 from cpt.evaluation.tasks import check_tasks
-from cpt.extend import did_you_mean, find
 from cpt.hardware import find_gpus, nearest_existing, require_programs
 from cpt.hub import hub_is_reachable
 from cpt.models.adapters import check_lora_options
@@ -47,6 +46,7 @@ from cpt.planning.check_model import (
 from cpt.planning.check_resources import check_resources
 from cpt.planning.craft import craft_warnings
 from cpt.planning.findings import PreflightReport, placed
+from cpt.plugins import did_you_mean, find
 from cpt.ranks import tell, world_size
 from cpt.recipe.automatic import automatic_keys
 from cpt.recipe.run_results import unfinished_run

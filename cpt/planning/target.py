@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.extend import closest
 from cpt.hardware import GPU_TYPES, Gpu, GpuType, find_gpus, host_memory_gib, known_gpu, simplified_gpu
 from cpt.parallelism import groups_of_rows
+from cpt.plugins import closest
 from cpt.recipe.schema import Recipe
 
 ASSUMED_HOST_GIB = 64.0

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cpt.extend import did_you_mean
+from cpt.plugins import did_you_mean
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.moved_keys import MOVED, OTHER_WORDS, new_home, place_of_key
 from cpt.recipe.schema import (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cpt.extend import did_you_mean
+from cpt.plugins import did_you_mean
 from cpt.recipe.automatic import AUTO, DEFAULT_MICRO_BATCH
 from cpt.recipe.paths import (
     COMPRESSED_FILES,

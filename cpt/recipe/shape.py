@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from cpt.extend import closest, did_you_mean, simplified
+from cpt.plugins import closest, did_you_mean, simplified
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT, OTHER_WORDS, new_home
 from cpt.recipe.schema import Component, Recipe, Schedule

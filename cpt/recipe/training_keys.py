@@ -4,7 +4,7 @@
 import math
 from collections.abc import Callable, Mapping
 
-from cpt.extend import closest
+from cpt.plugins import closest
 from cpt.recipe.automatic import AUTO, AUTOMATIC
 from cpt.recipe.huggingface_keys import LORA, PEFT_METHODS, STAGE_CONFIGS, TAKES_4_BIT, Key, keys_of_config, method_of
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, OTHER_WORDS, new_home

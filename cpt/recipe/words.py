@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 from types import NoneType
 
-from cpt.extend import IN_WORDS
+from cpt.plugins import IN_WORDS
 from cpt.recipe.yaml_lines import resolve_scalar
 
 KINDS = {"null" if kind is NoneType else kind.__name__: words for kind, words in IN_WORDS.items()}

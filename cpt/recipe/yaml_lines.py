@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from cpt.extend import closest
+from cpt.plugins import closest
 from cpt.recipe.tree import Mistakes, Node, Place
 
 MAX_DEPTH, MAX_NODES = 40, 50_000  # aliases of aliases grow without end

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cpt.errors import CheckpointError, RecipeError
-from cpt.extend import closest, did_you_mean
+from cpt.plugins import closest, did_you_mean
 from cpt.recipe.run_results import EXPORT, RECIPE, STATUS
 from cpt.runs.folder import (
     ENVIRONMENT,

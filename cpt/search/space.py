@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.extend import did_you_mean
+from cpt.plugins import did_you_mean
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.recipe.section import Component, Section

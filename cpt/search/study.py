@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.extend import find
+from cpt.plugins import find
 from cpt.recipe.section import Component
 from cpt.search.space import GRID, Space, import_optuna
 

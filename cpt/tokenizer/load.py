@@ -7,8 +7,8 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from cpt.errors import RecipeError
-from cpt.extend import import_user_module
 from cpt.hub import TOKENIZER, refuse_unreachable
+from cpt.plugins import import_user_module
 from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Model, Tokenizer

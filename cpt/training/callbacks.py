@@ -12,7 +12,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TensorBoardCallback
 
 from cpt.errors import CptError, RecipeError
-from cpt.extend import check_options, find
+from cpt.plugins import check_options, find
 from cpt.recipe.schema import Component
 from cpt.runs.events import record_event
 from cpt.training.figures import Cost

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.extend import did_you_mean
 from cpt.parallelism import PIPELINE
+from cpt.plugins import did_you_mean
 from cpt.recipe.automatic import accumulation
 from cpt.recipe.schema import Recipe
 

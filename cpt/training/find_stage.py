@@ -9,7 +9,7 @@ from typing import Any
 from transformers import Trainer
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.extend import did_you_mean, import_user_module
+from cpt.plugins import did_you_mean, import_user_module
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.stage_columns import BUILT_IN_COLUMNS
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cpt.errors import RecipeError
-from cpt.extend import did_you_mean
+from cpt.plugins import did_you_mean
 from cpt.recipe.schema import Recipe
 
 KEY, CONFIG = "`training.fsdp`", "`training.fsdp_config`"

@@ -16,7 +16,7 @@ import torch
 
 from cpt.data.mixture import RowsOfSteps, Stretch
 from cpt.errors import RecipeError
-from cpt.extend import check_options, find
+from cpt.plugins import check_options, find
 from cpt.recipe.schema import Component
 
 STEPS_BEHIND = 2  # that the host may read a verdict later than the device came to it

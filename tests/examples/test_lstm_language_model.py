@@ -9,12 +9,12 @@ from tiny_models import make_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cpt.errors import RecipeError
-from cpt.extend import import_user_module
 from cpt.models.adapters import adaptable, add_lora
 from cpt.models.build import build_model
 from cpt.models.config import config_from
 from cpt.models.fused_loss import FusedLoss, why_not_fused
 from cpt.models.inventory import flops_per_token, isolates_documents
+from cpt.plugins import import_user_module
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model
 from cpt.train import train

@@ -9,8 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from typed_export import export
 
 from cpt.errors import CheckpointError, RecipeError
-from cpt.extend import import_user_module
 from cpt.models.build import build_model
+from cpt.plugins import import_user_module
 from cpt.recipe.schema import Model
 
 LSTM = "examples.lstm.lstm_language_model"

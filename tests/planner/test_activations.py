@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 from planned_setups import SHAPES, setup_for
 
-from cpt.extend import import_user_module
 from cpt.models.config import config_from
 from cpt.models.recomputing import Recomputing
 from cpt.planning.activations import Activations, count_activations
+from cpt.plugins import import_user_module
 
 
 def count(shape, **changes):

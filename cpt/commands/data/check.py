@@ -35,7 +35,7 @@ from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError
-from cpt.extend import did_you_mean
+from cpt.plugins import did_you_mean
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import is_document_file
 from cpt.recipe.schema import Data, DocumentSource, Recipe, Source

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cpt.errors import RecipeError
-from cpt.extend import did_you_mean
+from cpt.plugins import did_you_mean
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import load_recipe, load_with_places
 from cpt.recipe.schema import Recipe

@@ -35,7 +35,6 @@ from cpt.errors import (
     TrainingError,
 )
 from cpt.export.proof import logits_in_another_process, proof_text
-from cpt.extend import import_user_module
 from cpt.files import locked
 from cpt.formatting import format_bytes
 from cpt.hardware import host_memory_gib
@@ -44,6 +43,7 @@ from cpt.launch.processes import environment_alone
 from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once
 from cpt.planning.findings import placed
 from cpt.planning.gate import check_reality
+from cpt.plugins import import_user_module
 from cpt.process import Child
 from cpt.recipe.load import dump_recipe, load_with_places
 from cpt.recipe.schema import Checkpoints, Recipe

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cpt.errors import RecipeError
-from cpt.extend import did_you_mean
+from cpt.plugins import did_you_mean
 
 TEXT = "{text}"
 

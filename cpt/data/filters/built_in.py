@@ -11,7 +11,7 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.data.readers.documents import DocumentView
 from cpt.errors import RecipeError, ResourceError
-from cpt.extend import did_you_mean
+from cpt.plugins import did_you_mean
 
 
 def length(

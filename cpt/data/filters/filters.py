@@ -23,7 +23,7 @@ from cpt.data.filters.built_in import (
 from cpt.data.filters.decontamination import decontaminate, key_options
 from cpt.data.readers.documents import DocumentView
 from cpt.errors import RecipeError, UserCodeError
-from cpt.extend import check_options, find
+from cpt.plugins import check_options, find
 from cpt.recipe.schema import Component
 
 ComponentLists = Mapping[str, Sequence[Component]]  # where a list stands in the recipe -> the list

@@ -23,7 +23,7 @@ from cpt.data.readers.tables import read_arrow, read_parquet
 from cpt.data.readers.text_formats import read_delimited, read_json, read_json_lines, read_text
 from cpt.data.readers.values import clean, document_of, first_line, kind, refuse_surrogates
 from cpt.errors import CptError, DataError, RecipeError
-from cpt.extend import check_options, find, user_code_error
+from cpt.plugins import check_options, find, user_code_error
 from cpt.recipe.paths import TEXT_FILES
 from cpt.recipe.schema import DocumentSource
 

@@ -28,7 +28,7 @@ from cpt.data.store.plan import Shard
 from cpt.data.store.token_files import ShardDescription, SourceDescription, TokenFiles, TokenWriter, is_sound_shard
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, UserCodeError
-from cpt.extend import find
+from cpt.plugins import find
 from cpt.recipe.schema import DocumentSource, Source
 from cpt.recipe.sense_data import reported_name
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from cpt.errors import CptError, DataError, RecipeError, TrainingError
-from cpt.extend import check_options, find
+from cpt.plugins import check_options, find
 from cpt.recipe.schema import Reward
 from cpt.stages.rewards.maths import maths_answer
 from cpt.stages.rewards.models import load_judge, reward_model
