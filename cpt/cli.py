@@ -66,7 +66,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         "store": ("cpt.commands.store:COMMANDS", "List, verify or prune the tokens that are kept between runs."),
     },
     "Train": {
-        "train": ("cpt.train:command", "Run a recipe; goes on by itself from its newest checkpoint."),
+        "train": ("cpt.commands.train:command", "Run a recipe; goes on by itself from its newest checkpoint."),
         "launch": (
             "cpt.launch.launch_command:command",
             "Write the files that start a recipe on one or many nodes, and say the command.",

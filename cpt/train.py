@@ -5,41 +5,28 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 if not __package__:  # started as a file: import from the repository root, not from inside cpt/
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from cpt.command_line import (
-    refuse_ignored,
-    run_command,
-    show_log,
-)  # first: it keeps libraries quiet that the others import
+from cpt.command_line import run_command  # first: it keeps libraries quiet that the others import
 
 # isort: split
-import typer
-from transformers.utils.logging import disable_progress_bar
-
-from cpt.checkpoints.resume import Wanted, choose_checkpoint, wanted_checkpoint
-from cpt.commands.verdict import judge
-from cpt.errors import RecipeError, RestartNeeded
-from cpt.evaluation.after_training import needs_judging
+from cpt.checkpoints.resume import Wanted, choose_checkpoint
+from cpt.errors import RecipeError
 from cpt.evaluation.verdict import verdict_of_run, write_verdict
 from cpt.export.average import export_average
 from cpt.export.export import export_model
-from cpt.launch.attempts import BY_THE_LAUNCHER, MOST_RESTARTS
 from cpt.launch.nodes import compare_nodes
-from cpt.launch.processes import join_processes, leave_processes, start_deepspeed
-from cpt.launch.supervise import supervise_run
+from cpt.launch.processes import join_processes, start_deepspeed
 from cpt.planning.automatic import with_chosen_values
 from cpt.planning.check_model import refuse_unreachable_model
 from cpt.planning.findings import placed
 from cpt.planning.gate import refuse_mistakes
 from cpt.ranks import is_main_process, tell
-from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node
-from cpt.runs.record import Run, start_run
+from cpt.runs.record import start_run
 from cpt.stages.build import build_trainer
 from cpt.stages.model import model_for
 from cpt.tokenizer.load import load_tokenizer
@@ -49,7 +36,6 @@ from cpt.training.group_timeouts import GroupTimeouts
 from cpt.training.heartbeat import Heartbeat
 from cpt.training.inputs import data_of, describe_inputs
 from cpt.training.preemption import Preemption
-from cpt.training.restart import restart
 from cpt.training.resuming import keep_dtype, keep_global_batch, train_from
 from cpt.training.saving import seal_export
 from cpt.training.trainer import CPTTrainer
@@ -119,82 +105,7 @@ def train(
     return run.export_folder
 
 
-def command(
-    recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
-    lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
-    new: Annotated[bool, typer.Option("--new", help="Start beside a run of the same name (appends -2).")] = False,
-    supervise: Annotated[
-        bool, typer.Option("--supervise", help="Watch the run, and start it again where it ends too early.")
-    ] = False,
-    processes: Annotated[int, typer.Option(min=1, help="Processes to start on this machine, one per GPU.")] = 1,
-    launcher: Annotated[
-        str | None, typer.Option(help='Or the launcher that starts them, such as "accelerate launch".')
-    ] = None,
-    restarts: Annotated[
-        int, typer.Option(min=0, help="With --supervise: give up after so many restarts in an hour.")
-    ] = MOST_RESTARTS,
-    resume: Annotated[
-        str, typer.Option("--resume", help="latest, none (begin anew), or a checkpoint's folder.")
-    ] = "latest",
-    allow_restart: Annotated[
-        bool, typer.Option("--allow-restart", help="Begin anew where no checkpoint is sound.")
-    ] = False,
-    trust_checkpoint: Annotated[
-        bool, typer.Option("--trust-checkpoint", help="Read pickles that nothing vouches for but you.")
-    ] = False,
-    local_rank: Annotated[
-        int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")
-    ] = None,
-) -> None:
-    """Run a recipe.
-
-    `key.path=value` changes any key of the recipe. An interrupted run of that name resumes from its newest checkpoint;
-    of a finished one the model's folder is printed.
-
-    `accelerate launch`, `torchrun` and `deepspeed` start the same program: cpt/train.py.
-
-    Example: cpt train recipe.yaml budget.tokens=10_000_000 name=first-try
-    """
-    show_log()
-    disable_progress_bar()  # of transformers, for each file it reads or writes; the run has its own
-    refuse_ignored({"--restarts": restarts != MOST_RESTARTS and not supervise}, "without --supervise")
-    refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
-    loaded, root = load_with_places(recipe, overrides or (), lora=lora)
-    if supervise or processes > 1 or launcher is not None:
-        options = {"--lora": lora, "--allow-restart": allow_restart, "--trust-checkpoint": trust_checkpoint}
-        words = [
-            str(recipe),
-            *(overrides or ()),
-            *(name for name, given in options.items() if given),
-            "--resume",
-            resume,
-        ]
-        supervise_run(
-            loaded, words, new=new, processes=processes, launcher=launcher, restarts=restarts if supervise else None
-        )
-        return
-    wanted = wanted_checkpoint(resume)
-    names: list[str] = []
-    try:
-        final = train(
-            loaded,
-            new=new,
-            root=root,
-            resume=wanted,
-            allow_restart=allow_restart,
-            trust_checkpoint=trust_checkpoint,
-            ready=lambda trainer: names.append(trainer.run_folder.name),
-        )
-    except RestartNeeded as problem:
-        given = {"--lora": lora, "--trust-checkpoint": trust_checkpoint}
-        flags = [flag for flag, is_given in given.items() if is_given]
-        restart(problem, [str(recipe), *(overrides or ()), *(f"name={name}" for name in names), *flags])
-    run = Run(final.parent)
-    leave_processes(then=["cpt.commands.verdict", str(run.folder)] if needs_judging(run) else ())
-    if needs_judging(run):
-        judge(run)
-
-
 if __name__ == "__main__":
+    from cpt.commands.train import command
+
     run_command(command)

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.importers.translation import Translation
 from cpt.importers import axolotl, llamafactory
+from cpt.importers.translation import Translation
 from cpt.plugins import did_you_mean
 from cpt.ranks import tell
 from cpt.recipe.tree import Mistakes, plain

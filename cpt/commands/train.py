@@ -1,0 +1,97 @@
+"""`cpt train RECIPE`, and what `accelerate launch`, `torchrun` and `deepspeed` run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from transformers.utils.logging import disable_progress_bar
+
+from cpt.checkpoints.resume import wanted_checkpoint
+from cpt.command_line import refuse_ignored, show_log
+from cpt.commands.verdict import judge
+from cpt.errors import RestartNeeded
+from cpt.evaluation.after_training import needs_judging
+from cpt.launch.attempts import BY_THE_LAUNCHER, MOST_RESTARTS
+from cpt.launch.processes import leave_processes
+from cpt.launch.supervise import supervise_run
+from cpt.recipe.load import load_with_places
+from cpt.runs.record import Run
+from cpt.train import train
+from cpt.training.restart import restart
+
+
+def command(
+    recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
+    lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Start beside a run of the same name (appends -2).")] = False,
+    supervise: Annotated[
+        bool, typer.Option("--supervise", help="Watch the run, and start it again where it ends too early.")
+    ] = False,
+    processes: Annotated[int, typer.Option(min=1, help="Processes to start on this machine, one per GPU.")] = 1,
+    launcher: Annotated[
+        str | None, typer.Option(help='Or the launcher that starts them, such as "accelerate launch".')
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="With --supervise: give up after so many restarts in an hour.")
+    ] = MOST_RESTARTS,
+    resume: Annotated[
+        str, typer.Option("--resume", help="latest, none (begin anew), or a checkpoint's folder.")
+    ] = "latest",
+    allow_restart: Annotated[
+        bool, typer.Option("--allow-restart", help="Begin anew where no checkpoint is sound.")
+    ] = False,
+    trust_checkpoint: Annotated[
+        bool, typer.Option("--trust-checkpoint", help="Read pickles that nothing vouches for but you.")
+    ] = False,
+    local_rank: Annotated[
+        int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")
+    ] = None,
+) -> None:
+    """Run a recipe.
+
+    `key.path=value` changes any key of the recipe. An interrupted run of that name resumes from its newest checkpoint;
+    of a finished one the model's folder is printed.
+
+    `accelerate launch`, `torchrun` and `deepspeed` start the same program: cpt/train.py.
+
+    Example: cpt train recipe.yaml budget.tokens=10_000_000 name=first-try
+    """
+    show_log()
+    disable_progress_bar()  # of transformers, for each file it reads or writes; the run has its own
+    refuse_ignored({"--restarts": restarts != MOST_RESTARTS and not supervise}, "without --supervise")
+    refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
+    loaded, root = load_with_places(recipe, overrides or (), lora=lora)
+    if supervise or processes > 1 or launcher is not None:
+        options = {"--lora": lora, "--allow-restart": allow_restart, "--trust-checkpoint": trust_checkpoint}
+        words = [
+            str(recipe),
+            *(overrides or ()),
+            *(name for name, given in options.items() if given),
+            "--resume",
+            resume,
+        ]
+        supervise_run(
+            loaded, words, new=new, processes=processes, launcher=launcher, restarts=restarts if supervise else None
+        )
+        return
+    wanted = wanted_checkpoint(resume)
+    names: list[str] = []
+    try:
+        final = train(
+            loaded,
+            new=new,
+            root=root,
+            resume=wanted,
+            allow_restart=allow_restart,
+            trust_checkpoint=trust_checkpoint,
+            ready=lambda trainer: names.append(trainer.run_folder.name),
+        )
+    except RestartNeeded as problem:
+        given = {"--lora": lora, "--trust-checkpoint": trust_checkpoint}
+        flags = [flag for flag, is_given in given.items() if is_given]
+        restart(problem, [str(recipe), *(overrides or ()), *(f"name={name}" for name in names), *flags])
+    run = Run(final.parent)
+    leave_processes(then=["cpt.commands.verdict", str(run.folder)] if needs_judging(run) else ())
+    if needs_judging(run):
+        judge(run)
