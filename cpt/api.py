@@ -13,7 +13,7 @@ from cpt.analysis.compare import compare
 from cpt.commands.plan import plan_recipe
 from cpt.data.build import open_mixture
 from cpt.data.prepared import PreparedData
-from cpt.evaluation.evaluate import Asked, known_positions, measure, model_at
+from cpt.evaluation.evaluate import EvaluationRequest, known_positions, measure, model_at
 from cpt.evaluation.findings import findings
 from cpt.evaluation.judged_sets import judges_of_texts
 from cpt.export import export
@@ -191,7 +191,7 @@ def evaluate_model(
     """
     models = [model_at(str(path)) for path in (model, against) if path is not None]
     length = min(sequence_length, *map(known_positions, models))
-    asked = Asked(
+    asked = EvaluationRequest(
         judges_of_texts([f"{name}={path}" for name, path in texts.items()], length),
         batch_size=batch_size,
         is_compared=against is not None,

@@ -22,7 +22,7 @@ def command_of(target: str) -> Callable[..., None]:
     head = deepcopy(names_of(module).statements[name])
     assert isinstance(head, ast.FunctionDef), f"{target} is not a function of that module"
     head.name, head.body = "command", [ast.Expr(ast.Constant(ast.get_docstring(head))), *CALL]
-    names = Names(module)
+    names = OptionNames(module)
     names["call"] = lambda options: getattr(import_module(module), name)(**options)
     exec(compile(ast.fix_missing_locations(ast.Module([head], [])), module, "exec"), names)
     names["command"].__name__ = name
@@ -35,7 +35,7 @@ def constant(target: str) -> Any:
     return names_of(module)[name]
 
 
-class Names(dict[str, Any]):
+class OptionNames(dict[str, Any]):
     """The names at a module's top level; each gets its value when it is first asked for."""
 
     def __init__(self, module: str) -> None:
@@ -61,7 +61,7 @@ class Names(dict[str, Any]):
         return self[name]
 
 
-names_of = cache(Names)
+names_of = cache(OptionNames)
 
 
 def bound_by(node: ast.stmt) -> list[str]:

@@ -12,7 +12,7 @@ from cpt.errors import ResourceError
 
 
 @dataclass(frozen=True)
-class Source:
+class ModuleSource:
     """One parsed source file."""
 
     module: str
@@ -29,7 +29,7 @@ class Source:
 class FoundClass:
     """A class definition and the file it stands in."""
 
-    source: Source
+    source: ModuleSource
     node: ast.ClassDef
 
 
@@ -60,7 +60,7 @@ def last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def imported_module(source: Source, node: ast.ImportFrom) -> str:
+def imported_module(source: ModuleSource, node: ast.ImportFrom) -> str:
     """The full name of the module in `from ..module import name`."""
     if not node.level:
         return node.module or ""
@@ -70,13 +70,13 @@ def imported_module(source: Source, node: ast.ImportFrom) -> str:
 
 
 @lru_cache(maxsize=128)
-def parse_module(name: str) -> Source | None:
+def parse_module(name: str) -> ModuleSource | None:
     """The module's source; None for what has no Python source file (built-in modules, compiled ones)."""
     path = find_source(name)
     if path is None:
         return None
     try:
-        return Source(name, path, ast.parse(path.read_bytes()))
+        return ModuleSource(name, path, ast.parse(path.read_bytes()))
     except (SyntaxError, OSError) as problem:
         raise ResourceError(f"cannot read {path}: {problem}. Reinstall the package.") from problem
 

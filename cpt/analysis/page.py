@@ -33,14 +33,14 @@ Part = str | Mapping[str, str] | Table | Folded | Plot
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A heading and its parts; a section without parts is not shown."""
 
     title: str
     parts: Sequence[Part]
 
 
-def html_page(title: str, sections: Sequence[Section], lead: str = "") -> str:
+def html_page(title: str, sections: Sequence[PageSection], lead: str = "") -> str:
     """The whole page.
 
     Args:

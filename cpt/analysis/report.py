@@ -12,7 +12,7 @@ import typer
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from cpt.analysis.page import Folded, Part, Section, Table, html_page, write_page
+from cpt.analysis.page import Folded, PageSection, Part, Table, html_page, write_page
 from cpt.analysis.plots import Curve, Plot, curves, smoothed
 from cpt.data.mixture import asked_shares, shares_over
 from cpt.errors import CptError
@@ -86,18 +86,18 @@ def report_page(record: RunRecord) -> str:
         ResourceError: matplotlib is not installed.
     """
     sections = [
-        Section("", [{name: value for name, value in facts(record) if value}]),
-        Section("Verdict", verdict(record)),
-        Section("Held-out text and examples", held_out(record)),
-        Section("Training", training(record)),
-        Section("Figures of this stage", stage_figures(record)),
-        Section("Mixture: requested and realized", mixture(record)),
-        Section("Speed and hardware", plots_of(record, PLOTS[2:])),
-        Section("Memory and speed against the plan", against_plan(record)),
-        Section("Events", events(record)),
-        Section("Sources", sources(record)),
-        Section("Missing in this record", missing(record)),
-        Section("The record", list(details(record))),
+        PageSection("", [{name: value for name, value in facts(record) if value}]),
+        PageSection("Verdict", verdict(record)),
+        PageSection("Held-out text and examples", held_out(record)),
+        PageSection("Training", training(record)),
+        PageSection("Figures of this stage", stage_figures(record)),
+        PageSection("Mixture: requested and realized", mixture(record)),
+        PageSection("Speed and hardware", plots_of(record, PLOTS[2:])),
+        PageSection("Memory and speed against the plan", against_plan(record)),
+        PageSection("Events", events(record)),
+        PageSection("Sources", sources(record)),
+        PageSection("Missing in this record", missing(record)),
+        PageSection("The record", list(details(record))),
     ]
     return html_page(record.folder.resolve().name, sections, record.verdict.get("headline") or state(record))
 

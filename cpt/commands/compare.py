@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from cpt.analysis.compare import MOST_COLUMNS, ComparedRun, Comparison, Topic, comparable_losses, compare
-from cpt.analysis.page import Part, Section, Table, html_page, write_page
+from cpt.analysis.page import PageSection, Part, Table, html_page, write_page
 from cpt.analysis.plots import Curve, Plot, curves, smoothed
 from cpt.console import open_console
 from cpt.errors import CheckpointError
@@ -87,10 +87,10 @@ def comparison_page(comparison: Comparison) -> str:
         return [part for table, remarks in tables for part in ([table] if table.rows else []) + list(remarks)]
 
     sections = [
-        Section("What differs", parts(comparison.differences)),
-        Section("Curves", plots(comparison.runs)),
-        Section("What they achieved", parts(comparison.figures)),
-        Section("Not compared", comparison.not_compared),
+        PageSection("What differs", parts(comparison.differences)),
+        PageSection("Curves", plots(comparison.runs)),
+        PageSection("What they achieved", parts(comparison.figures)),
+        PageSection("Not compared", comparison.not_compared),
     ]
     return html_page("Comparison", sections, comparison.headline())
 

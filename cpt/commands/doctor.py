@@ -45,7 +45,7 @@ FLASH_3 = "build hopper/ of github.com/Dao-AILab/flash-attention"
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """One row of the table."""
 
     part: str
@@ -104,15 +104,15 @@ def run_doctor(folder: Path = Path()) -> int:
     return 2 if any(finding.broken for finding in findings) else 0
 
 
-def examine(machine: Machine) -> Iterator[Finding]:
+def examine(machine: Machine) -> Iterator[Diagnosis]:
     """All rows: the machine, then what is installed on it."""
     for number, gpu in enumerate(machine.gpus):
         memory = f"{gpu.memory_gib:.1f} GiB ({gpu.free_gib:.1f} free)"
         here = f"{gpu.name}, {memory}, compute capability {gpu.compute_capability}, driver {gpu.driver}"
-        yield Finding(f"GPU {number}", here)
+        yield Diagnosis(f"GPU {number}", here)
     if not machine.gpus:
         costs = "training runs on the CPU: enough for the demo, not for real models"
-        yield Finding("GPU", "none (nvidia-smi shows none)", costs)
+        yield Diagnosis("GPU", "none (nvidia-smi shows none)", costs)
     yield from examine_torch(machine.gpus)
     yield from examine_programs(machine)
     yield from examine_room(machine)
@@ -124,24 +124,24 @@ def examine(machine: Machine) -> Iterator[Finding]:
         yield examine_package(module, missing, f"pip install {module.replace('_', '-')}")
 
 
-def examine_torch(gpus: list[Gpu]) -> Iterator[Finding]:
+def examine_torch(gpus: list[Gpu]) -> Iterator[Diagnosis]:
     """The build of torch, and whether it can use these GPUs."""
     try:
         import torch  # here, so that a broken install is a row of the table
     except (ImportError, OSError) as problem:
-        yield Finding("torch", f"cannot be imported: {problem}", "nothing runs", "make setup", broken=True)
+        yield Diagnosis("torch", f"cannot be imported: {problem}", "nothing runs", "make setup", broken=True)
         return
     here = f"{torch.__version__} ({f'CUDA {torch.version.cuda}' if torch.version.cuda else 'CPU build'})"
     if gpus and not torch.cuda.is_available():
         reason = "the driver is too old for it" if torch.version.cuda else "it is the CPU build"
-        yield Finding("torch", here, f"the GPU is not used: {reason}", f"another line of {PAGE}", broken=True)
+        yield Diagnosis("torch", here, f"the GPU is not used: {reason}", f"another line of {PAGE}", broken=True)
         return
-    yield Finding("torch", here)
+    yield Diagnosis("torch", here)
     built = [architecture.removeprefix("sm_") for architecture in torch.cuda.get_arch_list()] if gpus else []
     for capability in sorted({gpu.compute_capability for gpu in gpus}):
         if built and not has_code_for(capability, built):
             costs = f"this torch has no code for compute capability {capability}"
-            yield Finding("torch and the GPU", ", ".join(built), costs, f"another line of {PAGE}", broken=True)
+            yield Diagnosis("torch and the GPU", ", ".join(built), costs, f"another line of {PAGE}", broken=True)
 
 
 def has_code_for(capability: str, built: list[str]) -> bool:
@@ -151,7 +151,7 @@ def has_code_for(capability: str, built: list[str]) -> bool:
     return any(one[:-1] == major and int(one[-1]) <= int(minor) for one in digits)
 
 
-def examine_kernel(module: str) -> Finding:
+def examine_kernel(module: str) -> Diagnosis:
     """A package that was compiled for one torch, and the wheel for the torch that is here."""
     import torch  # here, so that a broken install is a row of the table
 
@@ -163,15 +163,15 @@ def examine_kernel(module: str) -> Finding:
     if wheel is not None:
         remedy = wheel.install_line(f"{sys.version_info.major}.{sys.version_info.minor}")
     if importlib.util.find_spec(module) is None:
-        return Finding(package, "missing", missing, remedy)
+        return Diagnosis(package, "missing", missing, remedy)
     try:
         importlib.import_module(module)
     except (ImportError, OSError) as problem:  # built for another torch: undefined symbol
-        return Finding(package, metadata.version(package), f"cannot be imported: {problem}", remedy)
-    return Finding(package, metadata.version(package))
+        return Diagnosis(package, metadata.version(package), f"cannot be imported: {problem}", remedy)
+    return Diagnosis(package, metadata.version(package))
 
 
-def examine_programs(machine: Machine) -> Iterator[Finding]:
+def examine_programs(machine: Machine) -> Iterator[Diagnosis]:
     """Compilers: DeepSpeed compiles at the first use."""
     costs = {
         "g++": "DeepSpeed on a CPU, and its optimizer offload, cannot be compiled",
@@ -181,24 +181,24 @@ def examine_programs(machine: Machine) -> Iterator[Finding]:
     for name, place in machine.programs.items():
         if name != "nvcc" or machine.gpus:
             remedy = INSTALL_LINES.get(name, "apt-get install nvidia-cuda-toolkit")
-            yield Finding(name, place) if place else Finding(name, "missing", costs[name], remedy)
+            yield Diagnosis(name, place) if place else Diagnosis(name, "missing", costs[name], remedy)
 
 
-def examine_room(machine: Machine) -> Iterator[Finding]:
+def examine_room(machine: Machine) -> Iterator[Diagnosis]:
     """Cores, memory and disk."""
-    yield Finding("CPU cores", str(machine.cpu_cores))
-    yield Finding("host memory", f"{machine.host_memory_gib:.1f} GiB ({machine.free_host_memory_gib:.1f} free)")
+    yield Diagnosis("CPU cores", str(machine.cpu_cores))
+    yield Diagnosis("host memory", f"{machine.host_memory_gib:.1f} GiB ({machine.free_host_memory_gib:.1f} free)")
     shared = machine.shared_memory_gib or 0.0
     is_small = shared < SMALL_SHARED_MEMORY_GIB
     costs = "data workers and NCCL may die with `bus error`" if is_small else ""
     remedy = "docker run --shm-size=8g, or --ipc=host" if is_small else ""
-    yield Finding("shared memory", f"{shared:.2f} GiB", costs, remedy)
+    yield Diagnosis("shared memory", f"{shared:.2f} GiB", costs, remedy)
     is_small = machine.free_disk_gib < SMALL_DISK_GIB
     costs = "a checkpoint of 1B parameters takes about 11 GiB (an estimate)" if is_small else ""
-    yield Finding("free disk here", f"{machine.free_disk_gib:.1f} GiB", costs)
+    yield Diagnosis("free disk here", f"{machine.free_disk_gib:.1f} GiB", costs)
 
 
-def examine_stack() -> Iterator[Finding]:
+def examine_stack() -> Iterator[Diagnosis]:
     """The packages that cpt requires, and whether their versions are in its range."""
     for line in metadata.requires("cpt") or []:
         requirement = Requirement(line)
@@ -208,19 +208,19 @@ def examine_stack() -> Iterator[Finding]:
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield Finding(name, "missing", "cpt cannot run", remedy, broken=True)
+            yield Diagnosis(name, "missing", "cpt cannot run", remedy, broken=True)
             continue
         if requirement.specifier.contains(version, prereleases=True):
-            yield Finding(name, version)
+            yield Diagnosis(name, version)
         else:
-            yield Finding(name, version, f"cpt needs {line}", remedy, broken=True)
+            yield Diagnosis(name, version, f"cpt needs {line}", remedy, broken=True)
 
 
-def examine_package(module: str, missing: str, remedy: str) -> Finding:
+def examine_package(module: str, missing: str, remedy: str) -> Diagnosis:
     """An optional package."""
     if importlib.util.find_spec(module) is None:
-        return Finding(module, "missing", missing, remedy)
+        return Diagnosis(module, "missing", missing, remedy)
     try:
-        return Finding(module, metadata.version(module.replace("_", "-")))
+        return Diagnosis(module, metadata.version(module.replace("_", "-")))
     except metadata.PackageNotFoundError:
-        return Finding(module, "installed")
+        return Diagnosis(module, "installed")

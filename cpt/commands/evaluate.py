@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
 from cpt.errors import DataError, RecipeError
-from cpt.evaluation.evaluate import Asked, known_positions, measure, model_at
+from cpt.evaluation.evaluate import EvaluationRequest, known_positions, measure, model_at
 from cpt.evaluation.findings import Findings, findings
 from cpt.evaluation.judged_sets import DEFAULT_LENGTH, Judges, judges_of_recipe, judges_of_texts
 from cpt.evaluation.tasks import TaskChoice
@@ -79,7 +79,7 @@ def command(
             f"nothing to evaluate {model} on. Name held-out files (--text domain=held_out.jsonl), a recipe (--recipe)"
             " or tasks (--task mmlu)."
         )
-    asked = Asked(
+    asked = EvaluationRequest(
         judges,
         domain_test=domain_test or (),
         tasks=[TaskChoice(tuple(task), task_folder, allow_code, limit, num_fewshot)] if task else [],

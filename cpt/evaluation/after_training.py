@@ -12,7 +12,7 @@ from cpt.data.readers.forms import ONE_A_ROW, form_of_stage, sections_of
 from cpt.data.readers.sources import files_with_sizes
 from cpt.errors import CptError, DataError
 from cpt.evaluation.domain_test import Question, domain_test
-from cpt.evaluation.evaluate import Asked, measure, model_at
+from cpt.evaluation.evaluate import EvaluationRequest, measure, model_at
 from cpt.evaluation.findings import Findings, findings
 from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
 from cpt.evaluation.tasks import domain_questions, task_texts, tasks_of_recipe
@@ -81,7 +81,7 @@ def evaluate_after_training(
     tasks = tasks_of_recipe(recipe.evaluation.tasks)
     if not questions and not tasks:
         return None, not_run
-    asked = Asked(made=questions, tasks=tasks, batch_size=batch_size)
+    asked = EvaluationRequest(made=questions, tasks=tasks, batch_size=batch_size)
     # Each with the tokenizer that lies beside it: the run's may have new words that the base does not know.
     paths = [str(folder), *([] if recipe.model.from_scratch else [str(recipe.model.path)])]
     what = [*(f"domain test of {name}" for name in questions), *(name for choice in tasks for name in choice.names)]

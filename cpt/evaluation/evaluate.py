@@ -33,7 +33,7 @@ UNLIMITED = 1 << 30  # tokens
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationRequest:
     """What a model is measured on."""
 
     judges: Judges | None = None
@@ -50,7 +50,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Measured:
+class EvaluationResult:
     """What was measured of one model."""
 
     model: str
@@ -60,7 +60,7 @@ class Measured:
     tasks: list[TaskScore] = field(default_factory=list)
 
 
-def measure(model: Model, asked: Asked) -> Measured:
+def measure(model: Model, asked: EvaluationRequest) -> EvaluationResult:
     """Load a model, measure it, and free its memory.
 
     Args:
@@ -104,10 +104,10 @@ def measure(model: Model, asked: Asked) -> Measured:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return Measured(str(model.path), losses, answers, tasks)
+    return EvaluationResult(str(model.path), losses, answers, tasks)
 
 
-def of_texts(sets: dict[str, JudgedSet], asked: Asked) -> dict[str, JudgedSet]:
+def of_texts(sets: dict[str, JudgedSet], asked: EvaluationRequest) -> dict[str, JudgedSet]:
     """The sets of texts and conversations; pairs and prompts need the run's trainer.
 
     Raises:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cpt.errors import DataError
-from cpt.evaluation.evaluate import Measured
+from cpt.evaluation.evaluate import EvaluationResult
 from cpt.evaluation.paired import Difference, accuracy_difference, accuracy_interval, bits_per_byte_difference
 from cpt.evaluation.tasks import task_differences
 
@@ -97,7 +97,7 @@ def pairs(found: Difference) -> str:
     return f"; only {found.items} pairs" if found.is_on_few else f", {found.items:,} pairs"
 
 
-def findings(measured: Measured, base: Measured | None = None) -> Findings:
+def findings(measured: EvaluationResult, base: EvaluationResult | None = None) -> Findings:
     """Put figures and differences together.
 
     Args:
@@ -115,7 +115,7 @@ def findings(measured: Measured, base: Measured | None = None) -> Findings:
     )
 
 
-def set_finding(name: str, measured: Measured, base: Measured | None) -> SetFinding:
+def set_finding(name: str, measured: EvaluationResult, base: EvaluationResult | None) -> SetFinding:
     losses = measured.losses[name]
     try:
         against = None if base is None else bits_per_byte_difference([base.losses[name]], [losses])
@@ -125,7 +125,7 @@ def set_finding(name: str, measured: Measured, base: Measured | None) -> SetFind
     return SetFinding(name, *counts, losses.loss, losses.perplexity, losses.bits_per_byte, losses.accuracy, against)
 
 
-def test_findings(measured: Measured, base: Measured | None) -> list[ScoreFinding]:
+def test_findings(measured: EvaluationResult, base: EvaluationResult | None) -> list[ScoreFinding]:
     """Each kind of question of each set's domain test."""
     found = []
     for (name, kind), right in measured.answers.items():
@@ -135,7 +135,7 @@ def test_findings(measured: Measured, base: Measured | None) -> list[ScoreFindin
     return found
 
 
-def task_findings(measured: Measured, base: Measured | None) -> list[ScoreFinding]:
+def task_findings(measured: EvaluationResult, base: EvaluationResult | None) -> list[ScoreFinding]:
     """Each metric of each task of lm-eval."""
     differences = {} if base is None else task_differences(base.tasks, measured.tasks)
     found = []

@@ -96,7 +96,7 @@ def in_windows(
 
 
 @dataclass(frozen=True)
-class Cost:
+class QuantizationCost:
     """A quantised model compared with the unquantised one, on the same text.
 
     Attributes:
@@ -122,7 +122,7 @@ class Cost:
         )
 
 
-def cost(before: Sequence[torch.Tensor], after: nn.Module, text: JudgedText) -> Cost:
+def cost(before: Sequence[torch.Tensor], after: nn.Module, text: JudgedText) -> QuantizationCost:
     """Compare two models window by window.
 
     Args:
@@ -141,7 +141,7 @@ def cost(before: Sequence[torch.Tensor], after: nn.Module, text: JudgedText) -> 
         same += int((old.argmax(-1) == new.argmax(-1)).sum())
     tokens = text.num_predicted
     old_bits, new_bits = (nats / math.log(2) / text.num_bytes).tolist()
-    return Cost(old_bits, new_bits, divergence / tokens, same / tokens)
+    return QuantizationCost(old_bits, new_bits, divergence / tokens, same / tokens)
 
 
 def logits_of_ids(model: nn.Module, ids: list[int]) -> torch.Tensor:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.checkpoints.model_folder import ADAPTER_CONFIG
 from cpt.errors import CheckpointError
-from cpt.export.proof import Difference, ProofText, difference, logits_of
+from cpt.export.proof import LogitDifference, ProofText, difference, logits_of
 from cpt.models.adapters import merge_lora
 from cpt.models.build import build_model
 from cpt.models.hashes import hash_weights
@@ -29,11 +29,11 @@ BASE_WEIGHTS = "base_weights.json"  # beside an adapter: the sha256 of the weigh
 
 @dataclass(frozen=True)
 class MergeProof:
-    effect: Difference
+    effect: LogitDifference
     """Between the base and the adapter: what was learned."""
-    merged: Difference
+    merged: LogitDifference
     """Between the adapter and the merged model, both in fp32."""
-    exported: Difference
+    exported: LogitDifference
     """Between the adapter in fp32 and the merged model in the dtype of the export."""
     tensors: int
     changed: int

@@ -40,7 +40,7 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 @dataclass(frozen=True)
-class Difference:
+class LogitDifference:
     largest: float
     largest_logit: float
     allowed: float
@@ -88,7 +88,7 @@ def logits_of(model: nn.Module, text: ProofText) -> torch.Tensor:
 
 def difference(
     one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype, tolerance: float | None = None
-) -> Difference:
+) -> LogitDifference:
     """Of two models' logits; where one pads its vocabulary, of the tokens that both have.
 
     Args:
@@ -99,7 +99,7 @@ def difference(
     one, other = one[:, :columns], other[:, :columns]
     largest_logit = one.abs().max().item()
     allowed = (TOLERANCES[dtype] if tolerance is None else tolerance) * largest_logit
-    return Difference((one - other).abs().max().item(), largest_logit, allowed)
+    return LogitDifference((one - other).abs().max().item(), largest_logit, allowed)
 
 
 def logits_in_another_process(

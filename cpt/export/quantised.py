@@ -19,7 +19,7 @@ from transformers import (
 
 from cpt.checkpoints.model_folder import weight_files
 from cpt.errors import CheckpointError, ResourceError
-from cpt.export.cost import Cost, JudgedText, cost, judged_text, logits_of_ids
+from cpt.export.cost import JudgedText, QuantizationCost, cost, judged_text, logits_of_ids
 from cpt.export.proof import ProofText, difference, logits_in_another_process, logits_of, proof_text
 from cpt.export.proven_export import Wish, export_whole, name_of, written_whole_or_not
 from cpt.export.sealed import CARD
@@ -208,7 +208,7 @@ def bytes_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in weight_files(folder))
 
 
-def refuse_costly(found: Cost, method: str, max_rise: float) -> str:
+def refuse_costly(found: QuantizationCost, method: str, max_rise: float) -> str:
     """The report's line."""
     if not found.rise <= max_rise:  # NaN is not
         raise CheckpointError(

@@ -121,7 +121,7 @@ def write_configs(output: Path, chat: Part, chat_tokens: dict[int, str], ids: di
 
 
 @dataclass(frozen=True)
-class Rows:
+class SharedRowIds:
     total: int
     shared: torch.Tensor
     """[n] rows that stand for a token of all three models (row numbers of the trained model)."""
@@ -141,7 +141,7 @@ def match_rows(
     base: PreTrainedTokenizerBase,
     chat: PreTrainedTokenizerBase,
     rows: tuple[int, int, int],
-) -> Rows:
+) -> SharedRowIds:
     """Match the three vocabularies.
 
     Args:
@@ -160,12 +160,12 @@ def match_rows(
             )
     if after_ids == base_ids == chat_ids and len(set(rows)) == 1:
         every = torch.arange(rows[0])
-        return Rows(rows[0], every, every, every, [], rows[0], every[:0], kept=0)
+        return SharedRowIds(rows[0], every, every, every, [], rows[0], every[:0], kept=0)
     refuse_another_tokenizer(after, base, chat)
     shared = [token for token in after_ids if token in base_ids and token in chat_ids]
     added = sorted((token for token in chat_ids if token not in after_ids), key=lambda token: chat_ids[token])
     first_added = max(after_ids.values()) + 1
-    return Rows(
+    return SharedRowIds(
         total=max(rows[0], first_added + len(added)),
         shared=torch.tensor([after_ids[token] for token in shared]),
         in_base=torch.tensor([base_ids[token] for token in shared]),
@@ -207,7 +207,9 @@ def shown(tokens: Iterable[str]) -> str:
     return ", ".join(repr(token) for token in first)
 
 
-def merge_rows(rows: Rows, after: torch.Tensor, base: torch.Tensor, chat: torch.Tensor, scale: float) -> torch.Tensor:
+def merge_rows(
+    rows: SharedRowIds, after: torch.Tensor, base: torch.Tensor, chat: torch.Tensor, scale: float
+) -> torch.Tensor:
     """The merged rows in fp32: after + scale * (chat - base) for tokens of all three; tokens of one alone keep their
     row."""
     merged = torch.zeros(rows.total, *after.shape[1:])
@@ -217,7 +219,9 @@ def merge_rows(rows: Rows, after: torch.Tensor, base: torch.Tensor, chat: torch.
     return merged
 
 
-def add_tokens(after: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase, rows: Rows) -> PreTrainedTokenizerBase:
+def add_tokens(
+    after: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase, rows: SharedRowIds
+) -> PreTrainedTokenizerBase:
     """The trained model's tokenizer with the chat model's tokens, special tokens and template.
 
     Raises:

@@ -164,7 +164,7 @@ class Supervisor:
         known, before = self.run.status().get("updated"), len(read_events(folder))
         # SLURM sends SIGUSR1 to all processes of a step; torchrun would die of it and leave its workers behind.
         child = Child(self.words, environment={"CPT_RESTART_COUNT": str(len(self.endings))}, ignores=signal.SIGUSR1)
-        watch, hung, looked_at = Watch(folder), None, 0.0
+        watch, hung, looked_at = RunWatch(folder), None, 0.0
 
         def look() -> bool:
             nonlocal hung, looked_at
@@ -287,7 +287,7 @@ def patience(sign: Sign) -> float:
 
 
 @dataclass
-class Watch:
+class RunWatch:
     """Finds the process that made no progress for too long, from heartbeat files and this machine's clock.
 
     Each host's supervisor watches the processes of its own host; one on a login node, which has none, watches all.

@@ -26,7 +26,7 @@ LMBDA = 0.5  # of GKDConfig: the share of steps whose answers the student writes
 
 
 @dataclass(frozen=True)
-class Kind:
+class StageKind:
     """What a stage needs whatever the recipe says, and the defaults of its config class."""
 
     logits: str
@@ -41,20 +41,22 @@ class Kind:
     """Without gradients, besides the reference's and the teacher's."""
 
 
-KINDS: Mapping[str, Kind] = {
-    "dpo": Kind(TILES, reference=True),
-    "kto": Kind(TILES, reference=True, forward_passes=2.0),  # of mismatched answers, by the model and by the reference
-    "orpo": Kind(PAIRS),
-    "cpo": Kind(PAIRS),
-    "reward": Kind(SCORE),
-    "grpo": Kind(TILES, beta=0.0, written=COMPLETION),
-    "rloo": Kind(TILES, beta=0.05, written=COMPLETION, forward_passes=1.0),
-    "ppo": Kind(TILES, beta=0.0, written=COMPLETION, forward_passes=1.0),
-    "spo": Kind(TILES, beta=0.0, written=COMPLETION, forward_passes=1.0),
-    "distill": Kind(TAUGHT, taught=True),
-    "distill_text": Kind(TAUGHT, taught=True),
-    "distill_on_policy": Kind(TAUGHT_IN_TILES, taught=True, written=COMPLETION),
-    "gkd": Kind(TAUGHT_WHOLE, taught=True, written=("max_new_tokens", 128)),
+KINDS: Mapping[str, StageKind] = {
+    "dpo": StageKind(TILES, reference=True),
+    "kto": StageKind(
+        TILES, reference=True, forward_passes=2.0
+    ),  # of mismatched answers, by the model and by the reference
+    "orpo": StageKind(PAIRS),
+    "cpo": StageKind(PAIRS),
+    "reward": StageKind(SCORE),
+    "grpo": StageKind(TILES, beta=0.0, written=COMPLETION),
+    "rloo": StageKind(TILES, beta=0.05, written=COMPLETION, forward_passes=1.0),
+    "ppo": StageKind(TILES, beta=0.0, written=COMPLETION, forward_passes=1.0),
+    "spo": StageKind(TILES, beta=0.0, written=COMPLETION, forward_passes=1.0),
+    "distill": StageKind(TAUGHT, taught=True),
+    "distill_text": StageKind(TAUGHT, taught=True),
+    "distill_on_policy": StageKind(TAUGHT_IN_TILES, taught=True, written=COMPLETION),
+    "gkd": StageKind(TAUGHT_WHOLE, taught=True, written=("max_new_tokens", 128)),
 }
 """All others read whole logits and hold nothing else."""
 
@@ -111,7 +113,7 @@ def beside_of(recipe: Recipe) -> Beside:
         ResourceError: the teacher's config cannot be read.
     """
     training, stage = recipe.training, recipe.stage
-    kind = KINDS.get(stage, Kind(WHOLE))
+    kind = KINDS.get(stage, StageKind(WHOLE))
     reference = kind.reference or kind.beta is not None and float(training.get("beta", kind.beta)) > 0
     judges, uncounted = judges_of(recipe)
     uncounted += ["activations of reward models"] if judges else []

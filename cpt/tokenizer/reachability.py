@@ -19,7 +19,7 @@ NOT_FOUND = "not found in any text that was tried"
 
 
 @dataclass(frozen=True)
-class Unreachable:
+class UnreachableTokens:
     """A token that no text was found to give, and why."""
 
     id: int
@@ -46,7 +46,7 @@ def encode(backend: Tokenizer, text: str) -> list[int]:
     return ids
 
 
-def unreachable_tokens(backend: Tokenizer, seen: Mapping[int, int]) -> Iterator[Unreachable]:
+def unreachable_tokens(backend: Tokenizer, seen: Mapping[int, int]) -> Iterator[UnreachableTokens]:
     """Tokens of the vocabulary, special and added ones aside, that no text gives.
 
     NO_UTF8 and OTHER_TOKENS are proofs: a token of a byte-pair encoding that stands anywhere in a text is also what
@@ -63,11 +63,11 @@ def unreachable_tokens(backend: Tokenizer, seen: Mapping[int, int]) -> Iterator[
         if number in added or seen.get(number):
             continue
         if is_byte_level and NEVER_IN_UTF8.search(bytes_of(token)):
-            yield Unreachable(number, token, NO_UTF8)
+            yield UnreachableTokens(number, token, NO_UTF8)
         elif is_bpe and [one.id for one in backend.model.tokenize(token)] != [number]:
-            yield Unreachable(number, token, OTHER_TOKENS)
+            yield UnreachableTokens(number, token, OTHER_TOKENS)
         elif not is_reached(backend, number):
-            yield Unreachable(number, token, NOT_FOUND)
+            yield UnreachableTokens(number, token, NOT_FOUND)
 
 
 def bytes_of(token: str) -> bytes:

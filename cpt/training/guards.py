@@ -22,7 +22,7 @@ from cpt.optim.schedules import phases_in_tokens
 from cpt.ranks import is_main_process, main_process_decides, rank, same_command
 from cpt.runs.events import record_event
 from cpt.training.judging_engine import JudgingEngine
-from cpt.training.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, Judged, LossGuard, SkipBudget
+from cpt.training.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, SkipBudget, SpikeDetector, StepVerdict
 from cpt.training.restart import (
     forget_rollback,
     is_out_of_memory,
@@ -66,9 +66,9 @@ class StepGuard:
 
     def __init__(self, trainer: "CPTTrainer") -> None:
         self.trainer = trainer
-        self.loss_guard: LossGuard | None = None
+        self.loss_guard: SpikeDetector | None = None
         self.budget: SkipBudget | None = None
-        self.skipped_since_log: list[Judged] = []
+        self.skipped_since_log: list[StepVerdict] = []
         self.new_data_from: set[int] = set()
         """Steps at which a phase of the data begins."""
         self.is_updating = False
@@ -88,7 +88,7 @@ class StepGuard:
         check_release(trainer.recipe, deepspeed=trainer.is_deepspeed_enabled)
         section = trainer.recipe.safety.loss_guard
         if section is not None:
-            self.loss_guard = LossGuard(section, trainer.args.device, self.highest_loss())
+            self.loss_guard = SpikeDetector(section, trainer.args.device, self.highest_loss())
             self.budget = SkipBudget(trainer.rows_of_steps, self.loss_guard.window, self.loss_guard.skips)
         if checkpoint is not None:
             self.restore(read_safety(Path(checkpoint)))
@@ -312,7 +312,7 @@ class StepGuard:
             if self.budget.is_exhausted:
                 self.roll_back(self.loss_guard, self.budget)
 
-    def note_verdict(self, judged: Judged) -> None:
+    def note_verdict(self, judged: StepVerdict) -> None:
         """Count and record a step that was skipped."""
         assert self.budget is not None
         if self.trainer.args.fp16 and math.isfinite(judged.loss) and not math.isfinite(judged.gradient_norm):
@@ -330,7 +330,7 @@ class StepGuard:
                 gradient_norm=str(judged.gradient_norm),
             )
 
-    def roll_back(self, guard: LossGuard, budget: SkipBudget) -> None:
+    def roll_back(self, guard: SpikeDetector, budget: SkipBudget) -> None:
         """Restart from the last sound checkpoint before the skipped steps, without their rows.
 
         Without such a checkpoint the run continues: the skipped updates never changed its weights.

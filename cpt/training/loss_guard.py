@@ -84,7 +84,7 @@ LOSS_GUARDS: dict[str, Callable[..., torch.Tensor]] = {"robust": robust}
 
 
 @dataclass(frozen=True)
-class Judged:
+class StepVerdict:
     """A step, as the host reads about it."""
 
     step: int
@@ -111,7 +111,7 @@ class Judged:
         return f"its {what} was far too high (loss {self.loss:.4g}, gradient norm {self.gradient_norm:.4g})"
 
 
-class LossGuard:
+class SpikeDetector:
     """Judges steps, and remembers those that it accepted.
 
     Args:
@@ -174,14 +174,14 @@ class LossGuard:
         if self.arrivals:
             self.arrivals[place].record()
 
-    def read(self, *, unread: int = 0) -> Iterator[Judged]:
+    def read(self, *, unread: int = 0) -> Iterator[StepVerdict]:
         """The verdicts that were not read yet, oldest first, all but the last `unread`."""
         while len(self.unread) > unread:
             place = (self.noted - len(self.unread)) % len(self.read_from)
             if self.arrivals:
                 self.arrivals[place].synchronize()
             loss, norm, loss_spike, gradient_spike = self.read_from[place].tolist()
-            yield Judged(self.unread.popleft(), loss, norm, bool(loss_spike), bool(gradient_spike))
+            yield StepVerdict(self.unread.popleft(), loss, norm, bool(loss_spike), bool(gradient_spike))
 
     def forget(self) -> None:
         """The next losses may have another level."""
@@ -227,7 +227,7 @@ class SkipBudget:
     """Skipped steps of the whole run, those before a roll-back included."""
     rollbacks: int = 0
 
-    def note(self, judged: Judged) -> Skipped | None:
+    def note(self, judged: StepVerdict) -> Skipped | None:
         """A step's verdict; what was skipped, if it was."""
         if not judged.is_skipped:
             return None

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from cpt.analysis.page import Folded, Section, Table, html_page
+from cpt.analysis.page import Folded, PageSection, Table, html_page
 from cpt.analysis.plots import MOST_POINTS, Curve, Plot, curves, thinned
 from cpt.analysis.report import against_plan, held_out, missing, mixture, report_page, state
 from cpt.runs.folder import read_run
@@ -80,7 +80,7 @@ def test_text_stays_text_whatever_it_holds():
     evil = "</script><b onclick=x>\ud800\0$_a"
     parts = [evil, Table([evil], [[evil]]), {evil: evil}, Folded(evil, evil)]
     plot = curves(evil, evil, [Curve(evil, [1, 2], [3, 4]), Curve(f"_{evil}", [1], [2])])
-    assert "<b onclick" not in html_page(evil, [Section(evil, [*parts, *plot])])
+    assert "<b onclick" not in html_page(evil, [PageSection(evil, [*parts, *plot])])
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_spikes():

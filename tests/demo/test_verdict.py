@@ -3,7 +3,7 @@ import json
 import pytest
 from rich.console import Console
 
-from cpt.commands.demo.commands import Answer
+from cpt.commands.demo.commands import ServedAnswer
 from cpt.commands.demo.verdict import show, summarize, write_summary
 from cpt.runs.record import Run
 
@@ -73,7 +73,7 @@ def test_one_seed_that_fails_fails_the_demo(tmp_path, base):
 
 def test_the_summary_is_saved_and_printed(tmp_path, base):
     runs = [write_run(tmp_path / f"code-seed{i}", 1.6, 1.01) for i in (1, 2)]
-    summary = summarize(base, runs, Answer("def [x]", " new"))
+    summary = summarize(base, runs, ServedAnswer("def [x]", " new"))
     write_summary(summary, tmp_path)
     saved = json.loads((tmp_path / "summary.json").read_text())
     assert saved["passed"] is True and saved["rows"][0]["domain_after"] == 1.6

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from cpt.data.held_out import HeldOutSet
 from cpt.errors import CheckpointError, DataError, RecipeError
-from cpt.evaluation.evaluate import Asked, folder_of_model, measure, of_texts
+from cpt.evaluation.evaluate import EvaluationRequest, folder_of_model, measure, of_texts
 from cpt.evaluation.judged_sets import JudgedSet, judges_of_texts
 from cpt.evaluation.paired import bits_per_byte_difference
 from cpt.recipe.schema import Model, Tokenizer
@@ -31,7 +31,7 @@ def models(corpus, tokenizer_folder, tmp_path_factory):
 
 @pytest.fixture
 def asked(corpus):
-    return Asked(judges_of_texts([f"held={corpus / 'held_out.jsonl'}"], 64))
+    return EvaluationRequest(judges_of_texts([f"held={corpus / 'held_out.jsonl'}"], 64))
 
 
 def test_models_of_different_tokenizers_are_compared_by_document(models, asked):
@@ -66,17 +66,20 @@ def test_a_model_that_is_not_there_is_told(path):
 
 def test_rows_longer_than_the_model_knows_are_refused(models, corpus):
     with pytest.raises(RecipeError, match="longer than the 128 positions.*--sequence-length 128"):
-        measure(Model(path=str(models / "one")), Asked(judges_of_texts([f"held={corpus / 'held_out.jsonl'}"], 256)))
+        measure(
+            Model(path=str(models / "one")),
+            EvaluationRequest(judges_of_texts([f"held={corpus / 'held_out.jsonl'}"], 256)),
+        )
 
 
 def test_a_domain_test_of_a_set_that_is_not_there_is_refused(models, asked):
     with pytest.raises(DataError, match="domain.*held"):
-        measure(Model(path=str(models / "one")), Asked(asked.judges, domain_test=["domain"]))
+        measure(Model(path=str(models / "one")), EvaluationRequest(asked.judges, domain_test=["domain"]))
 
 
 def test_a_domain_test_needs_enough_documents(models, asked):
     with pytest.raises(DataError, match=r"the domain test needs 30 \w+ questions, but 12 held-out document\(s\) give"):
-        measure(Model(path=str(models / "one")), Asked(asked.judges, domain_test=["held"]))
+        measure(Model(path=str(models / "one")), EvaluationRequest(asked.judges, domain_test=["held"]))
 
 
 def test_one_document_is_refused_before_two_models_are_loaded(models, corpus, tmp_path):
@@ -85,15 +88,15 @@ def test_one_document_is_refused_before_two_models_are_loaded(models, corpus, tm
     with pytest.raises(
         DataError, match="`held` has one document.*2 are needed at least, 20 for an interval to mean much"
     ):
-        measure(Model(path=str(models / "one")), Asked(judges, is_compared=True))
-    assert measure(Model(path=str(models / "one")), Asked(judges)).losses["held"].bits_per_byte > 0
+        measure(Model(path=str(models / "one")), EvaluationRequest(judges, is_compared=True))
+    assert measure(Model(path=str(models / "one")), EvaluationRequest(judges)).losses["held"].bits_per_byte > 0
 
 
 def test_pairs_are_left_to_the_run_that_measured_them(caplog):
     held = HeldOutSet("a", [], 3, 9, 9)
     sets = {"texts": JudgedSet(held, None), "pairs": JudgedSet(replace(held, form="preference"), None)}
     with caplog.at_level("INFO", "cpt"):
-        assert list(of_texts(sets, Asked())) == ["texts"]
+        assert list(of_texts(sets, EvaluationRequest())) == ["texts"]
     assert "held-out pairs and prompts (pairs) are measured by the run" in caplog.text
     with pytest.raises(DataError, match="--text domain=held_out.jsonl"):
-        of_texts({"pairs": sets["pairs"]}, Asked())
+        of_texts({"pairs": sets["pairs"]}, EvaluationRequest())

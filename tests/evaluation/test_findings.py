@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from cpt.errors import DataError
-from cpt.evaluation.evaluate import Measured
+from cpt.evaluation.evaluate import EvaluationResult
 from cpt.evaluation.findings import bits_per_byte_sentence, findings
 from cpt.evaluation.kept_losses import DocumentLosses
 from cpt.evaluation.paired import Difference
@@ -25,7 +25,7 @@ def score(value):
 
 
 def measured(name, bits_per_byte, right, value, count=40):
-    return Measured(name, {"domain": losses(bits_per_byte, count)}, answers(right), [score(value)])
+    return EvaluationResult(name, {"domain": losses(bits_per_byte, count)}, answers(right), [score(value)])
 
 
 def test_a_model_alone_has_figures_and_no_differences():

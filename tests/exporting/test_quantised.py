@@ -12,7 +12,7 @@ from typed_export import export
 
 from cpt.checkpoints.model_folder import weight_files
 from cpt.errors import CheckpointError, ResourceError
-from cpt.export.cost import Cost
+from cpt.export.cost import QuantizationCost
 from cpt.export.quantised import (
     check_quantising,
     describe_layers,
@@ -91,5 +91,5 @@ def test_int4_without_a_gpu_is_refused(monkeypatch):
 @pytest.mark.parametrize("after", [1.2, math.nan])
 def test_a_cost_above_the_bound_is_refused(after):
     with pytest.raises(CheckpointError, match="--max-rise"):
-        refuse_costly(Cost(1.0, after, 0.3, 0.7), "int4", 0.1)
-    assert "int8" in refuse_costly(Cost(1.0, 1.01, 0.3, 0.7), "int8", 0.1)
+        refuse_costly(QuantizationCost(1.0, after, 0.3, 0.7), "int4", 0.1)
+    assert "int8" in refuse_costly(QuantizationCost(1.0, 1.01, 0.3, 0.7), "int8", 0.1)

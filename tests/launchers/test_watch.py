@@ -2,7 +2,7 @@ import socket
 
 from full_disk import disk_of_its_own, set_read_only
 
-from cpt.launch.supervise import Watch
+from cpt.launch.supervise import RunWatch
 from cpt.runs.signs import Sign, write_sign
 
 
@@ -22,7 +22,7 @@ def sign(**changed):
 
 
 def test_a_process_without_progress_is_found_by_this_clock(tmp_path):
-    watch = Watch(tmp_path)
+    watch = RunWatch(tmp_path)
     write_sign(tmp_path, sign())
     write_sign(tmp_path, sign(rank=1))
     assert watch.hung(0) is None
@@ -33,7 +33,7 @@ def test_a_process_without_progress_is_found_by_this_clock(tmp_path):
 
 
 def test_where_one_process_works_while_a_run_starts_the_others_may_wait_for_it(tmp_path):
-    watch, hour = Watch(tmp_path), 3600
+    watch, hour = RunWatch(tmp_path), 3600
     for rank in (0, 1):
         write_sign(tmp_path, sign(rank=rank, phase="starting"))
     assert watch.hung(0) is None
@@ -44,7 +44,7 @@ def test_where_one_process_works_while_a_run_starts_the_others_may_wait_for_it(t
 
 def test_a_disk_that_takes_no_sign_of_life_proves_nothing(tmp_path):
     with disk_of_its_own(tmp_path / "disk", "64k") as disk:
-        watch = Watch(disk)
+        watch = RunWatch(disk)
         write_sign(disk, sign())
         assert watch.hung(0) is None
         set_read_only(disk, True)
@@ -54,7 +54,7 @@ def test_a_disk_that_takes_no_sign_of_life_proves_nothing(tmp_path):
 
 
 def test_a_finished_run_that_is_being_judged_is_not_ended(tmp_path):
-    watch = Watch(tmp_path)
+    watch = RunWatch(tmp_path)
     write_sign(tmp_path, sign(phase="ending"))
     (tmp_path / "status.json").write_text('{"state": "finished"}')
     assert watch.hung(0) is None and watch.hung(100_000) is None
@@ -63,7 +63,7 @@ def test_a_finished_run_that_is_being_judged_is_not_ended(tmp_path):
 
 
 def test_each_host_answers_for_its_own_processes_and_a_login_node_for_all(tmp_path):
-    watch = Watch(tmp_path)
+    watch = RunWatch(tmp_path)
     write_sign(tmp_path, sign(rank=1, host="another"))
     assert watch.hung(0) is None and watch.hung(31) is not None, "nobody here"
     write_sign(tmp_path, sign(rank=0, host=socket.gethostname()))
@@ -71,7 +71,7 @@ def test_each_host_answers_for_its_own_processes_and_a_login_node_for_all(tmp_pa
 
 
 def test_who_only_waits_is_there_and_who_gives_no_pulse_is_gone(tmp_path):
-    watch = Watch(tmp_path)
+    watch = RunWatch(tmp_path)
     for rank in range(3):
         write_sign(tmp_path, sign(rank=rank, host=f"host-{rank}"))
     watch.hung(0)

@@ -7,13 +7,13 @@ from cpt.data.mixture import RowsOfSteps
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Component
 from cpt.recipe.schema import LossGuard as Section
-from cpt.training.loss_guard import STEPS_BEHIND, Judged, LossGuard, SkipBudget, check_loss_guard
+from cpt.training.loss_guard import STEPS_BEHIND, SkipBudget, SpikeDetector, StepVerdict, check_loss_guard
 
 CPU = torch.device("cpu")
 
 
 def guard(**options):
-    return LossGuard(Section(**options), CPU)
+    return SpikeDetector(Section(**options), CPU)
 
 
 def verdicts(guard, losses, norms=None):
@@ -43,13 +43,13 @@ def test_what_is_not_finite_is_skipped_from_the_first_step_on(bad):
 
 @pytest.mark.parametrize("highest", [math.inf, 100.0])
 def test_a_spike_in_the_first_steps_is_skipped_and_a_loss_that_doubles_is_none(highest):
-    one = LossGuard(Section(), CPU, highest)
+    one = SpikeDetector(Section(), CPU, highest)
     assert verdicts(one, [5.0, 1e6, 5.0, 10.0, 1e6, 5.0]) == [False, True, False, False, True, False]
 
 
 def test_the_first_step_is_skipped_where_its_loss_is_above_what_a_language_model_can_have():
-    assert verdicts(LossGuard(Section(), CPU, 100.0), [1e6, 101.0, 99.0, 12.0]) == [True, True, False, False]
-    assert verdicts(LossGuard(Section(), CPU), [1e6, 5.0]) == [False, False]
+    assert verdicts(SpikeDetector(Section(), CPU, 100.0), [1e6, 101.0, 99.0, 12.0]) == [True, True, False, False]
+    assert verdicts(SpikeDetector(Section(), CPU), [1e6, 5.0]) == [False, False]
 
 
 @pytest.mark.parametrize("after", [6, 20, 300])
@@ -148,7 +148,7 @@ def test_options_are_checked_before_the_run():
 
 
 def test_a_norm_that_is_known_later_takes_its_place_beside_its_loss():
-    at_once, later = (LossGuard(Component(name="robust"), torch.device("cpu")) for _ in range(2))
+    at_once, later = (SpikeDetector(Component(name="robust"), torch.device("cpu")) for _ in range(2))
     for step in range(1, 12):
         loss, norm = torch.tensor(3.0 + 0.01 * step), torch.tensor(1.0 + 0.1 * (step % 3))
         loss = loss * torch.nan if step == 7 else loss
@@ -164,7 +164,7 @@ def test_a_norm_that_is_known_later_takes_its_place_beside_its_loss():
 
 def note(budget, *steps, bad=()):
     for step in steps:
-        budget.note(Judged(step, math.nan if step in bad else 2.0, 1.0, False, False))
+        budget.note(StepVerdict(step, math.nan if step in bad else 2.0, 1.0, False, False))
 
 
 def budget(skips=2, window=10):

@@ -1,9 +1,9 @@
 import pytest
 
-from cpt.commands.synthesis.output import Counts, open_output
+from cpt.commands.synthesis.output import RewriteCounts, open_output
 from cpt.errors import LaunchError, RecipeError, ResourceError
 
-COUNTS = Counts(1, {"empty": 2})
+COUNTS = RewriteCounts(1, {"empty": 2})
 
 
 def test_a_group_is_found_by_its_texts(tmp_path):

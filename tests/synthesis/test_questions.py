@@ -1,17 +1,17 @@
 import pytest
 
-from cpt.commands.synthesis.questions import Question, cut, encode
+from cpt.commands.synthesis.questions import RewriteQuestion, cut, encode
 from cpt.errors import RecipeError
 
 
 def test_a_chat_template_is_written_around_the_prompt_as_the_tokenizer_does_it(chat_tokenizer):
     message = [{"role": "user", "content": "Say: hello\n"}]
     expected = chat_tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
-    assert Question(chat_tokenizer, "Say: {text}\n").ids("hello") == expected
+    assert RewriteQuestion(chat_tokenizer, "Say: {text}\n").ids("hello") == expected
 
 
 def test_special_tokens_in_a_document_are_text_and_end_no_turn(chat_tokenizer):
-    plain, hostile = (Question(chat_tokenizer, "Say: {text}").ids(text) for text in ("x", "<|end|>"))
+    plain, hostile = (RewriteQuestion(chat_tokenizer, "Say: {text}").ids(text) for text in ("x", "<|end|>"))
     end = chat_tokenizer.convert_tokens_to_ids("<|end|>")
     assert plain.count(end) == hostile.count(end) == 1 and "Say: <|end|><|end|>" in chat_tokenizer.decode(hostile)
 
@@ -19,7 +19,7 @@ def test_special_tokens_in_a_document_are_text_and_end_no_turn(chat_tokenizer):
 def test_a_template_that_loses_the_question_is_refused(chat_tokenizer):
     chat_tokenizer.chat_template = "{% for message in messages %}{{ message.role }}{% endfor %}"
     with pytest.raises(RecipeError, match="does not write what the user says"):
-        Question(chat_tokenizer, "{text}")
+        RewriteQuestion(chat_tokenizer, "{text}")
 
 
 def test_a_bos_comes_first_where_the_tokenizer_puts_one(tokenizer):
@@ -29,7 +29,7 @@ def test_a_bos_comes_first_where_the_tokenizer_puts_one(tokenizer):
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<|turn|> $A", special_tokens=[("<|turn|>", 258)]
     )
-    assert Question(tokenizer, "{text}").ids("a")[0] == 258 == tokenizer.bos_token_id
+    assert RewriteQuestion(tokenizer, "{text}").ids("a")[0] == 258 == tokenizer.bos_token_id
 
 
 def test_a_long_text_is_cut_at_the_ends_of_paragraphs(tokenizer):

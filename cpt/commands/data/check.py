@@ -18,7 +18,7 @@ from cpt.command_line import refuse_ignored
 from cpt.console import open_console
 from cpt.data.examples.encoder import ExampleEncoder
 from cpt.data.examples.encoders import encoder_of
-from cpt.data.examples.gate import CUT, REPEATED, WRONG, Findings, Inspector, inspect_source, missing_tokens
+from cpt.data.examples.gate import CUT, REPEATED, WRONG, ExampleReport, Inspector, inspect_source, missing_tokens
 from cpt.data.open_sources import filters_of, keyed_sources, transforms_of
 from cpt.data.readers.documents import (
     BadRow,
@@ -267,7 +267,7 @@ def check_examples(
         raise DataError(f"{source.path}: {listing}. Fix the rows or drop them by a filter (`{key}.filters`).{much}")
 
 
-def show_findings(console: Console, name: str, found: Findings) -> None:
+def show_findings(console: Console, name: str, found: ExampleReport) -> None:
     """A line for each kind, with its first rows."""
     table = Table("rows", "fault", Column("which", overflow="fold"), title=f"{name}: {found.examples:,} examples")
     for kind, count in found.counts.most_common():

@@ -31,7 +31,7 @@ from cpt.tokenizer.load import load_tokenizer
 
 
 @dataclass(frozen=True)
-class Example:
+class PreviewedExample:
     """A document or row, with its place."""
 
     where: str
@@ -43,16 +43,16 @@ class Seen:
     """What became of the first documents of a source."""
 
     name: str
-    kept: list[Example] = field(default_factory=list)
+    kept: list[PreviewedExample] = field(default_factory=list)
     lost: Counter[str] = field(default_factory=Counter)
     """Why it is not kept -> documents and rows; bad rows as `bad row: null`."""
-    examples: dict[str, Example] = field(default_factory=dict)
+    examples: dict[str, PreviewedExample] = field(default_factory=dict)
     """Why it is not kept -> the first one."""
 
     def lose(self, reason: str, where: str, text: str) -> None:
         """Count one that is not kept."""
         self.lost[reason] += 1
-        self.examples.setdefault(reason, Example(where, text))
+        self.examples.setdefault(reason, PreviewedExample(where, text))
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,14 @@ def see_source(
         for text, dropped in sift(view, transforms, filters):
             reason = dropped if dropped is not None or encoder is None else encoder.reason_to_drop(text)
             if reason is None:
-                seen.kept.append(Example(item.where, text))
+                seen.kept.append(PreviewedExample(item.where, text))
             else:
                 seen.lose(reason, item.where, text)
     return seen
 
 
 def packed_rows(
-    kept: Sequence[Example], encoder: DocumentEncoder, data: Data, seed: int, num_rows: int
+    kept: Sequence[PreviewedExample], encoder: DocumentEncoder, data: Data, seed: int, num_rows: int
 ) -> Iterator[tuple[int, list[RowPart]]]:
     """Some of the rows that these documents are packed into, by number; the run's own rows hold documents of the whole
     source.
@@ -121,7 +121,11 @@ MEANINGS = {LEARNED: "learned", UNWANTED: "rejected or unwanted"}
 
 
 def show_examples(
-    console: Console, kept: Sequence[Example], encoder: ExampleEncoder, tokenizer: PreTrainedTokenizerBase, number: int
+    console: Console,
+    kept: Sequence[PreviewedExample],
+    encoder: ExampleEncoder,
+    tokenizer: PreTrainedTokenizerBase,
+    number: int,
 ) -> None:
     """The first examples, token by token: `[learned]` and `{rejected}`."""
     for example in kept[:number]:
@@ -157,7 +161,7 @@ def preview_command(
     """Show which of the first documents a run keeps, which it drops and why, and how they are packed; of examples what
     is learned.
 
-    Example: cpt data preview recipe.yaml --rows 5
+    PreviewedExample: cpt data preview recipe.yaml --rows 5
     """
     loaded, console = load_recipe(recipe, overrides or ()), open_console()
     tokenizer = load_tokenizer(loaded.tokenizer, loaded.model)

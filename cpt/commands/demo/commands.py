@@ -22,7 +22,7 @@ Word = str | int | Path
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServedAnswer:
     """A prompt for the served model, and its continuation."""
 
     prompt: str
@@ -51,7 +51,7 @@ class Commands:
                 f"`cpt {words[0]}` ended with exit code {code}; its message is above. Start the demo again to resume."
             )
 
-    def ask_server(self, model: Path, prompt: str) -> Answer | None:
+    def ask_server(self, model: Path, prompt: str) -> ServedAnswer | None:
         """Serve a model, ask it once with OpenAI's client, stop it; None if a package for it is not installed.
 
         Raises:
@@ -82,7 +82,7 @@ class Commands:
                     completion = client.completions.create(**asked)
             finally:
                 server.terminate()
-        answer = Answer(prompt, completion.choices[0].text)
+        answer = ServedAnswer(prompt, completion.choices[0].text)
         self.print(f"{answer.prompt}{answer.text}")
         return answer
 

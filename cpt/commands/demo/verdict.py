@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cpt.commands.demo.commands import Answer
+from cpt.commands.demo.commands import ServedAnswer
 from cpt.runs.folder import VERDICT, VERDICT_PAGE, read_metrics, read_object
 from cpt.runs.record import Run
 
@@ -30,7 +30,7 @@ class Base:
 
 
 @dataclass(frozen=True)
-class Row:
+class SeedResult:
     """One continued run: bits per byte of both held-out sets before and after, and how fast it trained."""
 
     run: str
@@ -64,11 +64,11 @@ class Row:
 @dataclass(frozen=True)
 class Summary:
     base: Base
-    rows: list[Row]
+    rows: list[SeedResult]
     headline: str
     """Of the first seed's verdict."""
     page: str
-    answer: Answer | None
+    answer: ServedAnswer | None
     """Of the first seed's model, if it was served."""
 
     @property
@@ -76,7 +76,7 @@ class Summary:
         return all(row.passed for row in self.rows)
 
 
-def summarize(base: Run, runs: Sequence[Run], answer: Answer | None) -> Summary:
+def summarize(base: Run, runs: Sequence[Run], answer: ServedAnswer | None) -> Summary:
     first = runs[0].folder
     headline = read_object(first / VERDICT)["headline"]
     return Summary(read_base(base), [read_row(run) for run in runs], headline, str(first / VERDICT_PAGE), answer)
@@ -89,10 +89,10 @@ def read_base(run: Run) -> Base:
     return Base(float(general[0]), float(general[-1]), int(tokens[-1]), speed, run.status()["seconds"])
 
 
-def read_row(run: Run) -> Row:
+def read_row(run: Run) -> SeedResult:
     verdict = read_object(run.folder / VERDICT)
     domain, general = sorted(verdict["sets"], key=lambda one: bool(one["is_general"]))
-    return Row(
+    return SeedResult(
         run=run.folder.name,
         domain_before=domain["before"],
         domain_after=domain["after"],

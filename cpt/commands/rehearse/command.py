@@ -60,12 +60,12 @@ NOT_REHEARSED = ("push_to_hub", "logging_first_step", "logging_strategy")
 DECISIVE = ("recipe", "longest rows", "first steps")  # nothing can be tried after one of these failed
 
 
-class NotRun(Exception):  # noqa: N818
+class SkippedPart(Exception):  # noqa: N818
     """A step cannot be tried, for the reason given."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class RehearsedPart:
     """One row: what was measured, or the class of the error and its text."""
 
     step: str
@@ -96,7 +96,7 @@ class Rehearsal:
     def run(self) -> Path:
         return self.scratch / NAME
 
-    def rehearse(self) -> Iterator[Finding]:
+    def rehearse(self) -> Iterator[RehearsedPart]:
         """Try each step, and give its finding at once."""
         steps: dict[str, Callable[[], str]] = {
             "recipe": self.check_recipe,
@@ -110,16 +110,16 @@ class Rehearsal:
         failed = ""
         for step, check in steps.items():
             if failed:
-                yield Finding(step, "not run", f"{failed} failed")
+                yield RehearsedPart(step, "not run", f"{failed} failed")
                 continue
             self.begin(step)
             try:
-                yield Finding(step, "ok", check())
-            except NotRun as reason:
-                yield Finding(step, "not run", str(reason))
+                yield RehearsedPart(step, "ok", check())
+            except SkippedPart as reason:
+                yield RehearsedPart(step, "not run", str(reason))
             except CptError as problem:
                 failed = step if step in DECISIVE else ""
-                yield Finding(step, "FAILED", str(problem), type(problem).__name__)
+                yield RehearsedPart(step, "FAILED", str(problem), type(problem).__name__)
 
     def check_recipe(self) -> str:
         report = check_reality(self.rehearsed_recipe())
@@ -163,7 +163,7 @@ class Rehearsal:
         """Load the exported model with plain transformers, in a process without this package."""
         export = self.run / EXPORT
         if not (export / "config.json").exists():
-            raise self.failure or NotRun("there is no exported model")
+            raise self.failure or SkippedPart("there is no exported model")
         if self.recipe.model.trust_remote_code:
             return f"{format_bytes(size_of(export))}; not loaded here, since it needs its own code"
         if self.recipe.model.import_ is not None:
@@ -183,7 +183,7 @@ class Rehearsal:
         """Continue from the checkpoint in new processes: bit for bit, or up to rounding if no more is promised."""
         checkpoint = self.checkpoint()
         if checkpoint is None:
-            raise NotRun("nothing was saved")
+            raise SkippedPart("nothing was saved")
         for later in published_checkpoints(self.run)[1:]:  # a run may be so short that it saved at its end
             shutil.rmtree(later)
         shutil.rmtree(self.run / EXPORT, ignore_errors=True)  # else the run counts as finished
@@ -210,7 +210,7 @@ class Rehearsal:
         """Compare the measured sizes, over the whole run, with the free space."""
         checkpoint = self.checkpoint()
         if checkpoint is None:
-            raise NotRun("nothing was saved that could be measured")
+            raise SkippedPart("nothing was saved that could be measured")
         needs = DiskNeeds(size_of(checkpoint), size_of(self.run / EXPORT), checkpoints_at_once(self.recipe))
         check_disk(self.recipe, needs, freed=size_of(self.scratch))
         parts = f"{needs.checkpoints_at_once} x {format_bytes(needs.checkpoint)} of checkpoints"
@@ -287,7 +287,7 @@ def memory_in_words(measured: dict[str, Any]) -> str:
     return f"{gpu}host {sizes['host']} a process, of {host_memory_gib():,.1f} GiB"
 
 
-def shown(finding: Finding) -> str:
+def shown(finding: RehearsedPart) -> str:
     text = f"{finding.error}: {finding.figure}" if finding.error else finding.figure
     lines = [line for part in text.splitlines() for line in textwrap.wrap(part, 100, break_long_words=False)]
     return f"{finding.step:<13}{finding.verdict:<8}" + f"\n{' ' * 21}".join(lines)
@@ -349,7 +349,7 @@ def command(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     status = open_console(stderr=True).status("")
-    findings: list[Finding] = []
+    findings: list[RehearsedPart] = []
     with scratch_folder(loaded) as scratch:
         begin = (lambda step: None) if json_output else (lambda step: show_step(status, f"{step} ..."))
         try:

@@ -15,7 +15,7 @@ OWN_FOLDER = ".rewrite"
 
 
 @dataclass(frozen=True)
-class Counts:
+class RewriteCounts:
     texts: int
     """That were made."""
     dropped: Mapping[str, int]
@@ -28,7 +28,7 @@ class RewrittenFolder:
     def __init__(self, folder: Path) -> None:
         self._folder, self._own = folder, folder / OWN_FOLDER
 
-    def find(self, number: int, asked: Sequence[str]) -> Counts | None:
+    def find(self, number: int, asked: Sequence[str]) -> RewriteCounts | None:
         """What an earlier run made of these texts, if it did."""
         counts, made = self._counts_file(number), self._file(number)
         if not counts.exists():
@@ -37,9 +37,11 @@ class RewrittenFolder:
         # An empty group has no file: sources take one for a mistake.
         if found["asked_sha256"] != hash_of(asked) or made.exists() != (found["texts"] > 0):
             return None
-        return Counts(found["texts"], found["dropped"])
+        return RewriteCounts(found["texts"], found["dropped"])
 
-    def write(self, number: int, rows: Sequence[Mapping[str, object]], asked: Sequence[str], counts: Counts) -> None:
+    def write(
+        self, number: int, rows: Sequence[Mapping[str, object]], asked: Sequence[str], counts: RewriteCounts
+    ) -> None:
         """First the texts, then that they are there."""
         self._counts_file(number).unlink(missing_ok=True)
         if rows:

@@ -14,7 +14,7 @@ PLACE = "\ufdd0the text goes here\ufdd0"  # no text has this character (a noncha
 SEPARATORS = ("\n\n", "\n", ". ", " ")
 
 
-class Question:
+class RewriteQuestion:
     """A template, made ready for a tokenizer.
 
     A text never becomes a special token: `<|im_end|>` in a document is text like any other, so a document cannot end

@@ -20,9 +20,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.commands.synthesis.answers import Answer, Answerer
-from cpt.commands.synthesis.output import Counts, RewrittenFolder, open_output
+from cpt.commands.synthesis.output import RewriteCounts, RewrittenFolder, open_output
 from cpt.commands.synthesis.prompts import Prompt
-from cpt.commands.synthesis.questions import Question, cut
+from cpt.commands.synthesis.questions import RewriteQuestion, cut
 from cpt.commands.synthesis.sampling import Sampling
 from cpt.data.readers.documents import Document
 from cpt.data.readers.sources import open_source
@@ -70,7 +70,7 @@ class Rewritten:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """A part of a document, or all of it."""
 
     text: str
@@ -93,7 +93,7 @@ def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda
         LaunchError: another process writes there.
     """
     provenance = provenance_of(task)
-    writer, done = Writer(task, provenance), Rewritten()
+    writer, done = RewriteWriter(task, provenance), Rewritten()
     with open_output(output, {**provenance, **rules_of(task)}) as folder:
         number, texts = -1, writer.pieces(open_source(task.source, KEY))
         for number, pieces in enumerate(iter(lambda: list(islice(texts, GROUP)), [])):
@@ -142,22 +142,22 @@ def rules_of(task: Task) -> dict[str, object]:
     return {"source": source} | {key: vars(task)[key] for key in ("max_input_tokens", "cut_off", "min_characters")}
 
 
-class Writer:
+class RewriteWriter:
     def __init__(self, task: Task, provenance: dict[str, object]) -> None:
         tokenizer = load_tokenizer(Tokenizer(), task.model)
         model = load_model(task.model, tokenizer)
         self._task, self._tokenizer, self._provenance = task, tokenizer, provenance
-        self._question = Question(tokenizer, task.prompt.template)
+        self._question = RewriteQuestion(tokenizer, task.prompt.template)
         self._answerer = Answerer(model, tokenizer, task.sampling, task.batch_size)
         self._check_window(model)
 
-    def pieces(self, documents: Iterator[Document]) -> Iterator[Piece]:
+    def pieces(self, documents: Iterator[Document]) -> Iterator[TextPiece]:
         """The documents, cut where they are too long."""
         for document in documents:
             texts = [text for text in cut(document.text, self._task.max_input_tokens, self._tokenizer) if text.strip()]
-            yield from (Piece(text, document.where, number, len(texts)) for number, text in enumerate(texts))
+            yield from (TextPiece(text, document.where, number, len(texts)) for number, text in enumerate(texts))
 
-    def write(self, number: int, pieces: Sequence[Piece], folder: RewrittenFolder) -> Counts:
+    def write(self, number: int, pieces: Sequence[TextPiece], folder: RewrittenFolder) -> RewriteCounts:
         """Make the texts of a group, and write them."""
         seeds = [seed_of(piece.text, self._task) for piece in pieces]
         answers = self._answerer.answer([self._question.ids(piece.text) for piece in pieces], seeds)
@@ -172,7 +172,7 @@ class Writer:
                 {"cut_off": True} if answer.is_cut_off else {},
             )
             rows.append({**own, **place, **self._provenance, "seed": seed, **cut_off})
-        counts = Counts(len(rows), dict(dropped))
+        counts = RewriteCounts(len(rows), dict(dropped))
         folder.write(number, rows, [piece.text for piece in pieces], counts)
         return counts
 

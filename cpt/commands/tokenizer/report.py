@@ -19,7 +19,7 @@ from cpt.console import open_console
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.recipe.schema import DocumentSource, Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
-from cpt.tokenizer.reachability import Unreachable, unreachable_tokens
+from cpt.tokenizer.reachability import UnreachableTokens, unreachable_tokens
 
 BATCH_CHARACTERS = 4_000_000
 PROOF_DOCUMENTS = 20  # of each text, that gigatoken must encode as Hugging Face's tokenizer does
@@ -70,7 +70,7 @@ class VocabularyFigures:
     """Tokens that are neither special nor added."""
     never_seen: list[int]
     """Ids of regular tokens that are nowhere in the texts."""
-    unreachable: list[Unreachable]
+    unreachable: list[UnreachableTokens]
     special: list[tuple[int, str]]
     """Special and added tokens."""
 

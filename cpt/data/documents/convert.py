@@ -13,7 +13,7 @@ from typing import Any
 from cpt.data.documents.isolation import run_isolated
 from cpt.data.documents.kinds import Converted, NotConverted, decode, kind_of
 from cpt.data.documents.markup import MAX_UNPACKED_BYTES, convert_docx, convert_epub, convert_html
-from cpt.data.documents.output import Entry
+from cpt.data.documents.output import JournalEntry
 from cpt.data.documents.pdf import convert_pdf
 from cpt.data.readers.opening import compression_of, open_file
 from cpt.errors import ResourceError
@@ -57,9 +57,9 @@ class FileConverter:
     memory_bytes: int
     known: frozenset[str]
 
-    def __call__(self, path: Path) -> tuple[Entry, dict[str, Any] | None]:
+    def __call__(self, path: Path) -> tuple[JournalEntry, dict[str, Any] | None]:
         """What became of a file, and the line of a shard; nothing that is wrong with the file is raised."""
-        entry = Entry(str(path).encode("utf-8", "backslashreplace").decode())
+        entry = JournalEntry(str(path).encode("utf-8", "backslashreplace").decode())
         try:
             found = path.stat()
             entry = replace(entry, size=found.st_size, mtime_ns=found.st_mtime_ns)

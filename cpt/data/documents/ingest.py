@@ -10,7 +10,7 @@ from typing import Any
 
 from cpt.data.documents.convert import FileConverter
 from cpt.data.documents.kinds import SUFFIXES, find_documents
-from cpt.data.documents.output import DUPLICATE, Entry, OutputFolder
+from cpt.data.documents.output import DUPLICATE, JournalEntry, OutputFolder
 from cpt.data.readers.opening import format_of
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.files import output_locked
@@ -31,7 +31,7 @@ class Ingested:
         default_factory=dict
     )  # by kind: files, documents, pages, characters, duplicates, failed
     misnamed: int = 0  # new documents of another kind than their suffix says
-    failed: list[Entry] = field(default_factory=list)  # of the inputs, those without a document, now or before
+    failed: list[JournalEntry] = field(default_factory=list)  # of the inputs, those without a document, now or before
 
 
 def ingest(
@@ -83,21 +83,23 @@ def ingest(
     return done
 
 
-def has_changed(path: Path, entry: Entry) -> bool:
+def has_changed(path: Path, entry: JournalEntry) -> bool:
     found = path.stat()
     return (entry.size, entry.mtime_ns) != (found.st_size, found.st_mtime_ns)
 
 
 def convert_all(
     paths: Sequence[Path], holders: dict[str, str], seconds: float
-) -> Iterator[tuple[Entry, dict[str, Any] | None]]:
+) -> Iterator[tuple[JournalEntry, dict[str, Any] | None]]:
     """What became of each file, in order. There is always a worker process: only a process without threads may
     fork."""
     prepare = partial(FileConverter, seconds, MEMORY_BYTES, frozenset(holders))
     return map_in_order(prepare, paths, min(len(paths), max(1, num_workers())))
 
 
-def record(entry: Entry, row: dict[str, Any] | None, shard: int, holders: dict[str, str], done: Ingested) -> Entry:
+def record(
+    entry: JournalEntry, row: dict[str, Any] | None, shard: int, holders: dict[str, str], done: Ingested
+) -> JournalEntry:
     """Count a file, and say where its document is, or why there is none."""
     counts = done.new.setdefault(entry.kind or "unknown", Counter())
     counts["files"] += 1

@@ -17,7 +17,7 @@ DUPLICATE = "duplicate"
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     path: str
     size: int = 0
     mtime_ns: int = 0
@@ -36,12 +36,12 @@ class OutputFolder:
         self.failed_file = self.own / "failed.jsonl"
         parts = sorted(self.own.glob("journal-*.jsonl"))
         self.number = int(parts[-1].stem[-5:]) + 1 if parts else 0
-        self.entries: dict[str, Entry] = {}
-        for entry in (Entry(**line) for part in parts for line in read_json_lines(part)):
+        self.entries: dict[str, JournalEntry] = {}
+        for entry in (JournalEntry(**line) for part in parts for line in read_json_lines(part)):
             if entry.shard is None or self.shard(entry.shard).exists():  # else the file is converted again
                 self.entries[entry.path] = entry
 
-    def write(self, entries: Sequence[Entry], rows: Sequence[dict[str, Any]]) -> None:
+    def write(self, entries: Sequence[JournalEntry], rows: Sequence[dict[str, Any]]) -> None:
         """Write what became of a batch of files, with its documents."""
         if rows:
             write_lines(self.shard(self.number), rows)

@@ -44,7 +44,7 @@ Place = tuple[Origin, int]
 
 
 @dataclass
-class Findings:
+class ExampleReport:
     examples: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     rows: dict[str, list[Place]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Findings:
         if len(rows) < LISTED:
             rows.append(place)
 
-    def add(self, other: "Findings") -> None:
+    def add(self, other: "ExampleReport") -> None:
         self.examples += other.examples
         self.counts.update(other.counts)
         for kind, places in other.rows.items():
@@ -87,8 +87,8 @@ class Inspector:
     encoder: ExampleEncoder
     sequence_length: int
 
-    def __call__(self, piece: Piece) -> Findings:
-        found = Findings()
+    def __call__(self, piece: Piece) -> ExampleReport:
+        found = ExampleReport()
         for batch in batches(
             self.examples(islice(read_piece(self.source, piece, self.key), self.source.max_documents), found)
         ):
@@ -97,7 +97,7 @@ class Inspector:
             )
         return found
 
-    def examples(self, items: Iterator[object], found: Findings) -> Iterator[tuple[str, Document]]:
+    def examples(self, items: Iterator[object], found: ExampleReport) -> Iterator[tuple[str, Document]]:
         """What the run would train on; examples that the template does not take are counted."""
         transforms, filters = build_transforms(self.transforms), build_filters(self.filters)
         for item in items:
@@ -112,7 +112,7 @@ class Inspector:
                 else:
                     yield text, item
 
-    def inspect(self, texts: Sequence[str], places: Sequence[Place], found: Findings) -> None:
+    def inspect(self, texts: Sequence[str], places: Sequence[Place], found: ExampleReport) -> None:
         found.examples += len(texts)
         found.hashes += [xxh3_64_intdigest(text.encode()) for text in texts]
         found.places += places
@@ -129,8 +129,8 @@ class Inspector:
                 found.find(kind, places[number])
 
 
-def inspect_source(inspector: Inspector, pieces: Sequence[Piece], workers: int) -> Findings:
-    found = Findings()
+def inspect_source(inspector: Inspector, pieces: Sequence[Piece], workers: int) -> ExampleReport:
+    found = ExampleReport()
     if inspector.source.max_documents is not None:  # counted from the first on
         pieces, workers = pieces[:1], 0
     for part in map_in_order(lambda: inspector, pieces, workers, WORKERS_IMPORT):

@@ -136,7 +136,7 @@ class HubDataset(NamedTuple):
     `datasets` can read."""
 
 
-class Asked(NamedTuple):
+class HubRequest(NamedTuple):
     """All that decides which files they are."""
 
     endpoint: str
@@ -159,14 +159,14 @@ def hub_files(source: DocumentSource, key: str) -> HubDataset:
     """
     from huggingface_hub import constants
 
-    asked = Asked(
+    asked = HubRequest(
         constants.ENDPOINT, source.path, source.subset, source.split, tuple(source.data_files), source.revision
     )
     return find(asked, key)
 
 
 @cache
-def find(asked: Asked, key: str) -> HubDataset:
+def find(asked: HubRequest, key: str) -> HubDataset:
     memory = default_cache_dir() / "hub" / f"{xxh3_128_hexdigest(json.dumps(asked).encode())}.json"
     remembered = recall(memory)
     is_pinned = asked.revision is not None and COMMIT.fullmatch(asked.revision) is not None
@@ -199,7 +199,7 @@ def recall(memory: Path) -> HubDataset | None:
     return HubDataset(found["commit"], None if found["files"] is None else [File(*file) for file in found["files"]])
 
 
-def ask(asked: Asked, key: str) -> HubDataset:
+def ask(asked: HubRequest, key: str) -> HubDataset:
     """What the Hub says now."""
     try:
         commit = commit_of(asked.endpoint, asked.path, asked.revision)
@@ -223,7 +223,7 @@ def commit_of(endpoint: str, dataset: str, revision: str | None) -> str:
     return str(HfApi(endpoint).dataset_info(dataset, revision=revision).sha)
 
 
-def build(asked: Asked, commit: str) -> "DatasetBuilder":
+def build(asked: HubRequest, commit: str) -> "DatasetBuilder":
     """What `datasets` would read the source with; nothing is downloaded but the dataset's card."""
     import datasets
 
@@ -234,7 +234,7 @@ def build(asked: Asked, commit: str) -> "DatasetBuilder":
     return builder
 
 
-def files_at(builder: "DatasetBuilder", asked: Asked, key: str) -> Sequence[str] | None:
+def files_at(builder: "DatasetBuilder", asked: HubRequest, key: str) -> Sequence[str] | None:
     """The files of the split; None where they are not ours to read."""
     splits = builder.config.data_files
     # `train[:10%]` and `train+test` are for `datasets` to find.

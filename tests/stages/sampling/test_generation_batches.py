@@ -5,7 +5,7 @@ from tiny_rewards import bandit, losses_of, quiet_trainer, rewards_of, weights_o
 from transformers.trainer_utils import set_seed
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.training.loss_guard import LossGuard
+from cpt.training.loss_guard import SpikeDetector
 
 SPREAD = {"training": {"steps_per_generation": 2, "num_iterations": 2}}
 """A generation lasts for four steps."""
@@ -89,14 +89,14 @@ def raising(problem):
 
 @pytest.mark.slow
 def test_a_roll_back_makes_completions_anew_without_the_prompts_that_are_left_out(tmp_path, monkeypatch):
-    judge, bad = LossGuard.judge, set(range(7, 12))
+    judge, bad = SpikeDetector.judge, set(range(7, 12))
 
     def judges(self, step, figures):
         broken = step in bad
         bad.discard(step)
         return judge(self, step, figures * torch.nan if broken else figures)
 
-    monkeypatch.setattr(LossGuard, "judge", judges)
+    monkeypatch.setattr(SpikeDetector, "judge", judges)
     section = {
         "safety": {"loss_guard": {"name": "robust", "skips": 4, "window": 16}},
         "checkpoints": {"every_steps": 2, "keep": {"last": 9}},
@@ -124,7 +124,7 @@ def test_a_roll_back_makes_completions_anew_without_the_prompts_that_are_left_ou
 def test_steps_without_gradients_make_no_spike_of_one_with_but_what_is_not_finite_is_skipped(tmp_path):
     trainer = quiet_trainer(bandit("grpo", tmp_path, steps=1))
     trainer.train()
-    trainer.guard.loss_guard = LossGuard(trainer.recipe.safety.loss_guard, torch.device("cpu"))
+    trainer.guard.loss_guard = SpikeDetector(trainer.recipe.safety.loss_guard, torch.device("cpu"))
     for _ in range(20):
         assert not trainer.guard.judge_figures(torch.tensor([0.0, 0.0]))
     assert not trainer.guard.judge_figures(torch.tensor([3.0, 500.0]))
