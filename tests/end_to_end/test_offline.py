@@ -41,10 +41,10 @@ def train_offline(sections, folder, trackers):
     """Train in a process of its own; its folder, and the network calls that leave this machine."""
     monitoring = {
         "trackers": trackers,
-        "project": "offline",
         "callbacks": [{"name": "cost", "dollars_per_gpu_hour": 1.0}],
     }
-    sections = {**sections, "output_dir": str(folder / "runs"), "monitoring": monitoring}
+    training = {**sections["training"], "project": "offline"}
+    sections = {**sections, "output_dir": str(folder / "runs"), "monitoring": monitoring, "training": training}
     recipe = write_recipe(sections, folder / "recipe.yaml")
     run_with_audit(
         [str(BIN / "cpt"), "train", str(recipe)],
