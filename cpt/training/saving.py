@@ -316,10 +316,8 @@ class Checkpointer:
         return taken
 
     def gather_zero3(self, *, only_trained: bool) -> Weights | None:
-        """The weights on the main process; none if the profile says that only ZeRO's parts are saved."""
+        """The weights, on the main process; every process must call it."""
         engine: Any = self.trainer.model_wrapped
-        if not only_trained and not engine.zero_gather_16bit_weights_on_model_save():
-            return {}
         return engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=only_trained)
 
     def detach(self, taken: Contents) -> bool:
