@@ -28,6 +28,13 @@ FIGURES = {
     ),
     *("host_memory_gib", "cpu_percent", "cost"),
 }
+WATCHING = tuple(
+    f"cpt.training.{name}"
+    for name in (
+        *("callbacks", "console_progress", "figures", "machine", "profiler", "run_files", "source_losses"),
+        "utilization",
+    )
+)
 ALL = {
     "profile": 2,
     "callbacks": [
@@ -60,9 +67,7 @@ def test_watching_changes_no_weight(training, tiny_recipe, tmp_path):
         trainer_of(recipe, tmp_path / "alone"),
     )
     handler = alone.callback_handler
-    handler.callbacks = [
-        callback for callback in handler.callbacks if not type(callback).__module__.startswith("cpt.monitoring")
-    ]
+    handler.callbacks = [callback for callback in handler.callbacks if type(callback).__module__ not in WATCHING]
     for trainer in (watched, alone):
         torch.manual_seed(7)
         trainer.train()

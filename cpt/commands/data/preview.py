@@ -161,7 +161,7 @@ def preview_command(
     """Show which of the first documents a run keeps, which it drops and why, and how they are packed; of examples what
     is learned.
 
-    PreviewedExample: cpt data preview recipe.yaml --rows 5
+    Example: cpt data preview recipe.yaml --rows 5
     """
     loaded, console = load_recipe(recipe, overrides or ()), open_console()
     tokenizer = load_tokenizer(loaded.tokenizer, loaded.model)
