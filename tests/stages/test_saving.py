@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,24 @@ def test_weights_alone_are_published_between_checkpoints(tiny_recipe, tmp_path):
     assert (
         read_manifest(weights).kind == "weights" and damages(weights) == [] and not (weights / "optimizer.pt").exists()
     )
+
+
+def test_saves_in_the_background_hold_the_numbers_of_their_step(tiny_recipe, tmp_path, monkeypatch):
+    copy = saving.Checkpointer.copy_to_host
+
+    def slow_copy(self, taken, moment):
+        time.sleep(0.3)  # the next step is there before its copies
+        copy(self, taken, moment)
+
+    monkeypatch.setattr(saving.Checkpointer, "copy_to_host", slow_copy)
+    waiting = trainer_of(tiny_recipe, tmp_path / "waiting", every_steps=2)
+    behind = trainer_of(tiny_recipe, tmp_path / "behind", every_steps=2, in_background=True)
+    for trainer in (waiting, behind):
+        trainer.train()
+    for step in (2, 4):
+        ours, theirs = (read_manifest(one.run_folder / f"checkpoint-{step}").files for one in (behind, waiting))
+        for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+            assert ours[name] == theirs[name], (step, name)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tiny_recipe, tmp_path, monkeypatch):
