@@ -39,7 +39,7 @@ setup: $(INSTALLED) ## make the virtual environment
 demo: $(INSTALLED) ## pre-train a small model, continue on a domain, show what it learned: offline, on the CPU, in minutes
 	$(BIN)/cpt demo $(ARGS)
 
-test: $(INSTALLED) ## the test suite: no network, no GPU, about 10 minutes on 2 cores
+test: $(INSTALLED) ## the test suite: no network, no GPU, about 8 minutes on 2 cores
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(INSTALLED) ## long runs and smaller grids
