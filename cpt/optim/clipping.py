@@ -7,14 +7,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from cpt.torch_internals import foreach_multiply, foreach_norm
+
 
 def gradient_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """Of all together, in fp32; 0 where there are none. Of what lies in parts on several processes, every one of them
     must call it."""
     if not gradients:
         return torch.zeros(())
-    norms = torch._foreach_norm(tuple(parts_here(gradients)), 2.0, dtype=torch.float32)
-    norm = torch.linalg.vector_norm(torch.stack(norms))
+    norm = torch.linalg.vector_norm(torch.stack(foreach_norm(parts_here(gradients))))
     first = gradients[0]
     if not isinstance(first, DTensor):
         return norm
@@ -30,7 +31,7 @@ def clip_gradients(gradients: Sequence[torch.Tensor], max_norm: float) -> torch.
         The norm before.
     """
     norm = gradient_norm(gradients)
-    torch._foreach_mul_(tuple(parts_here(gradients)), (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    foreach_multiply(parts_here(gradients), (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 
