@@ -19,6 +19,7 @@ from cpt.evaluation.judged_sets import judges_of_texts
 from cpt.export import export
 from cpt.planning.advice import cheapest_that_fits, fits
 from cpt.planning.automatic import with_chosen_values
+from cpt.planning.gate import refuse_mistakes
 from cpt.planning.speed import assumed_mfu, planned_speed
 from cpt.planning.target import find_target, named_gpus
 from cpt.recipe.schema import Recipe
@@ -33,13 +34,15 @@ __all__ = ["open_mixture"]
 
 
 def resolve_recipe(recipe: Recipe) -> Recipe:
-    """The recipe with numbers for this machine in the place of `auto`.
+    """Check the recipe as `cpt train` does, and choose a value for each `auto`, for this machine.
 
     Raises:
-        RecipeError: the model's memory cannot be planned.
+        CptError: all mistakes at once.
         ResourceError: the model's config cannot be read.
     """
-    return with_chosen_values(recipe)
+    resolved = with_chosen_values(recipe)
+    refuse_mistakes(resolved)
+    return resolved
 
 
 def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:

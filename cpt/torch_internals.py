@@ -15,7 +15,7 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
 
 def foreach_norm(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The 2-norm of each tensor, in fp32."""
-    return torch._foreach_norm(tuple(tensors), 2.0, dtype=torch.float32)
+    return list(torch._foreach_norm(tuple(tensors), 2.0, dtype=torch.float32))
 
 
 def foreach_multiply(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> None:

@@ -13,20 +13,14 @@ from cpt.command_line import run_command  # first: it keeps libraries quiet that
 
 # isort: split
 from cpt.checkpoints.resume import Wanted, choose_checkpoint
-from cpt.errors import RecipeError
 from cpt.evaluation.verdict import verdict_of_run, write_verdict
 from cpt.export.average import export_average
 from cpt.export.export import export_model
-from cpt.launch.nodes import compare_nodes
-from cpt.launch.processes import join_processes, start_deepspeed
-from cpt.planning.automatic import with_chosen_values
-from cpt.planning.check_model import refuse_unreachable_model
-from cpt.planning.findings import placed
-from cpt.planning.gate import refuse_mistakes
+from cpt.launch.processes import LaunchedAs, join_processes, start_deepspeed
 from cpt.ranks import is_main_process, tell
+from cpt.recipe.automatic import refuse_automatic
 from cpt.recipe.schema import Recipe
-from cpt.recipe.tree import Node
-from cpt.runs.record import start_run
+from cpt.runs.record import Run, start_run
 from cpt.stages.build import build_trainer
 from cpt.stages.model import model_for
 from cpt.tokenizer.load import load_tokenizer
@@ -45,40 +39,36 @@ def train(
     recipe: Recipe,
     *,
     new: bool = False,
-    root: Node | None = None,
     resume: Wanted = "latest",
     allow_restart: bool = False,
     trust_checkpoint: bool = False,
+    prepare: Callable[[Recipe, Run, LaunchedAs], Recipe] | None = None,
     ready: Callable[[CPTTrainer], None] | None = None,
 ) -> Path:
-    """Run the recipe, resuming from its newest sound checkpoint, and return the folder of the exported model.
+    """Run the recipe, resuming from its newest valid checkpoint, and return the folder of the exported model.
+
+    `cpt train` checks the recipe first and chooses a value for each `auto`; from Python `resolve_recipe` does both.
 
     Args:
-        new: start beside a run of the same name instead of going on with it.
-        root: the recipe's tree (of `load_with_places`), so that mistakes are shown with their lines.
-        resume: `latest`, `none` to begin anew, or the checkpoint to go on from.
-        allow_restart: begin anew where no checkpoint is sound.
+        new: start a new run if the name is taken, instead of resuming that run.
+        resume: `latest`, `none` to start from the beginning, or the checkpoint to resume from.
+        allow_restart: start from the beginning if no checkpoint is valid.
         trust_checkpoint: the user vouches for the pickles of a checkpoint without our manifest.
+        prepare: returns the recipe to train; its errors are recorded in the run's folder.
         ready: called with the trainer when all is built, before its first step.
 
     Raises:
-        CptError: one of its children, for whatever the user can fix.
+        CptError: one of its children, for whatever the user can fix. RecipeError: a key still says `auto`.
         RestartNeeded: call it again in a new process, as `cpt train` does: the run learned a micro-batch that fits, or
-            rows to leave out.
+            rows to skip.
     """
     launch = join_processes(recipe.training)
-    compare_nodes(recipe)
-    refuse_unreachable_model(recipe)
-    try:
-        run = start_run(recipe, new=new)
-    except RecipeError as problem:
-        raise RecipeError(placed(str(problem), root)) from problem
+    run = start_run(recipe, new=new)
     if run.is_finished and resume == "latest":
         tell(f"{run.folder} is finished: its model is in {run.export_folder}. For another run: name=... or --new.")
         return run.export_folder
     with run.reporting(), Preemption() as preemption, Heartbeat(run.folder) as heartbeat, lost_ranks_named(run):
-        recipe = with_chosen_values(recipe, deepspeed=launch.deepspeed_config)
-        run.record_plan(refuse_mistakes(recipe, deepspeed=launch.deepspeed_config, root=root))
+        recipe = refuse_automatic(recipe if prepare is None else prepare(recipe, run, launch))
         start_deepspeed(launch)
         point = choose_checkpoint(run.folder, resume=resume, allow_restart=allow_restart, trust=trust_checkpoint)
         recipe = keep_dtype(keep_global_batch(recipe, point), point, deepspeed=launch.deepspeed_config is not None)

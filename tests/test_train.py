@@ -5,7 +5,8 @@ from launching import BIN, launch
 from tiny import write_recipe
 
 from cpt.checkpoints.verify import verify_path
-from cpt.errors import CptError, ResourceError
+from cpt.commands.train import check_and_train
+from cpt.errors import CptError, RecipeError, ResourceError
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 
@@ -22,7 +23,7 @@ def test_a_failed_run_says_so_in_its_status(tiny_recipe, tmp_path):
 def test_without_the_hub_a_model_is_refused_at_once_and_no_run_is_left(tiny_recipe, tmp_path, section):
     recipe = load_recipe(write_recipe({**tiny_recipe, **section}, tmp_path / "r.yaml"))
     with pytest.raises(ResourceError, match="lab/never.*the Hub cannot be reached.*hf download lab/never"):
-        train(recipe)
+        check_and_train(recipe)
     assert not (tmp_path / "runs" / "tiny").exists()
 
 
@@ -79,3 +80,10 @@ def test_resume_goes_on_from_a_named_checkpoint_or_begins_anew_and_keeps_what_wa
         (new,) = {path.name for path in run.glob("set-aside*")} - kept
         assert sorted(path.name for path in (run / new).iterdir()) == aside
     assert [one.found for one in verify_path(run)] == [[], [], []]
+
+
+def test_train_names_the_keys_that_still_say_auto(tiny_recipe, tmp_path):
+    automatic = {**tiny_recipe, "training": {**tiny_recipe["training"], "per_device_train_batch_size": "auto"}}
+    recipe = load_recipe(write_recipe(automatic, tmp_path / "r.yaml"))
+    with pytest.raises(RecipeError, match="`training.per_device_train_batch_size`.*resolve_recipe"):
+        train(recipe)

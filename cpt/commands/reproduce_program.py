@@ -14,10 +14,10 @@ import typer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
+from cpt.commands.train import check_and_train
 from cpt.errors import Interrupted
 from cpt.launch.processes import leave_processes
 from cpt.recipe.load import load_recipe
-from cpt.train import train
 from cpt.training.trainer import CPTTrainer
 
 
@@ -51,7 +51,7 @@ def command(
             trainer.add_callback(EndAtLog(steps))
 
     with suppress(EnoughSteps):
-        train(load_recipe(recipe), ready=ready)
+        check_and_train(load_recipe(recipe), ready=ready)
     leave_processes()
 
 

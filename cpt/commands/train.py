@@ -1,7 +1,7 @@
 """`cpt train RECIPE`, and what `accelerate launch`, `torchrun` and `deepspeed` run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from transformers.utils.logging import disable_progress_bar
@@ -9,12 +9,19 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.checkpoints.resume import wanted_checkpoint
 from cpt.command_line import refuse_ignored, show_log
 from cpt.commands.verdict import judge
-from cpt.errors import RestartNeeded
+from cpt.errors import RecipeError, RestartNeeded
 from cpt.evaluation.after_training import needs_judging
 from cpt.launch.attempts import BY_THE_LAUNCHER, MOST_RESTARTS
-from cpt.launch.processes import leave_processes
+from cpt.launch.nodes import compare_nodes
+from cpt.launch.processes import LaunchedAs, join_processes, leave_processes
 from cpt.launch.supervise import supervise_run
+from cpt.planning.automatic import with_chosen_values
+from cpt.planning.check_model import refuse_unreachable_model
+from cpt.planning.findings import placed
+from cpt.planning.gate import refuse_mistakes
 from cpt.recipe.load import load_with_places
+from cpt.recipe.schema import Recipe
+from cpt.recipe.tree import Node
 from cpt.runs.record import Run
 from cpt.train import train
 from cpt.training.restart import restart
@@ -78,10 +85,10 @@ def command(
     wanted = wanted_checkpoint(resume)
     names: list[str] = []
     try:
-        final = train(
+        final = check_and_train(
             loaded,
+            root,
             new=new,
-            root=root,
             resume=wanted,
             allow_restart=allow_restart,
             trust_checkpoint=trust_checkpoint,
@@ -95,3 +102,31 @@ def command(
     leave_processes(then=["cpt.commands.verdict", str(run.folder)] if needs_judging(run) else ())
     if needs_judging(run):
         judge(run)
+
+
+def check_and_train(recipe: Recipe, root: Node | None = None, *, new: bool = False, **options: Any) -> Path:
+    """Check the recipe, choose a value for each `auto`, record both recipes and the plan, and train.
+
+    Args:
+        root: the recipe's tree (of `load_with_places`), for the lines of mistakes.
+        options: of `cpt.train.train`.
+
+    Raises:
+        CptError: see `cpt.train.train`; mistakes all at once.
+    """
+
+    def prepare(recipe: Recipe, run: Run, launch: LaunchedAs) -> Recipe:
+        resolved = with_chosen_values(recipe, deepspeed=launch.deepspeed_config)
+        plan = refuse_mistakes(resolved, deepspeed=launch.deepspeed_config, root=root)
+        run.record_plan(plan, resolved)
+        return resolved
+
+    join_processes(recipe.training)
+    compare_nodes(recipe)
+    refuse_unreachable_model(recipe)
+    try:
+        return train(recipe, new=new, prepare=prepare, **options)
+    except RecipeError as problem:
+        if (message := placed(str(problem), root)) == str(problem):
+            raise
+        raise RecipeError(message) from problem

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
 
 AUTO = "auto"
@@ -18,6 +19,18 @@ AUTOMATIC = (MICRO_BATCH, ACCUMULATION, *CHECKPOINTING, *LOADING, COMPILING)
 def automatic_keys(training: Mapping[str, Any]) -> list[str]:
     """Those that say it."""
     return [key for key in AUTOMATIC if training.get(key) == AUTO]
+
+
+def refuse_automatic(recipe: Recipe) -> Recipe:
+    """The recipe, if no key of it says `auto`.
+
+    Raises:
+        RecipeError: a key does.
+    """
+    if keys := automatic_keys(recipe.training):
+        names = ", ".join(f"`training.{key}`" for key in keys)
+        raise RecipeError(f"{names}: auto. Write a value, use `cpt train`, or call `resolve_recipe(recipe)` first.")
+    return recipe
 
 
 def accumulation(recipe: Recipe) -> int:

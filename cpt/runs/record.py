@@ -23,7 +23,19 @@ from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.environment import describe_environment
 from cpt.runs.events import logged_events, record_event, skipped_steps, write_waiting_events
-from cpt.runs.folder import ENVIRONMENT, EXPORT, INPUTS, LOCK, METRICS, PLAN, RECIPE, STARTS, STATUS, read_object
+from cpt.runs.folder import (
+    ENVIRONMENT,
+    EXPORT,
+    INPUTS,
+    LOCK,
+    METRICS,
+    PLAN,
+    RECIPE,
+    RESOLVED,
+    STARTS,
+    STATUS,
+    read_object,
+)
 from cpt.runs.signs import forget_signs
 
 SECONDS_BETWEEN_TRIES = 0.2
@@ -94,14 +106,17 @@ class Run:
         if known is None and is_main_process():
             write_atomic(path, sealed(describe(), indent=2) + "\n", reuse_space=True)
 
-    def record_plan(self, plan: dict[str, Any] | None) -> None:
-        """Keep what was planned for this start, for whoever compares it with what was measured; None where nothing
-        was."""
-        if plan is not None and is_main_process():
-            try:
+    def record_plan(self, plan: dict[str, Any] | None, resolved: Recipe) -> None:
+        """Record what this start was planned to need (None where nothing was planned), and the recipe with a value for
+        each `auto`."""
+        if not is_main_process():
+            return
+        try:
+            if plan is not None:
                 write_json(self.folder / PLAN, plan)
-            except OSError as problem:  # a full disk ends no run
-                log.warning("%s cannot be written: %s.", self.folder / PLAN, problem.strerror)
+            write_atomic(self.folder / RESOLVED, dump_recipe(resolved), reuse_space=True)
+        except OSError as problem:  # a full disk does not end a run
+            log.warning("The plan cannot be written: %s.", problem)
 
     @contextmanager
     def reporting(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.cache import default_cache_dir
+from cpt.commands.train import check_and_train
 from cpt.data.held_out import HeldOutSet, held_out_set
 from cpt.data.rows.rows import IGNORED, Layout, PackedRows
 from cpt.errors import Interrupted
@@ -25,7 +26,6 @@ from cpt.evaluation.samples import PromptSamples
 from cpt.launch.processes import leave_processes
 from cpt.ranks import rank
 from cpt.recipe.load import load_recipe
-from cpt.train import train
 from cpt.training.trainer import CPTTrainer
 
 SAVED_STEP, LAST_STEP = 2, 4
@@ -157,7 +157,7 @@ def command(
     show_log()
     disable_progress_bar()
     with suppress(EnoughStepsError):
-        train(load_recipe(recipe), ready=lambda trainer: prepare(trainer, part, reports))
+        check_and_train(load_recipe(recipe), ready=lambda trainer: prepare(trainer, part, reports))
     leave_processes()
 
 
