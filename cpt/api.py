@@ -25,7 +25,7 @@ from cpt.planning.target import find_target, named_gpus
 from cpt.recipe.schema import Recipe
 from cpt.runs.listing import find_run
 from cpt.stages import build as stages
-from cpt.stages.model import model_for
+from cpt.stages.models import model_for
 from cpt.tokenizer import load as tokenizers
 from cpt.training.inputs import data_of
 from cpt.training.trainer import CPTTrainer

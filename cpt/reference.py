@@ -21,7 +21,7 @@ from cpt.optim.schedules import SCHEDULES
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.schema import Recipe
 from cpt.recipe.stage_columns import columns_of_stage
-from cpt.stages.rewards.find import REWARDS
+from cpt.stages.rewards import REWARDS
 from cpt.training.callbacks import CALLBACKS
 from cpt.training.loss_guard import LOSS_GUARDS
 

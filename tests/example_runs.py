@@ -11,9 +11,8 @@ from torch.utils.data import Dataset
 from cpt.data.held_out import HeldOutSet
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import stage_trainer
-from cpt.stages.model import model_for
-from cpt.training.arguments import training_arguments
-from cpt.training.length import length_of
+from cpt.stages.models import model_for
+from cpt.training.arguments import length_of, training_arguments
 
 FORMS = {"kto": "judged"}
 

@@ -13,9 +13,8 @@ from cpt.data.rows.rows import IGNORED
 from cpt.planning.storages import PeakOfStorages
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import stage_trainer
-from cpt.stages.model import model_for
-from cpt.training.arguments import training_arguments
-from cpt.training.length import length_of
+from cpt.stages.models import model_for
+from cpt.training.arguments import length_of, training_arguments
 
 LENGTH = 128
 SHAPE = {

@@ -14,9 +14,8 @@ from transformers.trainer_callback import PrinterCallback
 
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import stage_trainer
-from cpt.stages.model import model_for
-from cpt.training.arguments import training_arguments
-from cpt.training.length import length_of
+from cpt.stages.models import model_for
+from cpt.training.arguments import length_of, training_arguments
 
 WORDS = 20
 MODEL = {

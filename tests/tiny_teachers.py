@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.stages.build import build_trainer
-from cpt.stages.model import model_for
+from cpt.stages.models import model_for
 from cpt.tokenizer.load import load_tokenizer
 from cpt.training.arguments import training_arguments
 from cpt.training.inputs import data_of

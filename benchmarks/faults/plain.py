@@ -19,7 +19,7 @@ from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.length import run_length
+from cpt.training.arguments import run_length
 
 
 class FirstRows(Dataset[Row]):

@@ -31,7 +31,7 @@ from cpt.optim.groups import parameter_groups
 from cpt.planning.automatic import with_chosen_values
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import build_trainer
-from cpt.stages.model import model_for
+from cpt.stages.models import model_for
 from cpt.tokenizer.load import load_tokenizer
 from cpt.training.arguments import training_arguments
 

@@ -20,7 +20,7 @@ from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
 from cpt.tokenizer.train_bpe import train_bpe
 from cpt.training.guards import StepGuardCallback
-from cpt.training.heartbeat import Heartbeat
+from cpt.training.liveness import Heartbeat
 from cpt.training.preemption import Preemption
 from cpt.training.trainer import CPTTrainer
 

@@ -18,7 +18,7 @@ from cpt.optim.groups import parameter_groups
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.heartbeat import Heartbeat
+from cpt.training.liveness import Heartbeat
 from cpt.training.preemption import Preemption
 
 MARK = "seconds of a turn:"  # libraries print too

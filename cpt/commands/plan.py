@@ -32,8 +32,7 @@ from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Recipe
 from cpt.recipe.words import in_yaml
 from cpt.recipe.yaml_writing import write_yaml
-from cpt.training.deepspeed_profile import read_profile
-from cpt.training.fsdp_profile import refuse_for_any_machine
+from cpt.training.engine_profiles import read_profile, refuse_for_any_machine
 
 log = logging.getLogger("cpt")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cpt.importers.translation import Translation, is_on
-from cpt.training.deepspeed_profile import read_profile
+from cpt.training.engine_profiles import read_profile
 
 DEFAULTS = {
     "gradient_accumulation_steps": 1,

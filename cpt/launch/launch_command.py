@@ -18,7 +18,7 @@ from cpt.ranks import tell
 from cpt.recipe.automatic import AUTO, MICRO_BATCH
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.training.deepspeed_profile import DEFAULT_MICRO_BATCH
+from cpt.training.engine_profiles import DEFAULT_MICRO_BATCH
 
 PORT = 29500
 TEMPLATES = Path(__file__).parent / "templates"

@@ -22,7 +22,7 @@ from cpt.runs.events import read_events, record_event, write_waiting_events
 from cpt.runs.folder import EVENTS
 from cpt.runs.record import Run, start_run
 from cpt.runs.signs import Sign, forget_signs, is_of_this_host, name_processes, pids_here, read_signs
-from cpt.training.heartbeat import SIGNAL_FOR_STACKS, STACKS
+from cpt.training.liveness import SIGNAL_FOR_STACKS, STACKS
 from cpt.training.restart import MOST_WITHOUT_PROGRESS
 
 SECONDS_BETWEEN_LOOKS = 0.5  # at the heartbeats

@@ -145,7 +145,7 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, C
 
 
 def takes_fsdp(setup: Setup, target: Target) -> bool:
-    """Whether FSDP2 could divide the run over its GPUs, as `cpt.training.fsdp_profile` checks it."""
+    """Whether FSDP2 could divide the run over its GPUs, as `cpt.training.engine_profiles` checks it."""
     is_own_loss, is_divided = setup.beside.stage not in KINDS, setup.zero is not None and setup.zero.is_fsdp
     can_be = setup.gpus > 1 and not target.on_cpu and is_own_loss and not setup.scales_loss and not setup.releases
     return can_be and not is_divided and setup.optimizer == "adamw" and setup.rounding is None and setup.lora is None

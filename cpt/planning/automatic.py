@@ -28,7 +28,7 @@ from cpt.planning.target import Target, peak_of
 from cpt.ranks import main_process_decides, num_nodes, tell, world_size
 from cpt.recipe.automatic import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, LOADING, MICRO_BATCH, automatic_keys
 from cpt.recipe.schema import Recipe
-from cpt.training.deepspeed_profile import Profile, read_profile, zero_section
+from cpt.training.engine_profiles import Profile, read_profile, zero_section
 
 BUSY_TOKENS = 32_768  # in a micro-batch: more keep no GPU busier
 PLACEHOLDERS = {

@@ -17,7 +17,7 @@ from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError
 from cpt.planning.findings import PreflightReport
 from cpt.recipe.schema import Data, DocumentSource, Recipe
-from cpt.stages.rewards.find import check_columns
+from cpt.stages.rewards import check_columns
 
 
 def check_first_examples(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport) -> None:

@@ -30,7 +30,7 @@ from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Model, Recipe, Source
 from cpt.recipe.sense import TAUGHT
-from cpt.stages.teacher import check_vocabulary
+from cpt.stages.models import check_vocabulary
 from cpt.tokenizer.load import load_tokenizer
 
 TEACHER = "teacher_model_name_or_path"

@@ -53,11 +53,13 @@ from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Data, Evaluation, Recipe
 from cpt.recipe.sense_data import reported_name
 from cpt.recipe.tree import Node
-from cpt.stages.model import check_reference
-from cpt.stages.rewards.find import find_rewards
+from cpt.stages.models import check_reference
+from cpt.stages.rewards import find_rewards
+from cpt.training.arguments import check_parallelism
 from cpt.training.callbacks import check_callbacks
-from cpt.training.deepspeed_profile import (
+from cpt.training.engine_profiles import (
     Profile,
+    check_fsdp,
     check_profile,
     offloads,
     profile_warnings,
@@ -65,9 +67,7 @@ from cpt.training.deepspeed_profile import (
     zero_section,
 )
 from cpt.training.find_stage import find_stage
-from cpt.training.fsdp_profile import check_fsdp
 from cpt.training.loss_guard import check_loss_guard
-from cpt.training.parallel_groups import check_parallelism
 
 TRACKERS = ("wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "swanlab")
 

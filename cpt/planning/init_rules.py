@@ -36,7 +36,7 @@ from cpt.recipe.schema import Model, Recipe, Tokenizer
 from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, RECIPE
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.deepspeed_profile import read_profile
+from cpt.training.engine_profiles import read_profile
 
 Shift = Literal["weak", "strong"]
 LONGEST_ROW, LONGEST_ROW_ON_CPU = 4096, 512

@@ -18,21 +18,22 @@ from cpt.recipe.schema import Recipe
 from cpt.recipe.sense import REWARDED, TAUGHT
 from cpt.runs.folder import METRICS, SAMPLES
 from cpt.runs.record import Run
-from cpt.stages.model import PACKED, REFERENCED, reference_model
-from cpt.stages.teacher import build_teacher
-from cpt.training.arguments import training_arguments
-from cpt.training.callbacks import build_callbacks, put_trackers_last
-from cpt.training.console_progress import ConsoleProgress
-from cpt.training.figures import RealisedShares, SmoothedLoss, TrainingClock
+from cpt.stages.models import PACKED, REFERENCED, build_teacher, reference_model
+from cpt.training.arguments import RunLength, length_of, training_arguments
+from cpt.training.callbacks import (
+    ConsoleProgress,
+    MetricsFile,
+    StatusFile,
+    StepProfile,
+    build_callbacks,
+    check_profiled_steps,
+    put_trackers_last,
+)
 from cpt.training.find_stage import find_stage, load_class
-from cpt.training.length import RunLength, length_of
-from cpt.training.machine import MachineUse
-from cpt.training.profiler import StepProfile, check_profiled_steps
+from cpt.training.metrics import MachineUse, ModelFlopsUtilization, RealisedShares, SmoothedLoss, TrainingClock
 from cpt.training.resuming import DataPosition
-from cpt.training.run_files import MetricsFile, StatusFile
 from cpt.training.source_losses import SourceLosses
 from cpt.training.trainer import CPTTrainer
-from cpt.training.utilization import ModelFlopsUtilization
 
 LANGUAGE_MODEL = ("cpt.training.trainer:CPTTrainer",)
 TRAINERS: dict[str, tuple[str, ...]] = {
@@ -40,17 +41,17 @@ TRAINERS: dict[str, tuple[str, ...]] = {
     "cpt": LANGUAGE_MODEL,
     "sft": LANGUAGE_MODEL,
     "dpo": ("cpt.stages.examples:ExampleTrainer", "trl:DPOTrainer"),  # arXiv 2305.18290, and others by `loss_type`
-    "kto": ("cpt.stages.preferences:JudgedAnswers", "trl:KTOTrainer"),  # arXiv 2402.01306
-    "orpo": ("cpt.stages.preferences:WithoutReference", "trl.experimental.orpo:ORPOTrainer"),  # arXiv 2403.07691
-    "cpo": ("cpt.stages.preferences:WithoutReference", "trl.experimental.cpo:CPOTrainer"),  # arXiv 2401.08417, SimPO
-    "reward": ("cpt.stages.preferences:WholeDialogues", "trl:RewardTrainer"),  # Bradley-Terry
-    "grpo": ("cpt.stages.sampling.generation_batches:Groups", "trl:GRPOTrainer"),  # arXiv 2402.03300
-    "rloo": ("cpt.stages.sampling.generation_batches:GenerationBatches", "trl:RLOOTrainer"),  # arXiv 2402.14740
+    "kto": ("cpt.stages.examples:JudgedAnswers", "trl:KTOTrainer"),  # arXiv 2402.01306
+    "orpo": ("cpt.stages.examples:WithoutReference", "trl.experimental.orpo:ORPOTrainer"),  # arXiv 2403.07691
+    "cpo": ("cpt.stages.examples:WithoutReference", "trl.experimental.cpo:CPOTrainer"),  # arXiv 2401.08417, SimPO
+    "reward": ("cpt.stages.examples:WholeDialogues", "trl:RewardTrainer"),  # Bradley-Terry
+    "grpo": ("cpt.stages.generating:Groups", "trl:GRPOTrainer"),  # arXiv 2402.03300
+    "rloo": ("cpt.stages.generating:GenerationBatches", "trl:RLOOTrainer"),  # arXiv 2402.14740
     "ppo": ("cpt.stages.ppo:PPOTrainer",),
     "spo": ("cpt.stages.spo:SPOTrainer",),
     "distill": ("cpt.stages.distill:DistillTrainer",),
     "distill_text": ("cpt.stages.distill:DistillTrainer",),
-    "distill_on_policy": ("cpt.stages.sampling.generation_batches:StepsOfPrompts", "trl:DistillationTrainer"),
+    "distill_on_policy": ("cpt.stages.generating:StepsOfPrompts", "trl:DistillationTrainer"),
     "gkd": ("cpt.stages.distill:WholeConversations", "trl.experimental.gkd:GKDTrainer"),
 }
 """Our trainer; or what a trainer of TRL's needs to train on our rows, and that trainer: its loss, metrics and

@@ -16,7 +16,7 @@ from cpt.data.rows.rows import IGNORED, Row
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer
-from cpt.stages.teacher import prepared
+from cpt.stages.models import prepared
 from cpt.training.trainer import CPTTrainer
 
 TOKENS_AT_ONCE = 1024

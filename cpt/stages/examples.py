@@ -1,6 +1,9 @@
-"""What TRL's trainers need to train on our rows, and to be resumed, guarded and evaluated as every other run."""
+"""What TRL's trainers need to train on our rows, and to be resumed, guarded and evaluated like every other run."""
 
+import functools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -9,11 +12,14 @@ from peft import PeftModel
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import TrainingArguments
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from cpt.data.held_out import HeldOutSet
+from cpt.data.rows.rows import IGNORED
 from cpt.errors import RecipeError
-from cpt.stages.model import PACKED
-from cpt.stages.sampling.fused_head import fit_fused_head
+from cpt.models.families.gpt2 import CptGPT2ForCausalLM
+from cpt.models.families.minimind_moe import BalancedForCausalLM, MiniMind2MoEForCausalLM
+from cpt.stages.models import PACKED
 from cpt.training.trainer import CPTTrainer
 
 TRLS_REFERENCE = "ref"  # the name under which TRL adds a copy of an adapter
@@ -174,3 +180,149 @@ def is_adapter_of_quantized(model: nn.Module, parameter: nn.Parameter) -> bool:
         and isinstance(model, PeftModel)
         and bool(vars(model.get_base_model()).get("is_loaded_in_4bit"))
     )
+
+
+Collate = Callable[[list[Any]], Any]
+SHOWN = {"prompt": "a", "chosen": "b", "rejected": "c"}
+
+
+class WholeDialogues(ExampleTrainer):
+    """For reward models."""
+
+    def collate_examples(self) -> Collate:
+        collate, most = self.data_collator, self.recipe.data.sequence_length
+        sides = ("chosen_ids", "rejected_ids")
+        return lambda rows: collate([{side: (row["prompt_ids"] + row[side])[:most] for side in sides} for row in rows])
+
+
+class JudgedAnswers(ExampleTrainer):
+    """For KTO."""
+
+    calculate_KL: bool  # noqa: N815 - TRL's name
+
+    def collate_examples(self) -> Collate:
+        """TRL's collator; the KL term is taken of prompts with the answer of the row before, which TRL puts into the
+        rows ahead of time."""
+        collate: Collate = self.data_collator
+        if not self.calculate_KL:
+            return collate
+
+        def with_others(examples: list[dict[str, Any]]) -> Any:
+            answers = [example["completion_ids"] for example in examples]
+            mismatched = [answers[-1], *answers[:-1]]
+            pairs = zip(examples, mismatched, strict=True)
+            return collate([{**one, "KL_completion_ids": other} for one, other in pairs])
+
+        return with_others
+
+
+class WithoutReference(ExampleTrainer):
+    """For TRL's experimental ORPO and CPO, which tokenize by themselves and have names of their own."""
+
+    def shown_at_first(self, rows: Any) -> ShownRows:
+        """A row of texts, which is never trained on."""
+        return ShownRows.from_list([SHOWN])
+
+    def collate_examples(self) -> Collate:
+        collate, most = self.data_collator, self.recipe.data.sequence_length
+        return lambda rows: collate([renamed(row, most) for row in rows])
+
+    @property
+    def metrics_of_evaluation(self) -> dict[str, list[float]]:
+        """They keep those of an evaluation among those of the training."""
+        metrics: dict[str, dict[str, list[float]]] = vars(self)["_stored_metrics"]
+        return metrics["train"]
+
+    def measure(self, held_out: HeldOutSet) -> dict[str, float]:
+        """The figures of one set; what was measured in training since the last log is put back after it."""
+        of_training = dict(self.metrics_of_evaluation)
+        try:
+            return super().measure(held_out)
+        finally:
+            self.metrics_of_evaluation.update(of_training)
+
+
+def renamed(row: dict[str, Any], most: int) -> dict[str, list[int]]:
+    """Prompt, and prompt with each answer, of which the answer has labels; cut at `most` tokens."""
+    prompt = row["prompt_ids"]
+    found = {"prompt_input_ids": prompt[:most], "prompt_attention_mask": [1] * len(prompt[:most])}
+    for side in ("chosen", "rejected"):
+        ids = [*prompt, *row[f"{side}_ids"]][:most]
+        labels = [*([IGNORED] * len(prompt)), *row[f"{side}_ids"]][:most]
+        found |= {f"{side}_input_ids": ids, f"{side}_attention_mask": [1] * len(ids), f"{side}_labels": labels}
+    return found
+
+
+def fit_fused_head(model: nn.Module) -> None:
+    """Let log-probabilities and the balance loss be the family's own; to be called after TRL's `add_fused_lm_head`.
+
+    Raises:
+        RecipeError: the head is divided over processes, and a part of its rows cannot be taken.
+    """
+    bare: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    if "forward" not in vars(bare) or not isinstance(bare, CptGPT2ForCausalLM | BalancedForCausalLM):
+        return  # TRL has not put its own in front, or knows all there is to know
+    if isinstance(bare, CptGPT2ForCausalLM) and is_deepspeed_zero3_enabled():
+        raise RecipeError(
+            "`training.deepspeed`: ZeRO-3 divides the padded head of `cpt-gpt2`, which this stage reads whole. Take"
+            " ZeRO-2."
+        )
+    fused = bare.forward
+
+    @functools.wraps(fused)
+    def forward(*arguments: Any, fused_lm_head: bool = False, **options: Any) -> Any:
+        if not fused_lm_head:
+            return fused(*arguments, **options)
+        if isinstance(bare, CptGPT2ForCausalLM):
+            with only_tokens(bare):
+                return fused(*arguments, fused_lm_head=True, **options)
+        with noted_routing(bare) as noted:
+            output = fused(*arguments, fused_lm_head=True, **options)
+        if output.aux_loss is not None:
+            output.aux_loss = balance_of_tokens(
+                bare, noted[-1], options.get("attention_mask"), len(options["input_ids"])
+            )
+        return output
+
+    bare.forward = forward
+
+
+@contextmanager
+def only_tokens(model: Any) -> Iterator[None]:
+    """While it is open, the head that is shown has no rows but those of tokens."""
+    head = model.lm_head
+    model.get_output_embeddings = lambda: SimpleNamespace(
+        weight=head.weight[: model.config.unpadded_vocab_size], bias=None
+    )
+    try:
+        yield
+    finally:
+        del model.get_output_embeddings
+
+
+@contextmanager
+def noted_routing(model: Any) -> Iterator[list[tuple[torch.Tensor, ...]]]:
+    """What the routers of all layers said, [B x T, E] each, where it was asked for."""
+    noted: list[tuple[torch.Tensor, ...]] = []
+    handle = model.base_model.register_forward_hook(lambda _, __, output: noted.append(output.get("router_logits")))
+    try:
+        yield noted
+    finally:
+        handle.remove()
+
+
+def balance_of_tokens(
+    model: BalancedForCausalLM, router_logits: tuple[torch.Tensor, ...], mask: torch.Tensor | None, rows: int
+) -> torch.Tensor:
+    """The family's own balance loss, of tokens that are no padding: within each row, or over all of them."""
+    if mask is None:
+        return model.balance(router_logits, num_sequences=rows)
+    if not isinstance(model, MiniMind2MoEForCausalLM):
+        return model.balance(tuple(logits[mask.bool().reshape(-1)] for logits in router_logits), num_sequences=1)
+    by_row = [
+        model.balance(
+            tuple(logits.view(rows, -1, logits.size(-1))[row][kept] for logits in router_logits), num_sequences=1
+        )
+        for row, kept in enumerate(mask.bool())
+    ]
+    return torch.stack(by_row).mean()

@@ -1,20 +1,66 @@
-"""From the recipe to Hugging Face's own training arguments: our keys put in their words, theirs passed on
-unchanged."""
+"""From the recipe to Hugging Face's training arguments: length, shared rows, and our keys
+under their names."""
 
+import logging
+import math
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainingArguments
+from accelerate.parallelism_config import ParallelismConfig
+from transformers import PreTrainedModel, TrainingArguments
 
-from cpt.data.prepared import PreparedData
+from cpt.data.prepared import PreparedData, steps_of_epochs
 from cpt.errors import RecipeError
+from cpt.models.attention import choose_attention
+from cpt.models.compiled import wanted_compiling
+from cpt.models.shared_rows import check_shared_rows
 from cpt.optim.adamw import automatic_dtype
+from cpt.parallelism import KEY, groups_of_rows, read_parallelism
+from cpt.ranks import is_main_process, world_size
 from cpt.recipe.schema import Recipe
+from cpt.recipe.sense import REWARDED
+from cpt.training.engine_profiles import Profile, zero_section
 from cpt.training.find_stage import find_stage
-from cpt.training.length import RunLength, length_of, tell_rounding
-from cpt.training.parallel_groups import parallelism_config
+from cpt.training.generations import prompts_of_step
+from cpt.training.restart import learned_micro_batch
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """How many steps of how many rows the budget makes."""
+
+    steps: int
+    rows_per_step: int
+    gradient_accumulation_steps: int
+    tokens_per_step: int
+    micro_batch: int
+    """Rows that one process takes at once: the recipe's, or what an earlier start learned to fit."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole run."""
+        return self.steps * self.rows_per_step
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole run: the budget, rounded up to whole steps."""
+        return self.steps * self.tokens_per_step
+
+    def steps_between(self, every_tokens: int | None, every_steps: float | None) -> int | None:
+        """The interval in optimizer steps; None if the recipe gives none."""
+        if every_tokens is not None:
+            return max(1, round(every_tokens / self.tokens_per_step))
+        return (
+            None
+            if every_steps is None
+            else int(every_steps)
+            if every_steps >= 1
+            else math.ceil(every_steps * self.steps)
+        )
 
 
 def training_arguments(
@@ -94,3 +140,148 @@ def evaluation_arguments(recipe: Recipe, length: RunLength, *, evaluates: bool) 
 def weights_dtype(recipe: Recipe, arguments: TrainingArguments) -> torch.dtype:
     """What `model.dtype: auto` means in this process."""
     return automatic_dtype(recipe, deepspeed=arguments.deepspeed is not None, on_gpu=arguments.device.type == "cuda")
+
+
+log = logging.getLogger("cpt")
+MUCH_MORE = 1.1  # of a budget: what rounding up to whole steps may add without a word
+
+
+def length_of(recipe: Recipe, data: PreparedData, folder: Path) -> RunLength:
+    """The run's length on its data.
+
+    Raises:
+        RecipeError: see `run_length`.
+    """
+    return run_length(recipe, data.num_rows, folder)
+
+
+def tell_rounding(recipe: Recipe, length: RunLength) -> None:
+    """A budget that whole steps go far beyond is told once."""
+    budget = recipe.budget.tokens
+    if budget is not None and length.tokens > MUCH_MORE * budget and is_main_process():
+        log.warning(
+            f"The run trains {length.tokens:,} tokens in {length.steps:,} step(s) of {length.tokens_per_step:,}, more"
+            f" than `budget.tokens`: {budget:,}. Smaller steps come closer: `training.per_device_train_batch_size`,"
+            " `budget.global_batch_tokens`."
+        )
+
+
+def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None) -> RunLength:
+    """The budget in optimizer steps, for the number of processes that run now.
+
+    Args:
+        rows_of_sources: rows of one epoch. Padding counts, so that an epoch reads each row once.
+        folder: of the run, which may have learned that the recipe's micro-batch does not fit.
+
+    Raises:
+        RecipeError: the global batch does not divide into micro-batches over the processes.
+    """
+    micro_batch = int(recipe.training.get("per_device_train_batch_size", 8))
+    readers = groups_of_rows(recipe.training, world_size())  # processes, where none share rows
+    rows_at_once = micro_batch * readers
+    if recipe.budget.global_batch_tokens is None:
+        accumulation = int(recipe.training.get("gradient_accumulation_steps", 1))
+    else:
+        accumulation, rest = divmod(recipe.budget.global_batch_tokens, rows_at_once * recipe.data.sequence_length)
+        if rest or not accumulation:
+            who = "process(es)" if readers == world_size() else "group(s) of processes"
+            raise RecipeError(
+                f"`budget.global_batch_tokens` is {recipe.budget.global_batch_tokens:,}, which does not divide into"
+                f" {readers} {who} x per_device_train_batch_size {micro_batch} x sequence_length"
+                f" {recipe.data.sequence_length:,} = {rows_at_once * recipe.data.sequence_length:,} tokens. Make it a"
+                " multiple of that."
+            )
+    trained = rows_per_step = rows_at_once * accumulation
+    if recipe.stage in REWARDED:  # a row is a prompt, which is answered several times
+        rows_per_step = prompts_of_step(find_stage(recipe.stage).CONFIG, recipe.training, trained)
+    tokens_per_step = trained * recipe.data.sequence_length
+    if recipe.budget.tokens is None:
+        steps = steps_of_epochs(recipe.data, recipe.budget.epochs or 0, rows_of_sources, rows_per_step)
+    else:
+        steps = math.ceil(recipe.budget.tokens / tokens_per_step)
+    steps = max(1, steps)
+    fits = learned_micro_batch(folder, world_size()) if folder is not None else None
+    parts = micro_batch // fits if fits is not None and micro_batch % fits == 0 else 1
+    return RunLength(steps, rows_per_step, accumulation * parts, tokens_per_step, micro_batch // parts)
+
+
+UNPROVEN = {
+    "tp_size": (
+        "optimizer states under tensor parallelism are neither saved nor resumed. Split the model with ZeRO-3"
+        " (`training.deepspeed`) or FSDP2 (`training.fsdp`), and long rows with `sp_size`."
+    ),
+    "cp_size": (
+        "torch's context parallelism takes a row for one text, so documents of packed rows would read each other. Use"
+        " `sp_size`, which keeps them apart."
+    ),
+    **dict.fromkeys(
+        ("dp_replicate_size", "dp_shard_size"),
+        "FSDP2 and ZeRO split over all processes. Remove it; for fast links within a machine ZeRO-3 has"
+        ' "zero_hpz_partition_size".',
+    ),
+}
+OWN_LOSS = ("pretrain", "cpt", "sft")
+"""Stages whose loss is that of the next token, in rows of tokens."""
+
+
+def parallelism_config(training: Mapping[str, Any]) -> ParallelismConfig | None:
+    """What the Trainer gives to accelerate; None where processes share nothing.
+
+    Raises:
+        RecipeError: see `groups_of_rows`.
+    """
+    parts = read_parallelism(training).sp_size
+    if parts == 1:
+        return None
+    groups = groups_of_rows(training, world_size())
+    return ParallelismConfig(
+        sp_size=parts, dp_replicate_size=groups, dp_shard_size=1, tp_size=1, cp_size=1, sp_backend="deepspeed"
+    )
+
+
+def check_parallelism(
+    recipe: Recipe, profile: Profile | None, model: PreTrainedModel | None, *, processes: int, elsewhere: bool
+) -> None:
+    """Refuse what would not train as one process does, or was never compared with it.
+
+    Args:
+        model: without memory, where it could be built.
+        processes: that the run has; 1 before it is started.
+        elsewhere: the run is for another machine, which decides what `model.attention: auto` is.
+
+    Raises:
+        RecipeError: and what to write instead.
+    """
+    sizes = read_parallelism(recipe.training)
+    for key, reason in UNPROVEN.items():
+        if vars(sizes)[key] > 1:
+            raise RecipeError(f"`training.{KEY}.{key}` is not supported: {reason}")
+    if sizes.sp_size == 1:
+        return
+    if processes > 1:
+        groups_of_rows(recipe.training, processes)
+    key = f"`training.{KEY}.sp_size`"
+    if problem := wrong_company(recipe, profile, sizes.sp_size):
+        raise RecipeError(f"{key}: {problem}")
+    if model is not None and not (elsewhere and recipe.model.attention == "auto"):
+        half = bool(recipe.training.get("bf16") or recipe.training.get("fp16"))
+        attention = choose_attention(
+            recipe.model.attention, type(model), config=model.config, half_precision=half, packed=True
+        )
+        check_shared_rows(model.config, sizes.sp_size, attention)
+
+
+def wrong_company(recipe: Recipe, profile: Profile | None, parts: int) -> str | None:
+    """What does not go together with rows in so many parts."""
+    data = recipe.data
+    if profile is None or not zero_section(profile).get("stage"):
+        return "rows are shared by DeepSpeed. Write `training.deepspeed` with a profile of ZeRO-1, 2 or 3."
+    if recipe.stage not in OWN_LOSS:
+        return f"the loss of stage `{recipe.stage}` needs whole rows. It is for {', '.join(OWN_LOSS)}. Remove it."
+    if data.sequence_length % parts:
+        return f"{parts} does not divide `data.sequence_length` {data.sequence_length:,}. Take a multiple."
+    if data.packing == "token_budget":
+        return "with `data.packing: token_budget` each batch has another length. Take `best_fit` or `none`."
+    if wanted_compiling(recipe.training) is not None:
+        return "compiled layers are not tested with rows in parts. Remove `training.torch_compile`."
+    return None

@@ -1,21 +1,32 @@
-"""Callbacks that the recipe names, and trackers (TensorBoard, wandb, ...): errors of either do not end the run."""
+"""Callbacks: the recipe's own, trackers, the run's files, the console, and the profiler."""
 
 import inspect
+import json
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any
 
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch.profiler import ProfilerActivity, profile
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TensorBoardCallback
 
+from cpt.console import open_console
 from cpt.errors import CptError, RecipeError
+from cpt.files import LinesFile
 from cpt.plugins import check_options, find
 from cpt.recipe.schema import Component
-from cpt.runs.events import record_event
-from cpt.training.figures import Cost
+from cpt.runs.events import record_event, write_waiting_events
+from cpt.runs.folder import PROFILE, is_until, keep_lines_until
+from cpt.runs.record import Run
+from cpt.training.metrics import Cost
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 LOGGED = (int, float, str)  # what a callback may add to a log
@@ -238,3 +249,224 @@ class Tracker(GuardedCallback):
         super().pause(event, problem, step)
         if isinstance(self.callback, TensorBoardCallback):
             self.callback.tb_writer = None
+
+
+log = logging.getLogger("cpt")
+NO_LINE = -1
+SECONDS_BETWEEN_WRITES = 1.0  # of a status that only has another step
+
+
+class MetricsFile(TrainerCallback):
+    """Appends each log to a file; if the disk is full, later.
+
+    A start first removes the lines after its checkpoint's step, so that no step is in the file twice.
+    """
+
+    def __init__(self, path: Path, tokens_per_step: int) -> None:
+        self.path = path
+        self.tokens_per_step = tokens_per_step
+        self.lines = LinesFile(path)
+        self.cut_at: int | None = None
+        """The step after which lines must be removed before others are written, until the disk allows it."""
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Remove lines that the checkpoint does not know; a fresh start keeps none."""
+        if state.is_world_process_zero:
+            self.cut_at = state.global_step or NO_LINE
+            self.lines.waiting = [line for line in self.lines.waiting if is_until(line, self.cut_at)]
+            self.cut()
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            tokens = state.global_step * self.tokens_per_step
+            line = json.dumps({"step": state.global_step, "tokens": tokens, **kwargs["logs"]})
+            if self.cut():
+                self.lines.add(line)
+            else:
+                self.lines.waiting.append(f"{line}\n")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.cut():
+            self.lines.write_waiting()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.on_step_end(args, state, control)
+
+    def cut(self) -> bool:
+        """Remove the lines, if any must go; whether others can be written now."""
+        if self.cut_at is not None:
+            try:
+                keep_lines_until(self.path, self.cut_at)
+            except OSError as problem:
+                log.warning("%s cannot be changed: %s. New lines wait.", self.path, problem.strerror)
+                return False
+            self.cut_at = None
+        return True
+
+
+class StatusFile(TrainerCallback):
+    """Writes the status at logs and saves, and events of this process that a full disk did not take."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.written = -math.inf
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if time.monotonic() - self.written >= SECONDS_BETWEEN_WRITES:
+            self.on_save(args, state, control)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        write_waiting_events(self.run.folder)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """The save may have failed, or still run in the background."""
+        self.written = time.monotonic()
+        steps = [path.name.removeprefix("checkpoint-") for path in self.run.folder.glob("checkpoint-*")]
+        newest = max((int(step) for step in steps if step.isdigit()), default=None)
+        checkpoint = {} if newest is None else {"checkpoint": f"checkpoint-{newest}"}
+        self.run.write_status("running", step=state.global_step, steps=state.max_steps, **checkpoint)
+
+
+FORMATS = {
+    "loss": "loss {:.4f}",
+    "reward": "reward {:.3g}",
+    "rewards/accuracies": "accuracy {:.3g}",
+    "accuracy": "accuracy {:.3g}",
+    "rewards/margins": "margin {:.3g}",
+    "margin": "margin {:.3g}",
+    "learning_rate": "learning rate {:.2e}",
+    "grad_norm": "gradient norm {:.2f}",
+    "tokens_per_second": "{:,.0f} tokens/s",
+    "mfu": "MFU {:.1%}",
+    "gpu_memory_peak_gib": "GPU {:.1f} GiB",
+    "host_memory_gib": "host {:.1f} GiB",
+    "cost": "cost {:,.2f}",
+}
+HELD_OUT = ("loss", "reward", "rewards/accuracies", "accuracy", "rewards/margins", "margin")  # of sets without bytes
+
+
+class ConsoleProgress(TrainerCallback):
+    """Prints from the main process; it comes after the callbacks that add figures."""
+
+    def __init__(self, name: str, console: Console | None = None) -> None:
+        self.name = name
+        self.console = console or open_console()
+        self.progress: Progress | None = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.is_world_process_zero and self.console.is_interactive:
+            columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            self.progress = Progress(TextColumn("{task.description}"), *columns, console=self.console)
+            self.task = self.progress.add_task(self.name, total=state.max_steps, completed=state.global_step)
+            self.progress.start()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.progress:
+            self.progress.update(self.task, completed=state.global_step)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        line = describe_logs(kwargs["logs"])
+        if state.is_world_process_zero and line:
+            step = f"step {state.global_step}/{state.max_steps}{time_to_go(kwargs['logs'])}"
+            with suppress(OSError):  # a full disk behind the output, or a closed terminal
+                self.console.print(f"{self.name}  {step}  {line}", highlight=False, soft_wrap=True)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.progress:
+            self.progress.stop()
+
+
+def time_to_go(logs: dict[str, Any]) -> str:
+    """`  12:34 to go`; empty if unknown."""
+    seconds = round(logs.get("seconds_to_go", 0))
+    if not seconds:
+        return ""
+    hours, minutes = divmod(seconds // 60, 60)
+    return f"  {hours}:{minutes:02d}:{seconds % 60:02d} to go" if hours else f"  {minutes}:{seconds % 60:02d} to go"
+
+
+def describe_logs(logs: dict[str, Any]) -> str:
+    """The figures of one log as a line; empty for the Trainer's closing summary."""
+    if "loss" in logs:
+        return "  ".join(form.format(logs[name]) for name, form in FORMATS.items() if name in logs)
+    keys = [key.removeprefix("eval_") for key in logs if key.startswith("eval_")]
+    ends = ("_loss", "_examples")  # rewards of answers that the model generated have no loss
+    sets = dict.fromkeys(key.removesuffix(end) for key in keys for end in ends if key.endswith(end))
+    return "held out: " + ", ".join(f"{name} {held_out_figures(name, logs)}" for name in sets) if sets else ""
+
+
+def held_out_figures(name: str, logs: dict[str, Any]) -> str:
+    """Bits per byte of texts; loss, accuracy and margin of examples."""
+    if (bits := logs.get(f"eval_{name}_bits_per_byte")) is not None:
+        return f"{bits:.4f} bits per byte"
+    return " ".join(FORMATS[one].format(logs[key]) for one in HELD_OUT if (key := f"eval_{name}_{one}") in logs)
+
+
+ROWS = 40
+STEPS = 3
+
+
+class StepProfile(TrainerCallback):
+    """Profiles steps of the main process and writes `profile/steps-A-B.json.gz` and `steps-A-B.txt`.
+
+    The step before them warms the profiler up. An event reports steps that were not profiled.
+
+    Args:
+        run: the run's folder.
+        at_step: the first of three steps, counted from 1.
+    """
+
+    def __init__(self, run: Path, at_step: int) -> None:
+        self.run, self.first, self.last = run, at_step, at_step + STEPS - 1
+        self.file = run / PROFILE / f"steps-{self.first}-{self.last}.txt"
+        self.profiler: profile | None = None
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Begin with the step before the first one, or with the run's first."""
+        if state.is_world_process_zero and self.profiler is None and state.global_step + 1 == max(1, self.first - 1):
+            self.profiler = profile(
+                activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available(),
+                schedule=torch.profiler.schedule(wait=0, warmup=min(1, self.first - 1), active=STEPS, repeat=1),
+            )
+            self.profiler.start()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.profiler is None:
+            return
+        if state.global_step < self.last:
+            self.profiler.step()
+            return
+        profiler, self.profiler = self.profiler, None
+        profiler.stop()
+        trace = self.file.with_suffix(".json.gz")
+        order = f"self_{args.device.type}_time_total"
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(trace))
+            table = profiler.key_averages().table(sort_by=order, row_limit=ROWS, max_name_column_width=80)
+            self.file.write_text(table)
+        except (OSError, RuntimeError) as problem:  # a full disk
+            log.warning("The profile cannot be written: %s.", problem)
+            return
+        self.report("profile", f"profiled: {trace} (open it in ui.perfetto.dev) and {self.file.name}")
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """The run may resume after these steps, or end before the last of them."""
+        if self.profiler is not None:
+            self.profiler.stop()
+            self.profiler = None
+        if state.is_world_process_zero and not self.file.exists():
+            self.report("profile_left_out", "not profiled: the run began after them or ended before")
+
+    def report(self, kind: str, what: str) -> None:
+        record_event(self.run, kind, f"Steps {self.first} to {self.last}: {what}.", step=self.first)
+
+
+def check_profiled_steps(at_step: int | None, steps: int) -> None:
+    """Refuse to profile steps that a run of so many steps does not have.
+
+    Raises:
+        RecipeError: with the key.
+    """
+    if at_step is not None and (last := at_step + STEPS - 1) > steps:
+        raise RecipeError(f"`monitoring.profile`: the last profiled step is {last}, but the run has {steps}.")

@@ -1,6 +1,5 @@
 """Guard each step: skip bad updates, and restart the run where too many were bad or where memory ran out."""
 
-import gc
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -10,27 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from accelerate.utils.memory import clear_device_cache
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.checkpoints.resume import newest_sound, published_checkpoints, set_aside, step_of
-from cpt.errors import Interrupted, ResourceError, RestartNeeded, TrainingError
+from cpt.errors import Interrupted, RestartNeeded, TrainingError
 from cpt.models.inventory import vocabulary_size
 from cpt.optim.clipping import gradient_norm
 from cpt.optim.released import ReleasedGradients, check_release, releases_gradients
 from cpt.optim.schedules import phases_in_tokens
-from cpt.ranks import is_main_process, main_process_decides, rank, same_command
-from cpt.runs.events import record_event
-from cpt.training.judging_engine import JudgingEngine
-from cpt.training.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, SkipBudget, SpikeDetector, StepVerdict
+from cpt.ranks import is_main_process, main_process_decides, same_command
+from cpt.training.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, JudgingEngine, SkipBudget, SpikeDetector, StepVerdict
 from cpt.training.restart import (
     forget_rollback,
-    is_out_of_memory,
-    learned_micro_batch,
     learned_rollback,
-    remember_micro_batch,
     remember_rollback,
-    smaller_micro_batch,
 )
 
 if TYPE_CHECKING:
@@ -386,105 +378,6 @@ class StepGuard:
             path for path in published_checkpoints(self.trainer.run_folder) if step_of(path) > step_of(checkpoint)
         ]
         set_aside(self.trainer.run_folder, later, f"the run went back to {checkpoint.name}")
-
-
-class OutOfMemory:
-    """Ends a run that is out of memory with a restart in smaller micro-batches, or with what the user can change."""
-
-    def __init__(self, trainer: "CPTTrainer") -> None:
-        self.trainer = trainer
-
-    def watch(self, train_epoch: Callable[[], None]) -> None:
-        """The Trainer's loop; out of memory ends it with a restart in smaller micro-batches."""
-        restart: RestartNeeded | None = None
-        try:
-            train_epoch()
-        except RuntimeError as problem:
-            if not is_out_of_memory(problem):
-                self.refuse_smaller_others(problem)
-                raise
-            restart = self.learn_smaller_batch(problem)
-        if restart is not None:  # outside `except`, where no error holds the tensors of its frames any more
-            self.save_finished_steps()
-            raise restart
-
-    def refuse_evaluation(self, problem: RuntimeError) -> None:
-        """Raise a ResourceError with the remedy where an evaluation ran out of memory."""
-        if not is_out_of_memory(problem):
-            return
-        batch_size, remedy = (
-            self.trainer.args.per_device_eval_batch_size,
-            "Set `training.per_device_eval_batch_size` lower",
-        )
-        if batch_size == 1:
-            remedy = "Set `data.sequence_length` lower, or split the model over GPUs"
-        raise ResourceError(
-            f"out of memory in the evaluation of step {self.trainer.state.global_step} with {batch_size} row(s) at"
-            f" once. {remedy}."
-        ) from problem
-
-    def learn_smaller_batch(self, problem: RuntimeError) -> RestartNeeded:
-        """Let the next start halve the micro-batch and double the accumulation: the same rows in each step.
-
-        Raises:
-            ResourceError: one row is all there is, or the recipe does not allow it.
-        """
-        arguments, step = self.trainer.args, self.trainer.state.global_step + 1
-        before = arguments.per_device_train_batch_size
-        size = smaller_micro_batch(before) if self.trainer.recipe.safety.on_oom == "split_batch" else None
-        if size is None or self.trainer.guard.released is not None:
-            raise ResourceError(self.too_little_memory(step)) from problem
-        remember_micro_batch(self.trainer.run_folder, arguments.world_size, size)
-        message = (
-            f"Out of memory in step {step} on process {rank()} with micro-batches of {before}: the run restarts with"
-            f" micro-batches of {size}."
-        )
-        record_event(
-            self.trainer.run_folder, "out_of_memory", message, step=step, micro_batch=size, before=before, restart=True
-        )
-        return RestartNeeded(message)
-
-    def save_finished_steps(self) -> None:
-        """Save the steps since the last checkpoint, where this process alone can: the others wait in a collective."""
-        model: Any = self.trainer.model
-        newest = max(map(step_of, published_checkpoints(self.trainer.run_folder)), default=0)
-        alone = self.trainer.args.world_size == 1 and not (
-            self.trainer.is_deepspeed_enabled or self.trainer.is_fsdp_enabled
-        )
-        if alone and not self.trainer.guard.is_updating and self.trainer.state.global_step > newest:
-            model.zero_grad()
-            gc.collect()
-            clear_device_cache()
-            self.trainer.checkpointer.save_once("full")
-            self.trainer.checkpointer.wait_for_saves()
-
-    def refuse_smaller_others(self, problem: RuntimeError) -> None:
-        """Raise RestartNeeded where the error comes from another process that ran out of memory."""
-        arguments = self.trainer.args
-        learned = learned_micro_batch(self.trainer.run_folder, arguments.world_size)
-        if arguments.world_size > 1 and learned is not None and learned < arguments.per_device_train_batch_size:
-            raise RestartNeeded(
-                f"Another process ran out of memory in step {self.trainer.state.global_step + 1}: the run restarts"
-                f" with micro-batches of {learned} from its last checkpoint."
-            ) from problem
-
-    def too_little_memory(self, step: int) -> str:
-        size, length = self.trainer.args.per_device_train_batch_size, self.trainer.recipe.data.sequence_length
-        where = f"out of memory in step {step} with micro-batches of {size} row(s) of {length:,} tokens"
-        smaller = f"`training.per_device_train_batch_size: {size // 2}`"
-        if size == 1:
-            smaller = "`data.sequence_length` lower"
-        if self.trainer.guard.released is not None:
-            return (
-                f"{where}, and `optimizer.release_gradients` cannot split a step. Write {smaller}, which makes smaller"
-                " steps, or `release_gradients: false`."
-            )
-        if size > 1:
-            return f"{where}, and `safety.on_oom` is abort. Write {smaller}, or `safety.on_oom: split_batch`."
-        return (
-            f"{where}. Set `training.gradient_checkpointing: true`, `data.sequence_length` lower, or take a DeepSpeed"
-            " profile that offloads."
-        )
 
 
 def read_safety(checkpoint: Path) -> dict[str, Any]:

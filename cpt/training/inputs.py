@@ -16,7 +16,7 @@ from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Recipe
 from cpt.training.arguments import weights_dtype
-from cpt.training.deepspeed_profile import read_profile
+from cpt.training.engine_profiles import read_profile
 
 
 def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:

@@ -33,8 +33,9 @@ from cpt.optim.schedules import build_schedule
 from cpt.ranks import main_process_decides, tell
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS
-from cpt.training.guards import OutOfMemory, StepGuard
-from cpt.training.length import RunLength
+from cpt.training.arguments import RunLength
+from cpt.training.guards import StepGuard
+from cpt.training.restart import OutOfMemory
 from cpt.training.resuming import CheckpointLoader, written_for
 from cpt.training.saving import Checkpointer
 from cpt.training.sharded import Engine, Gradients, SharedRows

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 from transformers import TrainerControl, TrainerState
 
-from cpt.training.console_progress import ConsoleProgress, describe_logs
+from cpt.training.callbacks import ConsoleProgress, describe_logs
 
 
 def test_a_training_log_is_one_line_with_its_units():

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pytest
 from transformers import TrainerControl, TrainerState
 
-from cpt.training import figures as module
-from cpt.training.figures import Cost, SmoothedLoss, TrainingClock
+from cpt.training import metrics as module
+from cpt.training.metrics import Cost, SmoothedLoss, TrainingClock
 
 TWO_GPUS = SimpleNamespace(world_size=2, n_gpu=1)
 

@@ -6,7 +6,7 @@ from transformers import TrainerControl, TrainerState
 
 from cpt.hardware import GIB
 from cpt.runs.signs import Sign, write_sign
-from cpt.training.machine import MachineUse
+from cpt.training.metrics import MachineUse
 
 CPU, GPU = (SimpleNamespace(device=torch.device(name), world_size=3) for name in ("cpu", "cuda"))
 

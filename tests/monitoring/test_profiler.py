@@ -6,7 +6,7 @@ from saved_runs import trainer_of as four_steps
 from tiny_faults import events
 
 from cpt.errors import RecipeError
-from cpt.training.profiler import check_profiled_steps
+from cpt.training.callbacks import check_profiled_steps
 
 KINDS = ("profile", "profile_left_out")
 

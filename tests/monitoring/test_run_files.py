@@ -4,7 +4,7 @@ from full_disk import disk_of_its_own, fill
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from cpt.runs.record import Run
-from cpt.training.run_files import SECONDS_BETWEEN_WRITES, MetricsFile, StatusFile
+from cpt.training.callbacks import SECONDS_BETWEEN_WRITES, MetricsFile, StatusFile
 
 
 def written(path):

@@ -10,8 +10,8 @@ from cpt.runs.folder import read_metrics
     "layout", [{}, pytest.param({"packing": "none"}, marks=pytest.mark.slow)], ids=["full rows", "padded rows"]
 )
 def test_the_figure_is_operations_of_real_tokens_over_the_peak(layout, tiny_recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("cpt.training.utilization.peak_flops", lambda *_: 1e9)
-    monkeypatch.setattr("cpt.training.utilization.ROWS_MEASURED", 600)
+    monkeypatch.setattr("cpt.training.metrics.peak_flops", lambda *_: 1e9)
+    monkeypatch.setattr("cpt.training.metrics.ROWS_MEASURED", 600)
     trainer = trainer_of({**tiny_recipe, "data": {**tiny_recipe["data"], **layout}}, tmp_path)
     trainer.train()
     lengths = np.concatenate([trainer.rows.documents_in(row) for row in range(600)])

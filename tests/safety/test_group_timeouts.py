@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cpt.training.group_timeouts import GroupTimeouts
+from cpt.training.liveness import GroupTimeouts
 
 ARGS = SimpleNamespace(ddp_timeout_delta=timedelta(seconds=77))
 

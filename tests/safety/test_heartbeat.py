@@ -10,11 +10,11 @@ from full_disk import disk_of_its_own, fill
 from transformers import TrainerControl, TrainerState
 
 from cpt.runs.signs import read_signs
-from cpt.training.heartbeat import Heartbeat
+from cpt.training.liveness import Heartbeat
 
 
 def test_progress_is_told_with_phase_step_and_speed(tmp_path, monkeypatch):
-    monkeypatch.setattr("cpt.training.heartbeat.SECONDS_BETWEEN_WRITES", 0.0)
+    monkeypatch.setattr("cpt.training.liveness.SECONDS_BETWEEN_WRITES", 0.0)
     pulse = Heartbeat(tmp_path)
     (sign,) = read_signs(tmp_path)
     assert (sign.phase, sign.step, sign.pid, sign.seconds_per_step) == ("starting", 0, os.getpid(), None)
@@ -57,7 +57,7 @@ def test_a_signal_writes_the_stacks(tmp_path):
 
 
 def test_on_a_full_disk_the_pulse_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("cpt.training.heartbeat.SECONDS_BETWEEN_WRITES", 0.0)
+    monkeypatch.setattr("cpt.training.liveness.SECONDS_BETWEEN_WRITES", 0.0)
     with disk_of_its_own(tmp_path / "disk", "64k") as disk:
         pulse = Heartbeat(disk)
         fill(disk)
@@ -85,9 +85,9 @@ def test_a_long_evaluation_shows_that_it_goes_on(tmp_path):
 @pytest.fixture
 def watched(tmp_path, monkeypatch):
     """A pulse whose watcher looks often, and what tells whether it beat in the next half second."""
-    monkeypatch.setattr("cpt.training.heartbeat.SECONDS_BETWEEN_LOOKS", 0.1)
-    monkeypatch.setattr("cpt.training.heartbeat.SECONDS_BETWEEN_PULSES", 0.05)
-    monkeypatch.setattr("cpt.training.heartbeat.LEAST_WORK", 0.15)  # the clock of a process ticks each 10 ms
+    monkeypatch.setattr("cpt.training.liveness.SECONDS_BETWEEN_CPU_LOOKS", 0.1)
+    monkeypatch.setattr("cpt.training.liveness.SECONDS_BETWEEN_PULSES", 0.05)
+    monkeypatch.setattr("cpt.training.liveness.LEAST_WORK", 0.15)  # the clock of a process ticks each 10 ms
     with Heartbeat(tmp_path) as pulse:
 
         def beats_while(work):
@@ -126,7 +126,7 @@ def test_while_steps_are_made_only_they_count_and_after_the_last_work_does_again
 
 
 def test_a_process_that_waits_gives_a_pulse_and_no_beat_and_says_what_ended_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("cpt.training.heartbeat.SECONDS_BETWEEN_PULSES", 0.05)
+    monkeypatch.setattr("cpt.training.liveness.SECONDS_BETWEEN_PULSES", 0.05)
     with pytest.raises(ValueError, match="no rows"), Heartbeat(tmp_path) as pulse:
         pulse.beat("training", 3)
         (before,) = read_signs(tmp_path)

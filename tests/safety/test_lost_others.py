@@ -2,7 +2,7 @@ import pytest
 import torch.distributed as dist
 
 from cpt.errors import DataError, Interrupted, LaunchError
-from cpt.training.heartbeat import lost_others, own_words
+from cpt.training.liveness import lost_others, own_words
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:5767"
 

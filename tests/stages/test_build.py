@@ -11,7 +11,7 @@ from cpt.models.build import build_model
 from cpt.models.fused_loss import FusedLoss
 from cpt.recipe.load import load_recipe
 from cpt.stages.build import build_trainer
-from cpt.stages.model import model_for
+from cpt.stages.models import model_for
 from cpt.tokenizer.load import load_tokenizer
 from cpt.training.arguments import training_arguments
 from cpt.training.trainer import CPTTrainer

@@ -8,7 +8,7 @@ from tiny import write_recipe
 
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
-from cpt.training.deepspeed_profile import KEYS, check_profile, profile_warnings, read_profile
+from cpt.training.engine_profiles import DEEPSPEED_KEYS, check_profile, profile_warnings, read_profile
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "deepspeed_configs").glob("*.json"))
@@ -107,7 +107,7 @@ def test_deepspeed_reads_no_key_at_the_top_that_we_would_refuse():
 
     DeepSpeedConfig(Asked(train_batch_size=1, train_micro_batch_size_per_gpu=1))
     assert "zero_optimization" in asked
-    assert asked - KEYS <= set()
+    assert asked - DEEPSPEED_KEYS <= set()
 
 
 @pytest.mark.parametrize(

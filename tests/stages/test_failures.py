@@ -10,8 +10,8 @@ from cpt.errors import Interrupted, LaunchError
 from cpt.runs.events import read_events
 from cpt.runs.record import Run
 from cpt.runs.signs import Sign, write_sign
-from cpt.training import failures
-from cpt.training.failures import find_lost_ranks, lost_ranks_named
+from cpt.training import liveness
+from cpt.training.liveness import find_lost_ranks, lost_ranks_named
 
 LOST = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
 HERE = socket.gethostname()
@@ -36,7 +36,7 @@ def sign(rank, host, **changed):
 def four_processes(tmp_path, monkeypatch):
     """Two here, of which this one is the first; two on another host. They are there for half a second to answer."""
     monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setattr(failures, "SECONDS_FOR_AN_ANSWER", 0.5)
+    monkeypatch.setattr(liveness, "SECONDS_FOR_AN_ANSWER", 0.5)
     for rank, host in enumerate((HERE, HERE, "host-9", "host-9")):
         write_sign(tmp_path, sign(rank, host, pid=os.getpid()))
 
@@ -92,7 +92,7 @@ def test_a_process_that_a_signal_stopped_outside_of_the_training_interrupts_the_
 
 
 def test_a_process_of_this_host_that_died_is_known_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(failures, "SECONDS_FOR_AN_ANSWER", 60.0)
+    monkeypatch.setattr(liveness, "SECONDS_FOR_AN_ANSWER", 60.0)
     dead = subprocess.Popen(["true"])
     dead.wait()
     write_sign(tmp_path, sign(1, HERE, pid=dead.pid))

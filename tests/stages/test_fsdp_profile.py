@@ -7,7 +7,7 @@ from tiny import TINY_LLAMA, write_recipe
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.training.fsdp_profile import check_fsdp, fsdp_config, refuse_for_any_machine
+from cpt.training.engine_profiles import check_fsdp, fsdp_config, refuse_for_any_machine
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from tiny_tasks import TINY
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.stages.build import build_trainer
-from cpt.stages.model import language_model
+from cpt.stages.models import language_model
 from cpt.tokenizer.load import load_tokenizer
 from cpt.training.arguments import training_arguments
 from cpt.training.inputs import data_of

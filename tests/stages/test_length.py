@@ -2,7 +2,7 @@ import pytest
 
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
-from cpt.training.length import run_length, tell_rounding
+from cpt.training.arguments import run_length, tell_rounding
 from cpt.training.restart import remember_micro_batch
 
 

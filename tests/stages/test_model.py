@@ -4,7 +4,7 @@ import torch
 from example_runs import build_run
 from tiny_models import make_tokenizer
 
-from cpt.stages.model import is_packed, model_for, reference_model
+from cpt.stages.models import is_packed, model_for, reference_model
 
 
 def test_the_reference_has_the_weights_of_the_start(tmp_path):

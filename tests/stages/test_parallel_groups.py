@@ -7,8 +7,7 @@ from transformers import AutoConfig
 from cpt.errors import RecipeError
 from cpt.models.inventory import build_on_meta
 from cpt.recipe.schema import Recipe
-from cpt.training.length import run_length
-from cpt.training.parallel_groups import check_parallelism, parallelism_config
+from cpt.training.arguments import check_parallelism, parallelism_config, run_length
 
 ZERO2 = {"zero_optimization": {"stage": 2}}
 

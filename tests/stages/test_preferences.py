@@ -4,7 +4,7 @@ import pytest
 import torch
 from example_runs import build_run, example_rows
 
-from cpt.stages.preferences import renamed
+from cpt.stages.examples import renamed
 
 
 def test_the_reference_is_not_trained(tmp_path):

@@ -9,7 +9,7 @@ from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.failures import saved_on_errors
+from cpt.training.liveness import saved_on_errors
 
 
 class Fails(TrainerCallback):

@@ -10,7 +10,7 @@ from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.references import REPOSITORY
 from cpt.stages.distill import DistillConfig
-from cpt.stages.teacher import build_teacher
+from cpt.stages.models import build_teacher
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ import pytest
 
 from cpt.errors import DataError, RecipeError, TrainingError
 from cpt.recipe.schema import Reward
-from cpt.stages.rewards.find import build_rewards, find_rewards
+from cpt.stages.rewards import build_rewards, find_rewards
 
 GIVEN = {"prompts": ["1+1?", "2+2?"], "completions": ["2", "5"], "completion_ids": [[1], [2, 3]], "answer": ["2", "4"]}
 

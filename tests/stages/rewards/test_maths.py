@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.stages.rewards.maths import as_number, found_in, maths_answer
+from cpt.stages.rewards import as_number, found_in, maths_answer
 
 
 @pytest.mark.parametrize(

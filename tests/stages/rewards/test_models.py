@@ -5,8 +5,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Reward
-from cpt.stages.rewards.find import build_rewards
-from cpt.stages.rewards.models import load_judge, reward_model
+from cpt.stages.rewards import build_rewards, load_judge, reward_model
 
 
 def save_judge(folder, num_labels=1):

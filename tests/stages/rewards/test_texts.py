@@ -1,7 +1,7 @@
 import pytest
 
 from cpt.errors import RecipeError
-from cpt.stages.rewards.texts import check_bounds, check_pattern, exact_match, length, matches_format, text_of
+from cpt.stages.rewards import check_bounds, check_pattern, exact_match, length, matches_format, text_of
 
 SAID = [{"role": "assistant", "content": " Paris\n"}]
 

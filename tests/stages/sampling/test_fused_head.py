@@ -8,7 +8,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from cpt.models.build import build_model
 from cpt.recipe.schema import Model
-from cpt.stages.sampling.fused_head import fit_fused_head
+from cpt.stages.examples import fit_fused_head
 
 
 class Known:

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from cpt.stages.sampling.generation_batches import PromptTrainer
+from cpt.stages.generating import PromptTrainer
 from cpt.training.generations import Generations
 
 

@@ -4,7 +4,7 @@ from tiny_models import make_tokenizer, tiny_config
 
 from cpt.models.build import build_model
 from cpt.recipe.schema import Model
-from cpt.stages.sampling.value_head import ValueHead, clipped_value_loss, estimate_advantages
+from cpt.stages.ppo import ValueHead, clipped_value_loss, estimate_advantages
 
 
 def by_hand(reward, values, gamma, lam):

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from cpt.stages.sampling.value_tracker import NOTHING_KNOWN, ValueTracker, key_of
+from cpt.stages.spo import NOTHING_KNOWN, ValueTracker, key_of
 
 
 def tracker(**options):

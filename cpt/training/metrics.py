@@ -1,20 +1,30 @@
-"""Add figures of progress to each log: speed, time left, waiting for data, smoothed loss, shares, cost."""
+"""Metrics added to the logs: tokens and time, cost, smoothed loss, realised shares, FLOPs utilization, memory, GPU."""
 
+import importlib.util
 import logging
 import math
 import statistics
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import RowsOfSteps
 from cpt.data.prepared import PreparedData
+from cpt.hardware import GIB, known_gpu
+from cpt.models.inventory import build_on_meta, flops_per_token
 from cpt.runs.folder import read_metrics
+from cpt.runs.signs import read_signs
 
 log = logging.getLogger("cpt")
 LAST_STEPS = 100
@@ -177,3 +187,161 @@ class Cost(TrainerCallback):
             logs[COST] = round(self.before + per_second * (time.perf_counter() - self.began), 4)
             if "seconds_to_go" in logs:
                 logs["cost_to_go"] = round(per_second * logs["seconds_to_go"], 4)
+
+
+ROWS_MEASURED = 32
+TOKENS_PER_SECOND = "tokens_per_second"
+
+
+class ModelFlopsUtilization(TrainerCallback):
+    """Adds `mfu`: tokens per second x operations that training on a token needs / peak of all GPUs.
+
+    Padding, attention to other documents and recomputation do not count (arXiv 2204.02311, appendix B). There is no
+    figure on CPUs and on GPUs without a known data sheet.
+
+    Args:
+        rows: which of them a step reads.
+        gpu: the driver's name for it; None on a CPU.
+        trains_weights: False if gradients only pass through the matrices, as with adapters.
+    """
+
+    def __init__(self, data: PreparedData, rows: RowsOfSteps, gpu: str | None, *, trains_weights: bool = True) -> None:
+        self.data, self.rows, self.gpu, self.trains_weights = data, rows, gpu, trains_weights
+        self.peak: float | None = None
+        self.since = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        model: nn.Module = kwargs["model"]
+        self.since = state.global_step
+        of_one = peak_flops(self.gpu, precision_of(args, model)) if state.is_world_process_zero else None
+        if of_one is None:
+            return
+        try:
+            self.flops = self.count(model, self.rows.first(state.global_step))
+        except Exception as problem:  # of a model's own code, which an estimate must not stop
+            log.info(f"mfu is not logged: cannot count the operations of this model: {problem!r}.")
+            return
+        self.peak = of_one * max(1, args.world_size * args.n_gpu)
+
+    def count(self, model: nn.Module, first: int) -> float:
+        """Operations per token, for documents as long as those from row `first` on."""
+        config: Any = next(part for part in model.modules() if isinstance(part, PreTrainedModel)).config
+        attended = attended_length(self.data.rows.documents_in(row) for row in range(first, first + ROWS_MEASURED))
+        return flops_per_token(build_on_meta(config), attended, trains_weights=self.trains_weights)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Over the time since the last log, like `tokens_per_second`."""
+        logs = kwargs["logs"]
+        if self.peak is None or TOKENS_PER_SECOND not in logs:
+            return
+        filled = self.data.filled(self.rows.first(state.global_step), first=self.rows.first(self.since))
+        logs["mfu"] = round(logs[TOKENS_PER_SECOND] * filled * self.flops / self.peak, 4)
+        self.since = state.global_step
+
+
+def peak_flops(gpu: str | None, precision: str) -> float | None:
+    """Operations per second on dense matrices, from the data sheet; None if unknown."""
+    kind = known_gpu(gpu) if gpu is not None else None
+    tflops = kind.tflops(precision) if kind is not None else None
+    return None if tflops is None else 1e12 * tflops
+
+
+def precision_of(args: TrainingArguments, model: nn.Module) -> str:
+    """Precision of matrix products: `half`, `tf32` or `fp32`."""
+    kept = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    if args.bf16 or args.fp16 or kept in (torch.bfloat16, torch.float16):
+        return "half"
+    return "tf32" if args.tf32 else "fp32"
+
+
+def attended_length(rows: Iterable[NDArray[np.int64]]) -> float:
+    """Mean length of a token's own document, of which it attends to half.
+
+    Args:
+        rows: tokens of each document in them.
+    """
+    lengths = np.concatenate(list(rows)).astype(np.float64)
+    return float((lengths**2).sum() / lengths.sum())
+
+
+SECONDS_BETWEEN_LOOKS = 30.0  # at processes, NVML and heartbeats: each takes some milliseconds
+PEAK = "gpu_memory_peak_gib"
+
+
+class MachineUse(TrainerCallback):
+    """Adds GPU memory to each log of the training loss, and the other figures every 30 seconds.
+
+    `gpu_memory_allocated_gib` and `gpu_memory_reserved_gib` are the main process's at this moment; the peak is the
+    largest of all processes, from their heartbeats. `cpu_percent` is the mean of the whole machine since the last
+    look. NVML gives the GPU's temperature, power and utilization.
+
+    Args:
+        run: the run's folder, with the heartbeats.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.next_look = -math.inf
+        self.largest_peak = 0.0
+        self.has_nvml = importlib.util.find_spec("pynvml") is not None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        psutil.cpu_percent()  # the next call returns the mean since this one
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        logs = kwargs["logs"]
+        if "loss" not in logs or not state.is_world_process_zero:
+            return
+        has_gpu = args.device.type == "cuda"
+        if time.monotonic() >= self.next_look:
+            self.next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
+            memory = round(resident_bytes(psutil.Process()) / GIB, 3)
+            logs.update({"host_memory_gib": memory, "cpu_percent": psutil.cpu_percent()})
+            if has_gpu:
+                logs.update(self.gpu_state())
+                self.largest_peak = max(self.largest_peak, peak_of_others(self.run, args.world_size))
+        if has_gpu:
+            logs.update(gpu_memory())
+            logs[PEAK] = max(logs[PEAK], self.largest_peak)
+
+    def gpu_state(self) -> dict[str, float]:
+        """Empty if NVML does not answer, as in some containers and on parts of a GPU; then it is not asked again."""
+        if not self.has_nvml:
+            return {}
+        from pynvml import NVMLError
+
+        try:
+            return {
+                "gpu_temperature_celsius": torch.cuda.temperature(),
+                "gpu_power_watts": torch.cuda.power_draw() / 1000,
+                "gpu_utilization_percent": torch.cuda.utilization(),
+            }
+        except (NVMLError, RuntimeError):
+            self.has_nvml = False
+            return {}
+
+
+def resident_bytes(top: psutil.Process) -> int:
+    """Memory of a process and its children; pages that several share count for each."""
+    total: int = top.memory_info().rss
+    for process in top.children(recursive=True):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            total += process.memory_info().rss
+    return total
+
+
+def gpu_memory() -> dict[str, float]:
+    """Memory of this process's GPU, without a synchronization."""
+    figures = torch.cuda.memory_stats()
+    return {
+        "gpu_memory_allocated_gib": round(figures.get("allocated_bytes.all.current", 0) / GIB, 3),
+        "gpu_memory_reserved_gib": round(figures.get("reserved_bytes.all.current", 0) / GIB, 3),
+        PEAK: round(figures.get("allocated_bytes.all.peak", 0) / GIB, 3),
+    }
+
+
+def peak_of_others(run: Path, processes: int) -> float:
+    """The largest peak in the heartbeats; those of higher ranks are of an earlier start."""
+    return max((sign.gpu_peak_gib or 0.0 for sign in read_signs(run) if sign.rank < processes), default=0.0)

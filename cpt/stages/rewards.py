@@ -1,0 +1,442 @@
+"""Rewards of a recipe: by name, by function, by model."""
+
+import functools
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.integrations import deepspeed
+
+from cpt.errors import CptError, DataError, RecipeError, TrainingError
+from cpt.plugins import check_options, find
+from cpt.recipe.schema import Reward
+from cpt.runs.record import Run
+
+GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+"""What TRL passes beside the columns of the data."""
+MOST_LETTERS = 300  # of a prompt or a completion, in a message
+
+
+class NamedReward:
+    """A function of the recipe, ready to be called as TRL calls rewards: everything by name.
+
+    Keyword-only parameters are options, which the recipe gives. All others are columns of the data; `**columns` takes
+    every one.
+    """
+
+    def __init__(self, name: str, key: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        self.__name__, self.function, self.options = name, function, dict(options)
+        self.where = f"the reward {name} (`{key}`)"
+        self.parameters = inspect.signature(function).parameters
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that it needs: its parameters, and what its option `column` names."""
+        by_position = [p for p in self.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        needed = [p.name for p in by_position if p.default is p.empty and p.name not in GIVEN]
+        default = self.parameters["column"].default if "column" in self.parameters else None
+        named = self.options.get("column", default)
+        return [*needed, *([named] if isinstance(named, str) else [])]
+
+    def refuse_missing(self, columns: Sequence[str]) -> None:
+        """Raise where the rows lack a column that it reads."""
+        missing = [column for column in self.columns if column not in columns]
+        if missing:
+            there = ", ".join(column for column in columns if column not in GIVEN) or "none"
+            raise DataError(f"{self.where} reads the column `{missing[0]}`. Beside the prompt the rows have: {there}.")
+
+    def __call__(self, **given: Any) -> list[float | None]:
+        """The rewards of some completions; None where it does not apply.
+
+        Raises:
+            TrainingError: it failed, or did not return one finite number or None for each completion.
+        """
+        self.refuse_missing(list(given))
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
+        options = {name for name, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY}
+        taken = {
+            name: value
+            for name, value in given.items()
+            if name not in options and (takes_all or name in self.parameters)
+        }
+        try:
+            found = self.function(**taken, **self.options)
+        except CptError:
+            raise
+        except Exception as problem:
+            raise TrainingError(f"{self.where} failed: {type(problem).__name__}: {problem}.") from problem
+        values = found.tolist() if isinstance(found, torch.Tensor | np.ndarray) else found
+        count = len(given["completions"])
+        if not isinstance(values, list | tuple) or len(values) != count:
+            raise TrainingError(f"{self.where} returned {found!r}: expected a list of {count} numbers.")
+        for row, value in enumerate(values):
+            if not (value is None or is_number(value)):
+                prompt, said = (str(given[name][row])[:MOST_LETTERS] for name in ("prompts", "completions"))
+                raise TrainingError(
+                    f"{self.where} returned {value!r}: expected a finite number, or None where it does not apply. The"
+                    f" prompt: {prompt!r}; the completion: {said!r}."
+                )
+        return [None if value is None else float(value) for value in values]
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float | np.number | np.bool_) and math.isfinite(value)
+
+
+def build_rewards(rewards: Sequence[Reward], columns: Sequence[str]) -> list[NamedReward]:
+    """The rewards that the recipe names, in order, each with a name of its own in the logs.
+
+    Args:
+        columns: that the data's rows have.
+
+    Raises:
+        RecipeError: an unknown name or option.
+        DataError: a column is missing.
+    """
+    built: list[NamedReward] = []
+    for number, (reward, function) in enumerate(zip(rewards, find_rewards(rewards), strict=True)):
+        name = reward.name.rpartition(":")[2]
+        same = sum(other.name.rpartition(":")[2] == name for other in rewards[:number])
+        named = NamedReward(f"{name}_{same + 1}" if same else name, f"rewards[{number}]", function, reward.options)
+        named.refuse_missing(columns)
+        if function is reward_model:
+            load_judge(**{key: value for key, value in reward.options.items() if key != "batch_size"})
+        built.append(named)
+    return built
+
+
+def check_columns(rewards: Sequence[Reward], columns: Sequence[str]) -> None:
+    """Refuse rewards that read what the data's rows do not have; nothing is loaded.
+
+    Raises:
+        DataError: with the columns that there are.
+    """
+    for number, (reward, function) in enumerate(zip(rewards, find_rewards(rewards), strict=True)):
+        NamedReward(reward.name, f"rewards[{number}]", function, reward.options).refuse_missing(columns)
+
+
+def find_rewards(rewards: Sequence[Reward]) -> list[Callable[..., Any]]:
+    """The functions that the recipe names, with their options checked against their signatures; nothing is loaded.
+
+    Raises:
+        RecipeError: an unknown name, or an option that is none or does not fit.
+    """
+    functions = []
+    for number, reward in enumerate(rewards):
+        key = f"rewards[{number}]"
+        try:
+            function = find("reward", reward.name, REWARDS)
+        except RecipeError as problem:
+            raise RecipeError(f"`{key}.name`: {problem}") from problem
+        check_options(without_columns(function), reward.options, key)
+        if reward.name in CHECKS:
+            try:
+                CHECKS[reward.name](**reward.options)
+            except RecipeError as problem:
+                raise RecipeError(f"`{key}`: {problem}") from problem
+        functions.append(function)
+    return functions
+
+
+def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as one whose options can be checked: `**columns` takes none."""
+    signature = inspect.signature(function)
+    kept = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    bare = functools.update_wrapper(partial(function), function)
+    bare.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    return bare
+
+
+Text = str | Sequence[Mapping[str, Any]]
+"""A prompt or a completion: a text, or messages."""
+
+
+def text_of(written: Text) -> str:
+    """The words of a prompt or a completion; of messages, those of the last one."""
+    if isinstance(written, str):
+        return written
+    content = written[-1].get("content") if written else None
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.get("text", "") for part in content)
+
+
+def exact_match(
+    prompts: Sequence[Text],
+    completions: Sequence[Text],
+    *,
+    column: str = "answer",
+    case_sensitive: bool = False,
+    **columns: Sequence[Any],
+) -> list[float]:
+    """1 where a completion is the answer, space around both and case aside; else 0.
+
+    Args:
+        column: which column of the data has the answers.
+        case_sensitive: capital letters matter.
+    """
+
+    def plain(text: str) -> str:
+        return text.strip() if case_sensitive else text.strip().casefold()
+
+    return [
+        float(plain(text_of(said)) == plain(str(answer)))
+        for said, answer in zip(completions, columns[column], strict=True)
+    ]
+
+
+def matches_format(prompts: Sequence[Text], completions: Sequence[Text], *, pattern: str) -> list[float]:
+    r"""1 where a regular expression matches a completion from its first letter to its last; else 0.
+
+    Args:
+        pattern: of Python's `re`; a dot matches line breaks too: `<think>.*</think>\s*\S.*`.
+    """
+    compiled = re.compile(pattern, re.DOTALL)
+    return [float(compiled.fullmatch(text_of(said)) is not None) for said in completions]
+
+
+def check_pattern(*, pattern: str) -> None:
+    """Refuse what is no regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as problem:
+        raise RecipeError(f"`pattern`: {pattern!r} is no regular expression: {problem}.") from problem
+
+
+def length(
+    prompts: Sequence[Text],
+    completions: Sequence[Text],
+    completion_ids: Sequence[Sequence[int]],
+    *,
+    at_least: int = 0,
+    at_most: int | None = None,
+    falloff: int = 0,
+    unit: Literal["tokens", "characters"] = "tokens",
+) -> list[float]:
+    """1 where a completion's length is within bounds, falling in a straight line to 0 outside of them.
+
+    Args:
+        at_least: the shortest that is worth 1.
+        at_most: the longest that is worth 1; null: any.
+        falloff: how far outside of the bounds it is worth 0.
+        unit: what is counted; the token that ends a completion counts too.
+    """
+    lengths = (
+        [len(ids) for ids in completion_ids] if unit == "tokens" else [len(text_of(said)) for said in completions]
+    )
+    outside = [max(at_least - size, size - (size if at_most is None else at_most), 0) for size in lengths]
+    return [1 - min(1.0, far / falloff) if falloff else float(far == 0) for far in outside]
+
+
+def check_bounds(*, at_least: int = 0, at_most: int | None = None, falloff: int = 0, unit: str = "tokens") -> None:
+    """Refuse bounds that nothing is within."""
+    if falloff < 0 or at_least < 0 or (at_most is not None and at_most < at_least):
+        raise RecipeError(
+            f"`at_least` {at_least}, `at_most` {at_most}, `falloff` {falloff}: write 0 <= at_least <= at_most, falloff"
+            " >= 0."
+        )
+
+
+NUMBERS = re.compile(
+    r"[-+−]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?\s*\\?%?"
+)
+LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
+DECORATION = re.compile(
+    r"\\(?:left|right|displaystyle|quad|,|;|!|:| )|\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}|[$\s]|\^\{?\\circ\}?"
+)
+
+
+def maths_answer(
+    prompts: Sequence[Text],
+    completions: Sequence[Text],
+    *,
+    column: str = "answer",
+    tolerance: float = 1e-6,
+    **columns: Sequence[Any],
+) -> list[float]:
+    r"""1 where a completion comes to the right answer, else 0.
+
+    An answer is what the last `\boxed{}` holds; without one, what stands behind the last `####`; else the last number. Numbers are equal
+    as numbers: 0.5, 1/2, \frac{1}{2} and 50% are the same, 1,000 and 1000 too.
+
+    Args:
+        column: which column of the data has the answers: numbers, or texts of which the answer is found in the same way.
+        tolerance: how far a number may be off, relative to the right one where that is above 1.
+    """  # noqa: E501
+    pairs = zip(completions, columns[column], strict=True)
+    return [float(is_same(found_in(text_of(said)), right(answer), tolerance)) for said, answer in pairs]
+
+
+def right(answer: Any) -> str:
+    """The answer of the data, which may be a whole solution."""
+    text = str(answer)
+    return marked(text) or text.strip()
+
+
+def found_in(text: str) -> str:
+    """The answer that a completion comes to; nothing where it has no number and marks none."""
+    numbers = NUMBERS.findall(text)
+    return marked(text) or (numbers[-1].strip() if numbers else "")
+
+
+def marked(text: str) -> str:
+    r"""What a text marks as its answer, in `\boxed{}` or behind `####`."""
+    start = text.rfind("\\boxed{")
+    if start >= 0:
+        return braced(text[start + len("\\boxed") :])
+    return text.rpartition("####")[2].strip().split("\n")[0] if "####" in text else ""
+
+
+def braced(text: str) -> str:
+    """The content of the braces that a text begins with, to its end where they are not closed."""
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if depth == 0:
+            return text[1:place].strip()
+    return text[1:].strip()
+
+
+def is_same(said: str, answer: str, tolerance: float) -> bool:
+    """Whether two answers are equal, as numbers where they are numbers."""
+    number, wanted = as_number(said), as_number(answer)
+    if number is None or wanted is None:
+        return bool(plain(said)) and plain(said) == plain(answer)
+    close = Fraction(tolerance) * max(Fraction(1), abs(wanted))
+    if abs(number - wanted) <= close:
+        return True
+    # `50%` is 0.5, but who is asked for a percentage may leave the sign away.
+    return ("%" in said) != ("%" in answer) and abs(
+        number * (100 if "%" in said else Fraction(1, 100)) - wanted
+    ) <= close
+
+
+def as_number(text: str) -> Fraction | None:
+    """A decimal, fraction, mixed number or percentage; None for anything else."""
+    bare = plain(text)
+    share = Fraction(1, 100) if bare.endswith("%") else Fraction(1)
+    bare = bare.removesuffix("%").removesuffix("\\")
+    mixed = re.fullmatch(r"([-+]?\d+)\((\d+)/(\d+)\)", bare)
+    try:
+        if mixed:
+            whole, part = int(mixed[1]), Fraction(int(mixed[2]), int(mixed[3]))
+            return share * (whole - part if mixed[1].startswith("-") else whole + part)
+        above, _, below = bare.replace("(", "").replace(")", "").partition("/")
+        return share * Fraction(without_commas(above)) / Fraction(without_commas(below) if below else 1)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        return None
+
+
+def without_commas(number: str) -> str:
+    """`1,000,000` as Python reads it; other commas stay."""
+    return number.replace(",", "") if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", number) else number
+
+
+def plain(text: str) -> str:
+    r"""Without spaces, dollars and LaTeX's decoration, behind the last `=`; `\frac{a}{b}` becomes `(a/b)`."""
+    bare = DECORATION.sub(lambda found: "".join((found[1] or "").split()), text.replace("−", "-"))
+    bare = LATEX_FRACTION.sub(lambda found: f"({found[1] or found[2]}/{found[3] or found[4]})", bare)
+    return bare.rpartition("=")[2].strip(".").casefold()
+
+
+def reward_model(
+    prompts: Sequence[Text],
+    completions: Sequence[Text],
+    *,
+    path: str,
+    revision: str | None = None,
+    batch_size: int = 8,
+) -> list[float]:
+    """What a model says of each completion behind its prompt.
+
+    Args:
+        path: a run's folder, a model's folder, or its Hub id.
+        revision: of a model on the Hub.
+        batch_size: completions that it reads at once.
+    """
+    model, tokenizer = load_judge(path, revision)
+    texts = [whole_text(tokenizer, prompt, said) for prompt, said in zip(prompts, completions, strict=True)]
+    scores: list[float] = []
+    for first in range(0, len(texts), batch_size):
+        some = texts[first : first + batch_size]
+        batch = tokenizer(some, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False).to(
+            model.device
+        )
+        with torch.no_grad():
+            scores += (
+                model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+                .logits[:, 0]
+                .float()
+                .tolist()
+            )
+    return scores
+
+
+def whole_text(tokenizer: PreTrainedTokenizerBase, prompt: Text, completion: Text) -> str:
+    """A prompt and its completion, as the judge read them in its training."""
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return prompt + completion
+    messages: list[Any] = [*prompt, *completion]
+    return str(tokenizer.apply_chat_template(messages, tokenize=False))
+
+
+@cache
+def load_judge(path: str, revision: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model on the run's device, whole on each process, and its tokenizer.
+
+    Raises:
+        RecipeError: there is none, or it does not give one number.
+    """
+    folder = str(Run(Path(path)).export_folder) if Run(Path(path)).export_folder.is_dir() else path
+    try:
+        with whole_under_zero3():
+            model = AutoModelForSequenceClassification.from_pretrained(
+                folder, revision=revision or "main", dtype="auto"
+            )
+        tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision or "main")
+    except (OSError, ValueError, KeyError) as problem:
+        raise RecipeError(
+            f"the reward model {path} cannot be loaded: {' '.join(str(problem).split())[:400]}"
+        ) from problem
+    if model.config.num_labels != 1:
+        raise RecipeError(
+            f"the reward model {path} gives {model.config.num_labels} numbers of a text. A reward is one: take"
+            " another."
+        )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.get_text_config().pad_token_id = (
+        tokenizer.pad_token_id
+    )  # the score is that of the last token that is no padding
+    return model.to(PartialState().device).eval().requires_grad_(False), tokenizer
+
+
+@contextmanager
+def whole_under_zero3() -> Iterator[None]:
+    """While it is open, models are loaded whole also where the run's DeepSpeed profile would cut them into parts."""
+    found = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = found
+
+
+REWARDS: dict[str, Callable[..., Any]] = {
+    "exact_match": exact_match,
+    "maths_answer": maths_answer,
+    "format": matches_format,
+    "length": length,
+    "reward_model": reward_model,
+}
+CHECKS: dict[str, Callable[..., None]] = {"format": check_pattern, "length": check_bounds}

@@ -1,1 +1,0 @@
-"""What a completion is worth."""

@@ -1,1 +1,0 @@
-"""What stages that train on their own samples share."""

@@ -1,0 +1,341 @@
+"""Heartbeats of all processes, and which of them failed when a collective fails."""
+
+import faulthandler
+import math
+import os
+import signal
+import socket
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from cpt.checkpoints.resume import published_checkpoints, step_of
+from cpt.errors import CptError, Interrupted, LaunchError
+from cpt.hardware import GIB
+from cpt.ranks import is_main_process, rank, same_command, world_size
+from cpt.runs.events import record_event
+from cpt.runs.folder import is_alive
+from cpt.runs.record import Run
+from cpt.runs.signs import Phase, Sign, is_of_this_host, name_processes, read_signs, write_sign
+from cpt.training.trainer import CPTTrainer
+
+STACKS = "stacks"
+SECONDS_BETWEEN_WRITES = 1.0
+SECONDS_BETWEEN_PULSES = 2.0
+STEPS_LOOKED_AT = 20
+SECONDS_BETWEEN_CPU_LOOKS = 10.0  # at the processor's time
+LEAST_WORK = 0.01  # share of the time of one core, which waiting does not take and a slow disk still lets through
+SIGNAL_FOR_STACKS = signal.SIGUSR2
+OUTSIDE_OF_TRAINING = ("starting", "ending")
+
+
+class Heartbeat(TrainerCallback):
+    """Writes `heartbeats/rank-N.json`: `beats` counts progress, `pulse` only shows that the process is there.
+
+    Progress is a step, a micro-batch or a batch of an evaluation. Before the first step and after the last one it is
+    processor time: hashing checkpoints, tokenizing, compiling and merging take as long as they need. A thread writes
+    the pulse every two seconds. At the end of its context the process writes which error ended it.
+
+    SIGUSR2 writes the stacks of all threads to `stacks/rank-N.txt`, even while the process hangs in a library.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.beats = self.pulse = 0
+        self.ended: str | None = None
+        self.seconds: deque[float] = deque(maxlen=STEPS_LOOKED_AT)
+        self.step_began, self.written = 0.0, -math.inf
+        stacks = folder / STACKS / f"rank-{rank()}.txt"
+        stacks.parent.mkdir(parents=True, exist_ok=True)
+        self.stacks = stacks.open("w")  # stays open: the signal may come at any time
+        faulthandler.register(SIGNAL_FOR_STACKS, file=self.stacks, all_threads=True)
+        self.phase: Phase = "starting"
+        self.step = 0
+        self.lock = threading.Lock()
+        self.is_over = threading.Event()
+        self.beat("starting", 0)
+
+    def __enter__(self) -> "Heartbeat":
+        """Start the thread that shows from here on that the process is there."""
+        self.thread = threading.Thread(target=self.watch, name="cpt-heartbeat", daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.is_over.set()
+        self.thread.join()
+        self.ended = own_words(problem)
+        self.tell()
+
+    def watch(self) -> None:
+        """Write a pulse. Outside of the training, processor time counts as progress; waiting for others takes next to
+        none."""
+        looked, worked = time.perf_counter(), seconds_worked()
+        while not self.is_over.wait(SECONDS_BETWEEN_PULSES):
+            now = time.perf_counter()
+            with self.lock:
+                if now - self.written >= SECONDS_BETWEEN_PULSES:
+                    self.tell()
+            if self.phase not in OUTSIDE_OF_TRAINING or now - looked < SECONDS_BETWEEN_CPU_LOOKS:
+                continue
+            worked_before, worked = worked, seconds_worked()
+            is_busy = worked - worked_before >= LEAST_WORK * (now - looked)
+            looked = now
+            with self.lock:
+                if is_busy and self.phase in OUTSIDE_OF_TRAINING:
+                    self.write(self.phase, self.step)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.step_began = time.perf_counter()
+        self.beat("training", state.global_step)
+
+    def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.beat("training", state.global_step)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.seconds.append(time.perf_counter() - self.step_began)
+        self.beat("between" if control.should_evaluate or control.should_save else "training", state.global_step)
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Evaluations before the first step and after the last are part of start and end."""
+        self.beat("between" if self.phase == "training" else self.phase, state.global_step)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.beat("ending", state.global_step)
+
+    def beat(self, phase: Phase, step: int) -> None:
+        with self.lock:
+            self.write(phase, step)
+
+    def write(self, phase: Phase, step: int) -> None:
+        """Count progress; written at most once a second, but a new phase at once. The caller holds the lock."""
+        self.beats += 1
+        self.step = step
+        now = time.perf_counter()
+        if phase == self.phase and now - self.written < SECONDS_BETWEEN_WRITES:
+            return
+        self.phase = phase
+        self.tell()
+
+    def tell(self) -> None:
+        self.written, self.pulse = time.perf_counter(), self.pulse + 1
+        median = statistics.median(self.seconds) if len(self.seconds) >= 3 else None
+        # Of all devices, since another thread's current device is 0 on every rank. This process uses one of them.
+        peaks = (
+            map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count()))
+            if torch.cuda.is_initialized()
+            else ()
+        )
+        peak = max((round(peak / GIB, 3) for peak in peaks), default=None)
+        sign = Sign(
+            rank(),
+            os.getpid(),
+            socket.gethostname(),
+            self.phase,
+            self.step,
+            self.beats,
+            median,
+            peak,
+            self.pulse,
+            self.ended,
+        )
+        write_sign(self.folder, sign)
+
+
+def seconds_worked() -> float:
+    """Processor time of this process and its children so far, without that of the calling thread."""
+    this, total = psutil.Process(), -time.thread_time()
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            total += sum(process.cpu_times()[:4])  # user and system, own and of children that ended
+    return total
+
+
+def lost_others(problem: BaseException) -> bool:
+    """Whether a collective failed: a process that it needed is gone, cannot be reached, or took longer than the group
+    waits."""
+    if world_size() == 1 or not isinstance(problem, RuntimeError):
+        return False
+    # gloo raises plain RuntimeErrors, which begin with the place in its own sources.
+    return isinstance(problem, dist.DistError) or "gloo/transport" in str(problem)
+
+
+def own_words(problem: BaseException | None) -> str:
+    """The error or the interruption that ended this process; empty if it succeeded or failed because of others."""
+    if problem is None or isinstance(problem, SystemExit | LaunchError) or lost_others(problem):
+        return ""
+    return f"{type(problem).__name__}: {problem}"
+
+
+SECONDS_FOR_AN_ANSWER = 8.0  # four pulses
+SECONDS_BETWEEN_LOOKS = 0.2
+
+
+class StepBoundary(TrainerCallback):
+    """Knows whether a step is half done: then weights and position do not belong together."""
+
+    def __init__(self) -> None:
+        self.is_within = False
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.is_within = True
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.is_within = False
+
+
+@contextmanager
+def saved_on_errors(trainer: CPTTrainer) -> Iterator[None]:
+    """While it is open: an exception between two steps saves what was trained; any other names the checkpoint that the
+    run resumes from.
+
+    With several processes nothing is saved: the others do not know that this one has failed, and wait for its part of
+    the next step.
+    """
+    boundary = StepBoundary()
+    trainer.add_callback(boundary)
+    try:
+        yield
+    except CptError:
+        raise
+    except Exception as problem:
+        step, folder = trainer.state.global_step, trainer.run_folder
+        known = [step_of(checkpoint) for checkpoint in published_checkpoints(folder)]
+        if world_size() == 1 and not boundary.is_within and step > max(known, default=0):
+            trainer.checkpointer.save_once("full")
+            trainer.checkpointer.wait_for_saves()
+        if is_main_process() and not lost_others(problem):
+            what = f"The run failed after step {step}: {type(problem).__name__}: {problem}."
+            record_event(folder, "failed", f"{what} {resumes_from(folder)}", step=step)
+        raise
+
+
+def resumes_from(folder: Path) -> str:
+    """What the next start will do."""
+    checkpoints = published_checkpoints(folder)
+    return f"{same_command()} resumes from {checkpoints[-1].name}." if checkpoints else "Nothing was saved yet."
+
+
+@dataclass(frozen=True)
+class LivenessReport:
+    """What the heartbeats of all processes show."""
+
+    all: list[Sign]
+    gone: list[Sign]
+    """Gave no pulse."""
+    failed: list[Sign]
+    """Ended with an error or an interruption of their own."""
+
+    @property
+    def first_left(self) -> int:
+        """The rank that speaks for the rest."""
+        lost = {sign.rank for sign in (*self.gone, *self.failed)}
+        return min(set(range(world_size())) - lost, default=0)
+
+
+@contextmanager
+def lost_ranks_named(run: Run) -> Iterator[None]:
+    """While it is open: a failed collective becomes an error that names the lost processes, also in events.jsonl and
+    status.json.
+
+    Raises:
+        LaunchError: in place of the library's error.
+        Interrupted: another process was stopped by a signal outside of the training.
+    """
+    try:
+        yield
+    except RuntimeError as problem:
+        if not lost_others(problem):
+            raise
+        report = find_lost_ranks(run.folder)
+        interrupted = [sign for sign in report.failed if str(sign.ended).startswith(Interrupted.__name__)]
+        if interrupted:
+            who = name_processes(interrupted, report.all)
+            raise Interrupted(f"{who} was stopped by a signal. {resumes_from(run.folder)}") from problem
+        message = f"{what_happened(report, problem)} {resumes_from(run.folder)}"
+        if rank() == report.first_left:
+            lost = [sign.rank for sign in (*report.gone, *report.failed)]
+            record_event(
+                run.folder, "lost", message, step=max((sign.step for sign in report.all), default=None), processes=lost
+            )
+            if rank() != 0:  # the main process cannot write it
+                run.put_status("failed", error=LaunchError.__name__, message=message, exit_code=LaunchError.exit_code)
+        raise LaunchError(message) from problem
+
+
+def find_lost_ranks(folder: Path) -> LivenessReport:
+    """Wait until each process gave a pulse, ended, or had the time for several pulses.
+
+    For processes of this host the system is asked as well, which answers at once.
+    """
+
+    def others() -> list[Sign]:
+        return [sign for sign in read_signs(folder) if sign.rank != rank() and sign.rank < world_size()]
+
+    first = {sign.rank: sign.pulse for sign in others()}
+    end = time.monotonic() + SECONDS_FOR_AN_ANSWER
+    while True:
+        signs = others()
+        silent = [sign for sign in signs if sign.ended is None and sign.pulse == first.get(sign.rank)]
+        dead = [sign for sign in silent if is_of_this_host(sign) and not is_alive(sign.pid)]
+        if len(silent) == len(dead) or time.monotonic() > end:
+            return LivenessReport(read_signs(folder), silent, [sign for sign in signs if sign.ended])
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def what_happened(report: LivenessReport, problem: RuntimeError) -> str:
+    if report.failed:
+        ended = "; ".join(f"{name_processes([sign], report.all)} ended with {sign.ended}" for sign in report.failed)
+        return f"{ended}. The others cannot continue without it."
+    if report.gone:
+        steps = ", ".join(sorted({str(sign.step) for sign in report.gone}))
+        return f"{name_processes(report.gone, report.all)} is gone: its last heartbeat is of step {steps}."
+    return (
+        f"The processes lost each other, but all are there: {name_processes(report.all, report.all)}. The network"
+        " between them broke, or one took longer than `training.ddp_timeout`."
+        f" {type(problem).__name__}: {problem}."
+    )
+
+
+class GroupTimeouts(TrainerCallback):
+    """Sets the timeout of all groups when training begins, and again after the first step, for which some are made.
+
+    DeepSpeed's groups wait 30 minutes over gloo and 10 with NCCL, whatever the recipe says. torch has no public way to
+    change that.
+    """
+
+    def __init__(self) -> None:
+        self.is_first_step = True
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        set_timeouts(args)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.is_first_step:
+            self.is_first_step = False
+            set_timeouts(args)
+
+
+def set_timeouts(args: TrainingArguments) -> None:
+    for group in list(distributed_c10d._world.pg_map) if dist.is_initialized() else []:
+        distributed_c10d._set_pg_timeout(args.ddp_timeout_delta, group)
