@@ -3,5 +3,39 @@
 Read in DeepSpeed 0.19.
 """
 
-# dotted name -> its parameters ("" for what is not called), why, what ends it
-USED: dict[str, tuple[str, str, str]] = {}
+from collections.abc import Callable
+from typing import Any
+
+USED = {  # dotted name -> its parameters ("" for what is not called), why, what ends it
+    "deepspeed.runtime.engine.DeepSpeedEngine._zero3_consolidated_16bit_state_dict": (
+        "exclude_frozen_parameters",
+        "gather ZeRO-3's weights on the main process; the public function writes them to a file",
+        "a public function that returns them",
+    ),
+    "deepspeed.runtime.engine.DeepSpeedEngine._config": ("", "see `stop_loading_universal`", "an argument of load"),
+    "deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3._get_norm_groups": (
+        "",
+        "an infinite norm makes ZeRO-3 skip a bad step, without a further wait",
+        "a public hook before the update",
+    ),
+}
+
+
+def gather_zero3_weights(engine: Any, *, only_trained: bool) -> dict[str, Any] | None:
+    """The weights, on the main process; every process must call it."""
+    weights: dict[str, Any] | None = engine._zero3_consolidated_16bit_state_dict(
+        exclude_frozen_parameters=only_trained
+    )
+    return weights
+
+
+def stop_loading_universal(engine: Any) -> None:
+    """What the run saves from now on is of its own processes."""
+    engine._config.load_universal_checkpoint = False
+
+
+def replace_norms_of_groups(optimizer: Any, norms: Callable[[], Any]) -> Callable[[], Any]:
+    """Let ZeRO-3 read the norms of its groups from this function; returns its own."""
+    own: Callable[[], Any] = optimizer._get_norm_groups
+    optimizer._get_norm_groups = norms
+    return own

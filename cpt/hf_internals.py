@@ -1,16 +1,272 @@
 """Every private name of transformers, TRL, peft, accelerate and the libraries around them that cpt uses, with its
 reason; `USED` is the contract that a test checks.
 
-Read in transformers 5.17 and 5.23, TRL 1.12, peft 0.21, accelerate 1.15.
+Read in transformers 5.17 and 5.23, TRL 1.12 and 1.16, peft 0.21, accelerate 1.15.
 """
 
-from transformers import PreTrainedModel
+import atexit
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel, Trainer
+else:  # this file stays cheap to import: the classes below are mixed into the libraries' own
+    Trainer = object
+
+LOOP = "a public hook around it"
 USED = {  # dotted name -> its parameters ("" for what is not called), why, what ends it
     "transformers.PreTrainedModel._supports_sdpa": ("", "which attention a family has", "a public list of them"),
+    "transformers.Trainer._prepare_for_training": (
+        "max_steps, train_dataloader, resume_from_checkpoint",
+        "FSDP2, universal checkpoints and untrusted pickles are loaded by us, once all is wrapped",
+        LOOP,
+    ),
+    "transformers.Trainer._load_from_checkpoint": ("resume_from_checkpoint, model", "read pickles as data only", LOOP),
+    "transformers.Trainer._load_rng_state": ("checkpoint", "resume with another number of processes", LOOP),
+    "transformers.Trainer._run_epoch": ("", "restart after out-of-memory; a stop before the first step", LOOP),
+    "transformers.Trainer._clip_grad_norm": ("model", "the norm is judged before it is used, on the device", LOOP),
+    "transformers.Trainer._get_grad_norm": ("model, grad_norm", "the same norm is logged, without a wait", LOOP),
+    "transformers.Trainer._maybe_log_save_evaluate": ("", "skipped steps are known before anything is logged", LOOP),
+    "transformers.Trainer._save_checkpoint": ("model, trial", "a save is one transaction", LOOP),
+    "transformers.Trainer._save": ("output_dir, state_dict", "the model's part of that transaction", LOOP),
+    "transformers.Trainer._push_from_checkpoint": ("checkpoint_folder", "push after publishing", "a public push"),
+    "transformers.Trainer._tr_loss": ("", "a skipped step's loss does not count", "a public running loss"),
+    "transformers.Trainer._globalstep_last_logged": ("", "how many steps a logged mean has", "a public running loss"),
+    "trl.trainer.base_trainer._BaseTrainer._send_telemetry": (
+        "",
+        "cpt sends nothing",
+        "an argument that turns it off",
+    ),
+    "trl.SFTTrainer._prepare_dataset": ("dataset", "rows are tokenised already", "an argument for it"),
+    "trl.GRPOTrainer._prepare_inputs": ("", "prompts by their number, completions that outlive a stop", LOOP),
+    "trl.GRPOTrainer._generate_single_turn": ("", "name the remedy when sampling is out of memory", LOOP),
+    "trl.GRPOTrainer._calculate_rewards": ("", "PPO and SPO need each reward", LOOP),
+    "trl.GRPOTrainer._generate_and_score_completions": ("inputs", "PPO and SPO have advantages of their own", LOOP),
+    "trl.GRPOTrainer._get_per_token_logps_and_entropies": (
+        "model, input_ids, attention_mask, logits_to_keep, batch_size",
+        "values of the same states; log-probabilities before the first step",
+        LOOP,
+    ),
+    "trl.GRPOTrainer._compute_loss": ("model, inputs", "the values' loss beside the policy's", LOOP),
+    "trl.GRPOTrainer._metrics": ("", "figures of a stage in TRL's log", "a public way to add one"),
+    "trl.GRPOTrainer._buffered_inputs": ("", "a checkpoint within a generation has its completions", "TRL saves them"),
+    "trl.GRPOTrainer._step": ("", "the count of micro-batches where a run resumes", "TRL restores it"),
+    "trl.experimental.cpo.CPOTrainer._stored_metrics": ("", "figures of an evaluation", "`_metrics` there too"),
+    "accelerate.state.GradientState._set_sync_gradients": ("sync_gradients", "skip an update", "a public way to skip"),
+    "accelerate.state.PartialState._shared_state": ("", "FSDP2 over gloo on a CPU", "accelerate shards on a CPU"),
+    "transformers.PreTrainedModel._keys_to_ignore_on_save": ("", "a value head is not exported", "a public list"),
+    "transformers.PreTrainedConfig._attn_implementation": ("", "which attention a model has", "a public property"),
+    "atexit._run_exitfuncs": ("", "trackers finish before `os.execve` and `os._exit`", "a public way to run them"),
+    "os._exit": ("status", "leave without Python's shutdown, in which gloo hangs", "gloo ends cleanly"),
 }
 
 
-def supports_sdpa(model: PreTrainedModel | type[PreTrainedModel]) -> bool:
+def supports_sdpa(model: "PreTrainedModel | type[PreTrainedModel]") -> bool:
     """True where the family of this model has torch's fused attention."""
     return bool(model._supports_sdpa)
+
+
+def attention_of(config: Any) -> str | None:
+    """Name of the attention that a model was built with."""
+    name: str | None = config._attn_implementation
+    return name
+
+
+def leave_out_of_saves(model: "nn.Module", names: set[str]) -> None:
+    """Let `save_pretrained` skip these weights."""
+    owner: Any = model
+    owner._keys_to_ignore_on_save = {*(owner._keys_to_ignore_on_save or ()), *names}
+
+
+def skip_update(gradient_state: Any) -> None:
+    """accelerate's optimizer only steps with gradients of all ranks."""
+    gradient_state._set_sync_gradients(False)
+
+
+def shared_state_of_processes() -> dict[str, Any]:
+    """What all of accelerate's state objects share."""
+    from accelerate.state import PartialState
+
+    state: dict[str, Any] = PartialState._shared_state
+    return state
+
+
+def run_exit_functions() -> None:
+    """What was registered for the end of this process."""
+    atexit._run_exitfuncs()
+
+
+def exit_now(code: int) -> NoReturn:
+    """End this process without Python's shutdown."""
+    os._exit(code)
+
+
+class TrainerHooks(Trainer):
+    """Public names for the private methods that CPTTrainer overrides; each gets what it replaces as a function."""
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        prepare = partial(super()._prepare_for_training, max_steps, train_dataloader)
+        return self.prepare_for_training(resume_from_checkpoint, prepare)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        self.load_weights(
+            resume_from_checkpoint, partial(super()._load_from_checkpoint, resume_from_checkpoint, model)
+        )
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            self.load_random_states(checkpoint, partial(super()._load_rng_state, checkpoint))
+
+    def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
+        self.run_epoch(partial(super()._run_epoch, **options))
+
+    def _clip_grad_norm(self, model: "nn.Module") -> Any:
+        return self.clip_grad_norm(partial(super()._clip_grad_norm, model))
+
+    def _get_grad_norm(self, model: "nn.Module", grad_norm: Any = None) -> Any:
+        return self.get_grad_norm(grad_norm, partial(super()._get_grad_norm, model, grad_norm))
+
+    def clip_and_measure(self, model: "nn.Module") -> Any:
+        """The Trainer's own clipping; returns the norm before it."""
+        clipped = super()._clip_grad_norm(model) if self.args.max_grad_norm > 0 else None
+        return super()._get_grad_norm(model, clipped)
+
+    def _maybe_log_save_evaluate(self, *arguments: Any, **options: Any) -> None:
+        self.log_save_evaluate(partial(super()._maybe_log_save_evaluate, *arguments, **options))
+
+    def _save_checkpoint(self, model: "nn.Module", trial: Any) -> None:
+        self.save_checkpoint()
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        self.save_model_files(output_dir, state_dict, super()._save)
+
+    def save_files(self, folder: str, weights: Any) -> None:
+        """Save the model with these weights, its config and the tokenizer."""
+        self._save(folder, weights)
+
+    def push_from_checkpoint(self, folder: str) -> None:
+        self._push_from_checkpoint(folder)
+
+    @property
+    def loss_since_log(self) -> "torch.Tensor":
+        """The sum of losses since the last log; the Trainer adds to it in place."""
+        loss: torch.Tensor = self._tr_loss
+        return loss
+
+    @property
+    def last_logged_step(self) -> int:
+        step: int = self._globalstep_last_logged
+        return step
+
+    if TYPE_CHECKING:  # CPTTrainer has these
+
+        def prepare_for_training(self, checkpoint: str | None, prepare: Callable[[str | None], Any]) -> Any: ...
+        def load_weights(self, checkpoint: str, load: Callable[[], None]) -> None: ...
+        def load_random_states(self, checkpoint: str, load: Callable[[], None]) -> None: ...
+        def run_epoch(self, run: Callable[[], None]) -> None: ...
+        def clip_grad_norm(self, clip: Callable[[], Any]) -> Any: ...
+        def get_grad_norm(self, clipped: Any, measure: Callable[[], Any]) -> Any: ...
+        def log_save_evaluate(self, proceed: Callable[[], None]) -> None: ...
+        def save_checkpoint(self) -> None: ...
+        def save_model_files(self, folder: Any, weights: Any, save: Callable[..., None]) -> None: ...
+
+
+class ExampleHooks(Trainer):
+    """The same for every trainer of TRL."""
+
+    def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
+        """Rows are tokenised already."""
+        return dataset
+
+    def _send_telemetry(self) -> None:
+        """Nothing is sent."""
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        return super()._prepare_inputs(self.inputs_of_process(inputs))
+
+    def inputs_of_process(self, inputs: Any) -> Any:
+        """What this process takes of a batch."""
+        return inputs
+
+    def prepare_inputs(self, inputs: Any) -> Any:
+        """The batch on this process's device; of a stage that samples, its completions."""
+        return self._prepare_inputs(inputs)
+
+    @property
+    def trl_metrics(self) -> dict[str, dict[str, list[float]]]:
+        """What TRL's trainer measured since the last log, by `train` and `eval`; empty where it measures nothing."""
+        found: dict[str, dict[str, list[float]]] = vars(self).get("_metrics") or vars(self).get("_stored_metrics", {})
+        return found
+
+
+class SamplingHooks(Trainer):
+    """The same for TRL's trainers that sample."""
+
+    _step: int
+    _buffered_inputs: list[dict[str, Any]] | None
+
+    @property
+    def micro_batches_done(self) -> int:
+        """TRL's count of micro-batches."""
+        return self._step
+
+    @micro_batches_done.setter
+    def micro_batches_done(self, number: int) -> None:
+        self._step = number
+
+    @property
+    def sampled_batches(self) -> list[dict[str, Any]] | None:
+        """The micro-batches of the generation in use."""
+        return self._buffered_inputs
+
+    @sampled_batches.setter
+    def sampled_batches(self, batches: list[dict[str, Any]] | None) -> None:
+        self._buffered_inputs = batches
+
+    def _generate_single_turn(self, *arguments: Any, **options: Any) -> Any:
+        return self.sample(partial(super()._generate_single_turn, *arguments, **options))  # type: ignore[misc]
+
+    def sample(self, generate: Callable[[], Any]) -> Any:
+        return generate()
+
+    def _calculate_rewards(self, *arguments: Any, **options: Any) -> "torch.Tensor":
+        rewards: torch.Tensor = super()._calculate_rewards(*arguments, **options)  # type: ignore[misc]
+        self.note_rewards(rewards)
+        return rewards
+
+    def note_rewards(self, rewards: "torch.Tensor") -> None:
+        """Each reward [B, rewards] of the completions of all processes; NaN where one does not apply."""
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        made: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        return self.scored(inputs, made)
+
+    def scored(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
+        """A generation with its advantages."""
+        return made
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, ids: Any, mask: Any, kept: int, *more: Any, **options: Any
+    ) -> Any:
+        forward = partial(super()._get_per_token_logps_and_entropies, model, ids, mask, kept, *more, **options)  # type: ignore[misc]
+        return self.forward_completions(forward, kept)
+
+    def forward_completions(self, forward: Callable[[], Any], kept: int) -> Any:
+        """Log-probabilities and entropies of the last `kept` tokens."""
+        return forward()
+
+    def score_tokens(self, model: Any, ids: Any, mask: Any, kept: int, *, batch_size: int) -> "torch.Tensor":
+        """Log-probabilities [B, T] of the last `kept` tokens."""
+        found, *_ = self._get_per_token_logps_and_entropies(model, ids, mask, kept, batch_size=batch_size)
+        log_probabilities: torch.Tensor = found
+        return log_probabilities
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> "torch.Tensor":
+        return self.loss_of_completions(super()._compute_loss(model, inputs), inputs)  # type: ignore[misc]
+
+    def loss_of_completions(self, policy_loss: "torch.Tensor", inputs: dict[str, Any]) -> "torch.Tensor":
+        return policy_loss

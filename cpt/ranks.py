@@ -1,6 +1,5 @@
 """Which of the run's processes this one is, and how all of them agree."""
 
-import atexit
 import os
 import sys
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from typing import Any, NoReturn, TypeVar
 
 import cpt.errors
 from cpt.errors import CptError
+from cpt.hf_internals import exit_now, run_exit_functions
 
 Result = TypeVar("Result")
 CONTINUE = "CPT_CONTINUE"  # set for a run that began with `--new`, so that all its processes name the same command
@@ -80,10 +80,10 @@ def leave(code: int) -> NoReturn:
     """
     if not has_process_group():
         sys.exit(code)
-    atexit._run_exitfuncs()
+    run_exit_functions()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    exit_now(code)
 
 
 def main_process_first(work: Callable[[], Result]) -> Result:

@@ -4,12 +4,21 @@ Read in torch 2.11 and 2.13.
 """
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import torch
+from torch.distributed import distributed_c10d
 
 USED = {  # dotted name -> its parameters ("" for what is not called), why, what ends it
     "torch._foreach_norm": ("self, ord, dtype", "norms of all gradients in a few kernels", "a public foreach norm"),
     "torch._foreach_mul_": ("self, tensor", "scale all gradients in a few kernels", "a public foreach product"),
+    "torch._foreach_div_": ("self, scalar", "average all gradients in a few kernels", "a public foreach division"),
+    "torch.distributed.distributed_c10d._world": ("", "all process groups, those of libraries too", "a public list"),
+    "torch.distributed.distributed_c10d._set_pg_timeout": (
+        "timeout, group",
+        "`training.ddp_timeout` for groups that exist; DeepSpeed's wait 10 or 30 minutes whatever the recipe says",
+        "a public way to change it",
+    ),
 }
 
 
@@ -20,3 +29,13 @@ def foreach_norm(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def foreach_multiply(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
     torch._foreach_mul_(tuple(tensors), factor)
+
+
+def foreach_divide(tensors: Sequence[torch.Tensor], number: float) -> None:
+    torch._foreach_div_(tuple(tensors), number)
+
+
+def set_group_timeouts(timeout: timedelta) -> None:
+    """Let collectives of every process group wait so long."""
+    for group in list(distributed_c10d._world.pg_map):
+        distributed_c10d._set_pg_timeout(timeout, group)

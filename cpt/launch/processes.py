@@ -1,6 +1,5 @@
 """Join the run's processes: what the launcher did not set up is set up here, before the model is built."""
 
-import atexit
 import logging
 import os
 import shutil
@@ -19,6 +18,7 @@ import torch.distributed as dist
 
 from cpt.errors import LaunchError, ResourceError
 from cpt.hardware import Gpu, announce_compiling, find_gpus, require_programs, scripts_folder
+from cpt.hf_internals import run_exit_functions
 from cpt.launch.agreement import agree_with_launcher
 from cpt.ranks import is_main_process, leave, rank, world_size
 
@@ -176,7 +176,7 @@ def leave_processes(then: Sequence[str] = ()) -> None:
     dist.barrier()
     if not then or not is_main_process():
         leave(0)
-    atexit._run_exitfuncs()
+    run_exit_functions()
     sys.stdout.flush()
     sys.stderr.flush()
     for number in map(int, os.listdir("/dev/fd")):

@@ -17,6 +17,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from cpt.data.held_out import HeldOutSet
 from cpt.data.rows.rows import IGNORED
 from cpt.errors import RecipeError
+from cpt.hf_internals import ExampleHooks
 from cpt.models.families.gpt2 import CptGPT2ForCausalLM
 from cpt.models.families.minimind_moe import BalancedForCausalLM, MiniMind2MoEForCausalLM
 from cpt.stages.models import PACKED
@@ -27,7 +28,7 @@ LOSS = "_loss"
 UNKNOWN_LOSS = "Unknown loss type"  # how TRL's message begins
 
 
-class ExampleTrainer(CPTTrainer):
+class ExampleTrainer(ExampleHooks, CPTTrainer):
     """To be put in front of a trainer of TRL's: `class DPOTrainer(ExampleTrainer, trl.DPOTrainer)`.
 
     TRL's own loss, metrics and generation stay; data, optimizer, schedule, checkpoints and safety are those of every
@@ -69,13 +70,6 @@ class ExampleTrainer(CPTTrainer):
         """TRL takes nothing but a `datasets.Dataset`, and looks at its first row."""
         return ShownRows.from_list([rows[0]])
 
-    def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
-        """Rows are tokenised already."""
-        return dataset
-
-    def _send_telemetry(self) -> None:
-        """Nothing is sent."""
-
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
         collate: Callable[[list[Any]], Any] = self.data_collator
         return collate
@@ -95,7 +89,7 @@ class ExampleTrainer(CPTTrainer):
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
         """Without TRL's count of tokens, which begins anew with each resume."""
-        for figures in vars(self).get("_metrics", {}).values():
+        for figures in self.trl_metrics.values():
             figures.pop("num_tokens", None)
         super().log(logs, *arguments, **options)
 
@@ -141,7 +135,7 @@ class ExampleTrainer(CPTTrainer):
     def figures_of(self, rows: list[Any]) -> dict[str, float]:
         """The loss of a batch of all processes; TRL notes its own figures meanwhile."""
         collate = self.collate_examples() or self.data_collator
-        batch = self._prepare_inputs(collate(rows))
+        batch = self.prepare_inputs(collate(rows))
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(self.model, batch)
         return {"loss": self.accelerator.gather(loss.detach().reshape(1)).mean().item()}
@@ -150,8 +144,7 @@ class ExampleTrainer(CPTTrainer):
     def metrics_of_evaluation(self) -> dict[str, list[float]]:
         """Where TRL's trainer puts what it measures while the model is in evaluation mode: means over all
         processes."""
-        metrics: dict[str, dict[str, list[float]]] = vars(self)["_metrics"]
-        return metrics["eval"]
+        return self.trl_metrics["eval"]
 
     def batches_of(self, num_rows: int) -> Iterator[tuple[list[int], int]]:
         """Row numbers of this process's micro-batches, and how many rows the processes have together each time.
@@ -230,8 +223,7 @@ class WithoutReference(ExampleTrainer):
     @property
     def metrics_of_evaluation(self) -> dict[str, list[float]]:
         """They keep those of an evaluation among those of the training."""
-        metrics: dict[str, dict[str, list[float]]] = vars(self)["_stored_metrics"]
-        return metrics["train"]
+        return self.trl_metrics["train"]
 
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
         """The figures of one set; what was measured in training since the last log is put back after it."""

@@ -1,6 +1,6 @@
 """Stages that sample what they train on: prompts by number, completions that survive an interruption, rewards."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, split
 from cpt.checkpoints.safe_load import load_data
 from cpt.data.loader import CPTDataLoader
 from cpt.errors import RecipeError, ResourceError
+from cpt.hf_internals import SamplingHooks
 from cpt.ranks import world_size
 from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer, fit_fused_head
@@ -29,11 +30,8 @@ from cpt.training.resuming import written_for
 STAGE_FILE = "stage_state.pt"
 
 
-class PromptTrainer(ExampleTrainer):
+class PromptTrainer(SamplingHooks, ExampleTrainer):
     """Rows are prompts: each micro-batch gets those of its generation, and TRL's trainer answers them."""
-
-    _step: int
-    _buffered_inputs: list[dict[str, Any]] | None
 
     @property
     def generations(self) -> Generations:
@@ -58,16 +56,16 @@ class PromptTrainer(ExampleTrainer):
             collate_fn=only_item,
         )
 
-    def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
+    def run_epoch(self, run: Callable[[], None]) -> None:
         """The Trainer's loop, with TRL's count of micro-batches where the run resumes."""
-        self._step = self.first_step * self.generations.accumulation
-        super()._run_epoch(**options)
+        self.micro_batches_done = self.first_step * self.generations.accumulation
+        super().run_epoch(run)
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Of the completions that were trained on; sampling them is not counted."""
-        if self._buffered_inputs is None or not isinstance(inputs, list):
+        if self.sampled_batches is None or not isinstance(inputs, list):
             return 0
-        used = self._buffered_inputs[(self._step - 1) % len(self._buffered_inputs)]
+        used = self.sampled_batches[(self.micro_batches_done - 1) % len(self.sampled_batches)]
         return super().floating_point_ops(
             {"input_ids": torch.cat((used["prompt_ids"], used["completion_ids"]), dim=1)}
         )
@@ -92,13 +90,12 @@ class StepsOfPrompts(PromptTrainer):
         rows = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
         return Generations(rows, arguments.gradient_accumulation_steps, arguments.gradient_accumulation_steps)
 
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        """The completions of the next micro-batch, made for the whole step at its first one; each process answers its
-        share of prompts."""
+    def inputs_of_process(self, inputs: Any) -> Any:
+        """The prompts of the whole step, of which each process answers its share at the first micro-batch."""
         if isinstance(inputs, list) and self.model is not None and self.model.training:
             size = len(inputs) // self.args.world_size
-            inputs = inputs[self.args.process_index * size :][:size]
-        return super()._prepare_inputs(inputs)
+            return inputs[self.args.process_index * size :][:size]
+        return inputs
 
 
 class GenerationBatches(PromptTrainer):
@@ -164,16 +161,15 @@ class GenerationBatches(PromptTrainer):
         """How prompts are shared out, with the micro-batches of now."""
         return generations_of(self.args)
 
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        """The completions that the next micro-batch trains on; they are made where those of the last generation are
-        used up."""
+    def inputs_of_process(self, inputs: Any) -> Any:
+        """The prompts to answer, where the completions of the last generation are used up."""
         if isinstance(inputs, list):
             in_training = self.model is not None and self.model.training
-            is_new = self._step % self.generations.micro_batches == 0 or self._buffered_inputs is None
+            is_new = self.micro_batches_done % self.generations.micro_batches == 0 or self.sampled_batches is None
             if in_training and is_new:
                 self.prompts = inputs
-                inputs = self.share_of(inputs)
-        return super()._prepare_inputs(inputs)
+                return self.share_of(inputs)
+        return inputs
 
     def share_of(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """What this process answers: each prompt stands there as often as it is answered."""
@@ -193,7 +189,7 @@ class GenerationBatches(PromptTrainer):
     def stage_states(self) -> dict[str, Any]:
         """The completions that later steps train on, and what the stage has learned."""
         is_within = self.state.global_step * self.generations.accumulation % self.generations.micro_batches != 0
-        of_process = {"buffered": self._buffered_inputs if is_within else None, **self.state_of_process()}
+        of_process = {"buffered": self.sampled_batches if is_within else None, **self.state_of_process()}
         states: dict[str, Any] = {}
         if any(value is not None for value in of_process.values()):
             states[self.generation_file] = of_process
@@ -214,19 +210,19 @@ class GenerationBatches(PromptTrainer):
         path = checkpoint / self.generation_file
         same = path.exists() and written_for(checkpoint) in (None, self.args.world_size)
         kept: dict[str, Any] = load_data(path) if same else {}
-        self._buffered_inputs = None
+        self.sampled_batches = None
         buffered, arguments = kept.pop("buffered", None), self.args
         if buffered is not None and arguments.steps_per_generation % len(buffered) == 0:  # type: ignore[attr-defined]
             parts = arguments.steps_per_generation // len(buffered)  # type: ignore[attr-defined]
             batches = [on_device(batch, self.args.device) for batch in buffered]
-            self._buffered_inputs = [part for batch in batches for part in split_tensor_dict(batch, parts)]
+            self.sampled_batches = [part for batch in batches for part in split_tensor_dict(batch, parts)]
         self.restore_process(kept)
         if (checkpoint / STAGE_FILE).exists():  # not where another program wrote it
             self.restore_own(load_data(checkpoint / STAGE_FILE))
 
     def on_rollback(self) -> None:
         """Sample anew: stored completions may answer prompts that are left out now."""
-        self._buffered_inputs = None
+        self.sampled_batches = None
 
     def state_of_process(self) -> dict[str, Any]:
         """What else a checkpoint needs of this process."""
@@ -256,14 +252,14 @@ class GenerationBatches(PromptTrainer):
         clipped = norm if self.args.max_grad_norm <= 0 else norm * 0
         return torch.stack((loss * 0, clipped))
 
-    def _generate_single_turn(self, *arguments: Any, **options: Any) -> Any:
+    def sample(self, generate: Callable[[], Any]) -> Any:
         """Sample completions.
 
         Raises:
             ResourceError: out of memory; smaller micro-batches would not help.
         """
         try:
-            return super()._generate_single_turn(*arguments, **options)  # type: ignore[misc]  # TRL's
+            return generate()
         except RuntimeError as problem:
             if not is_out_of_memory(problem):
                 raise
@@ -278,7 +274,7 @@ class GenerationBatches(PromptTrainer):
         """TRL's figures alone; each prompt is answered `num_generations_eval` times."""
         config: Any = self.args
         answers = config.num_generations_eval or config.num_generations
-        self._prepare_inputs([row for row in rows for _ in range(answers)])
+        self.prepare_inputs([row for row in rows for _ in range(answers)])
         return {}
 
 
@@ -344,20 +340,15 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
                 raise RecipeError(f"`training.{key}` has no effect in stage `{recipe.stage}`. Remove it.")
         super().__init__(recipe, *arguments, **options)
 
-    def _calculate_rewards(self, *arguments: Any, **options: Any) -> torch.Tensor:
-        """Each reward of each completion of all processes; their weighted sums are kept, NaN where no reward
-        applies."""
-        found: torch.Tensor = super()._calculate_rewards(*arguments, **options)
-        self.rewards_of_all = (found * self.reward_weights.to(found.device)).nansum(dim=1)
-        self.rewards_of_all[found.isnan().all(dim=1)] = torch.nan
-        return found
+    def note_rewards(self, rewards: torch.Tensor) -> None:
+        """Keep their weighted sums, NaN where no reward applies."""
+        self.rewards_of_all = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
+        self.rewards_of_all[rewards.isnan().all(dim=1)] = torch.nan
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """A generation, in training with advantages of the stage's own."""
-        made: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self.model is not None and self.model.training:
-            made |= self.advantages_of(inputs, made)
-        return made
+    def scored(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
+        """A generation, in training with the stage's own advantages."""
+        is_training = self.model is not None and self.model.training
+        return made | self.advantages_of(inputs, made) if is_training else made
 
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
         """`advantages` ([B], or [B, T] for each token), and what else the loss of a completion needs."""
@@ -381,12 +372,8 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
         model, how = self.generating
         with torch.no_grad(), disable_gradient_checkpointing(model, how):
             size = self.args.per_device_train_batch_size
-            found, _, _ = self._get_per_token_logps_and_entropies(
-                model, ids, mask, made["completion_ids"].size(1), batch_size=size
-            )
-        logps: torch.Tensor = found
-        return logps
+            return self.score_tokens(model, ids, mask, made["completion_ids"].size(1), batch_size=size)
 
     def note_figure(self, name: str, value: float) -> None:
         """For the log: means over what is noted until then."""
-        self._metrics["train"][name].append(value)
+        self.trl_metrics["train"][name].append(value)

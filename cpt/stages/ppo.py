@@ -6,7 +6,7 @@ state is a linear function of the policy's last hidden state, so policy and valu
 pass. `training.beta` holds the policy to the reference, in the loss. The head is no part of the model that the run
 exports; checkpoints keep it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from peft import PeftModel
 from torch import nn
 
+from cpt.hf_internals import leave_out_of_saves
 from cpt.recipe.schema import Recipe
 from cpt.stages.generating import RewardedTrainer, SingleAnswers
 
@@ -45,12 +46,10 @@ class PPOTrainer(RewardedTrainer):
         self.head = ValueHead.on(model, speed=arguments.value_speed)
         super().__init__(recipe, model, arguments, **options)
 
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, kept: int, **options: Any
-    ) -> Any:
+    def forward_completions(self, forward: Callable[[], Any], kept: int) -> Any:
         """As GRPO does; the values of the same states are kept beside."""
         with self.head.listening() as heard:
-            found = super()._get_per_token_logps_and_entropies(model, ids, mask, kept, **options)
+            found = forward()
         if heard:
             self.values = torch.cat(heard)[:, -kept - 1 : -1]  # the state before a token says what it is worth
         return found
@@ -88,9 +87,8 @@ class PPOTrainer(RewardedTrainer):
         if spread > 0:
             self.note_figure("value/explained_variance", 1 - (missed / spread).square().item())
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    def loss_of_completions(self, policy_loss: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
         """The policy's loss, and the values'."""
-        policy_loss: torch.Tensor = super()._compute_loss(model, inputs)
         config: Any = self.args
         losses = clipped_value_loss(self.values.float(), inputs["values"], inputs["returns"], config.value_clip)
         tokens = (
@@ -140,10 +138,7 @@ class ValueHead(nn.Linear):
         trained = next(parameter for parameter in model.parameters() if parameter.requires_grad)
         head = cls(whole.config.get_text_config().hidden_size, speed=speed, dtype=trained.dtype, device=trained.device)
         setattr(model, NAME, head)
-        model._keys_to_ignore_on_save = {
-            *(model._keys_to_ignore_on_save or ()),
-            *(f"{NAME}.{name}" for name in head.state_dict()),
-        }
+        leave_out_of_saves(model, {f"{NAME}.{name}" for name in head.state_dict()})
         whole.base_model.register_forward_hook(head.listen)
         return head
 

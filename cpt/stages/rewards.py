@@ -4,8 +4,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
@@ -15,9 +14,9 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.integrations import deepspeed
 
 from cpt.errors import CptError, DataError, RecipeError, TrainingError
+from cpt.models.zero3 import without_zero3
 from cpt.plugins import check_options, find
 from cpt.recipe.schema import Reward
 from cpt.runs.record import Run
@@ -399,7 +398,7 @@ def load_judge(path: str, revision: str | None = None) -> tuple[PreTrainedModel,
     """
     folder = str(Run(Path(path)).export_folder) if Run(Path(path)).export_folder.is_dir() else path
     try:
-        with whole_under_zero3():
+        with without_zero3():
             model = AutoModelForSequenceClassification.from_pretrained(
                 folder, revision=revision or "main", dtype="auto"
             )
@@ -419,17 +418,6 @@ def load_judge(path: str, revision: str | None = None) -> tuple[PreTrainedModel,
         tokenizer.pad_token_id
     )  # the score is that of the last token that is no padding
     return model.to(PartialState().device).eval().requires_grad_(False), tokenizer
-
-
-@contextmanager
-def whole_under_zero3() -> Iterator[None]:
-    """While it is open, models are loaded whole also where the run's DeepSpeed profile would cut them into parts."""
-    found = deepspeed._hf_deepspeed_config_weak_ref
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        deepspeed._hf_deepspeed_config_weak_ref = found
 
 
 REWARDS: dict[str, Callable[..., Any]] = {

@@ -13,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from cpt.checkpoints.resume import newest_sound, published_checkpoints, set_aside, step_of
 from cpt.errors import Interrupted, RestartNeeded, TrainingError
+from cpt.hf_internals import skip_update
 from cpt.models.inventory import vocabulary_size
 from cpt.optim.clipping import gradient_norm
 from cpt.optim.released import ReleasedGradients, check_release, releases_gradients
@@ -171,9 +172,9 @@ class StepGuard:
     def begin_step(self) -> None:
         """The loss of its micro-batches is summed apart from that of the steps before."""
         self.is_updating = False
-        self.loss_before = self.trainer._tr_loss.clone()
+        self.loss_before = self.trainer.loss_since_log.clone()
         if self.judges_gradients:
-            self.trainer._tr_loss.zero_()
+            self.trainer.loss_since_log.zero_()
 
     def norm_of_step(self) -> torch.Tensor:
         """The norm of all gradients, as the Trainer logs it: clipping waits for `judge_step`, which fills it in."""
@@ -192,12 +193,14 @@ class StepGuard:
             return
         norm = self.measure_norm()
         self.norm.copy_(norm)
-        figures = torch.stack((self.trainer._tr_loss, self.norm))
+        figures = torch.stack((self.trainer.loss_since_log, self.norm))
         if self.trainer.args.world_size > 1:
             dist.all_reduce(figures)
             figures /= self.trainer.args.world_size
         skip = self.judge_figures(figures)
-        self.trainer._tr_loss.copy_(torch.where(skip, self.loss_before, self.loss_before + self.trainer._tr_loss))
+        self.trainer.loss_since_log.copy_(
+            torch.where(skip, self.loss_before, self.loss_before + self.trainer.loss_since_log)
+        )
         self.skip_update(skip, figures)
 
     def measure_norm(self) -> torch.Tensor:
@@ -239,8 +242,7 @@ class StepGuard:
         # The scaler skips such a step, and lowers its scale.
         scale_is_too_large = scaler is not None and math.isfinite(loss) and not math.isfinite(norm)
         if bool(skip) and not scale_is_too_large:
-            # accelerate's optimizer only steps with gradients of all ranks
-            self.trainer.accelerator.gradient_state._set_sync_gradients(False)
+            skip_update(self.trainer.accelerator.gradient_state)
 
     # --- a step that updates in its backward pass --------------------------------------------------------------------
 
@@ -269,19 +271,22 @@ class StepGuard:
         figures = torch.stack((self.loss_of_step, norm))
         self.loss_guard.note(self.trainer.state.global_step + 1, torch.cat((figures, self.spikes.float())))
         left_out = self.skip | ~norm.isfinite()
-        self.trainer._tr_loss.copy_(torch.where(left_out, self.loss_before, self.loss_before + self.trainer._tr_loss))
+        self.trainer.loss_since_log.copy_(
+            torch.where(left_out, self.loss_before, self.loss_before + self.trainer.loss_since_log)
+        )
 
     # --- its end -----------------------------------------------------------------------------------------------------
 
     def read_before(self, *, everything: bool) -> None:
         """Before anything is logged, measured or saved, all steps so far are known to be good."""
         self.read_verdicts(unread=0 if everything else STEPS_BEHIND)
-        self.steps_to_log = self.trainer.state.global_step - self.trainer._globalstep_last_logged
+        self.steps_to_log = self.trainer.state.global_step - self.trainer.last_logged_step
 
     def note_logged(self) -> None:
         """Begin the next figures, if this step was logged."""
-        if self.trainer._globalstep_last_logged == self.trainer.state.global_step:
-            self.trainer._tr_loss.zero_()  # the Trainer subtracts it from itself, and what is not finite would stay
+        if self.trainer.last_logged_step == self.trainer.state.global_step:
+            # The Trainer subtracts it from itself, and what is not finite would stay.
+            self.trainer.loss_since_log.zero_()
             self.skipped_since_log = []
 
     def correct_loss(self, logs: dict[str, float]) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.checkpoints.resume import published_checkpoints, step_of
@@ -30,6 +29,7 @@ from cpt.runs.events import record_event
 from cpt.runs.folder import is_alive
 from cpt.runs.record import Run
 from cpt.runs.signs import Phase, Sign, is_of_this_host, name_processes, read_signs, write_sign
+from cpt.torch_internals import set_group_timeouts
 from cpt.training.trainer import CPTTrainer
 
 STACKS = "stacks"
@@ -337,5 +337,5 @@ class GroupTimeouts(TrainerCallback):
 
 
 def set_timeouts(args: TrainingArguments) -> None:
-    for group in list(distributed_c10d._world.pg_map) if dist.is_initialized() else []:
-        distributed_c10d._set_pg_timeout(args.ddp_timeout_delta, group)
+    if dist.is_initialized():
+        set_group_timeouts(args.ddp_timeout_delta)

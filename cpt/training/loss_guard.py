@@ -13,6 +13,7 @@ import torch.distributed as dist
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
 from cpt.data.mixture import RowsOfSteps, Stretch
+from cpt.deepspeed_internals import replace_norms_of_groups
 from cpt.errors import RecipeError
 from cpt.plugins import check_options, find
 from cpt.recipe.schema import Component
@@ -303,8 +304,7 @@ class JudgingEngine(DeepSpeedEngineWrapper):
 
         optimizer: Any = self.engine.optimizer
         if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-            self.norms_of_groups = optimizer._get_norm_groups
-            optimizer._get_norm_groups = self.judged_norms
+            self.norms_of_groups = replace_norms_of_groups(optimizer, self.judged_norms)
         elif isinstance(optimizer, DeepSpeedZeroOptimizer):
             self.norm_of_all = optimizer.scaled_global_norm
             optimizer.scaled_global_norm = self.judged_norm

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.errors import Interrupted
+from cpt.hf_internals import exit_now
 from cpt.ranks import same_command, world_size
 
 log = logging.getLogger("cpt")
@@ -131,7 +132,7 @@ class Preemption(TrainerCallback):
         if number == signal.SIGINT:
             now = time.monotonic()
             if self.interrupted_at is not None and now - self.interrupted_at > SECONDS_OF_ONE_INTERRUPT:
-                os._exit(CODE_OF_SECOND_INTERRUPT)
+                exit_now(CODE_OF_SECOND_INTERRUPT)
             self.interrupted_at = self.interrupted_at or now
 
     # --- the callback ------------------------------------------------------------------------------------------------

@@ -13,12 +13,13 @@ from cpt.checkpoints.fsdp_parts import load_parts
 from cpt.checkpoints.manifest import MANIFEST, Manifest, read_manifest
 from cpt.checkpoints.model_folder import Tensors, kind_of
 from cpt.checkpoints.resume import ResumePoint
-from cpt.checkpoints.safe_load import load_data, only_data
+from cpt.checkpoints.safe_load import know_indexed_cpu, load_data, only_data
 from cpt.checkpoints.sharding import PLAIN, ZERO, is_zero, name_sharding, sharding_in, sharding_of
 from cpt.checkpoints.zero_files import make_universal, remove_parts, remove_universal
 from cpt.data.mixture import RowsOfSteps
 from cpt.data.prepared import PreparedData
 from cpt.data.rows.read_ahead import ReadAhead
+from cpt.deepspeed_internals import stop_loading_universal
 from cpt.errors import CheckpointError
 from cpt.optim.offloaded_adamw import replay_step_counter
 from cpt.parallelism import groups_of_rows
@@ -141,6 +142,7 @@ class CheckpointLoader:
             prepare: the Trainer's own preparation, with a checkpoint's folder or without one.
         """
         trainer = self.trainer
+        know_indexed_cpu()
         if trainer.is_fsdp_enabled:
             prepared = prepare(None)
             self.load_shards(checkpoint)
@@ -150,9 +152,10 @@ class CheckpointLoader:
             trainer.accelerator.state.deepspeed_plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
         with self.only_data(checkpoint):
             prepared = prepare(str(checkpoint))
+        self.count_steps_again()
         if universal:
             engine: Any = trainer.model_wrapped
-            engine._config.load_universal_checkpoint = False  # what the run saves from now on is of its own processes
+            stop_loading_universal(engine)
             if engine.zero_optimization_stage() == 3:
                 separate_groups(trainer.engine.optimizer, checkpoint)
             trainer.accelerator.wait_for_everyone()

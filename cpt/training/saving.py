@@ -46,6 +46,7 @@ from cpt.checkpoints.snapshot import (
 )
 from cpt.checkpoints.transaction import Contents, Weights, clear_leftovers, hash_all, publish
 from cpt.checkpoints.verify import read_back, saved_parameters
+from cpt.deepspeed_internals import gather_zero3_weights
 from cpt.errors import CheckpointError, TrainingError
 from cpt.files import make_durable
 from cpt.ranks import is_main_process
@@ -172,7 +173,7 @@ class Checkpointer:
         """Give the Hub what was published, as `training.push_to_hub` and `hub_strategy` say."""
         checkpoint, self.not_pushed = self.not_pushed, None
         if checkpoint is not None and self.trainer.args.push_to_hub:
-            self.trainer._push_from_checkpoint(str(checkpoint))
+            self.trainer.push_from_checkpoint(str(checkpoint))
 
     @property
     def weights_are_due(self) -> bool:
@@ -298,11 +299,11 @@ class Checkpointer:
         self.trainer.engine.reshard()
         try:
             if stage == 3:
-                self.trainer._save(nowhere, self.gather_zero3(only_trained=of_adapter))
+                self.trainer.save_files(nowhere, self.gather_zero3(only_trained=of_adapter))
             elif self.trainer.is_fsdp_enabled:
-                self.trainer._save(nowhere, full_weights(self.saved_model, only_trained=of_adapter))
+                self.trainer.save_files(nowhere, full_weights(self.saved_model, only_trained=of_adapter))
             elif stage is not None:  # the Trainer copies the model, on every process
-                self.trainer._save(nowhere, self.saved_model.state_dict())
+                self.trainer.save_files(nowhere, self.saved_model.state_dict())
             else:
                 self.trainer.save_model(nowhere, _internal_call=True)
             if full:
@@ -317,8 +318,7 @@ class Checkpointer:
 
     def gather_zero3(self, *, only_trained: bool) -> Weights | None:
         """The weights, on the main process; every process must call it."""
-        engine: Any = self.trainer.model_wrapped
-        return engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=only_trained)
+        return gather_zero3_weights(self.trainer.model_wrapped, only_trained=only_trained)
 
     def detach(self, taken: Contents) -> bool:
         """Copy what the next forward pass may change, and see that there is memory for the rest; False where training

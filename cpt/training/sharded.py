@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
@@ -14,9 +13,11 @@ from torch.utils.data import DataLoader
 
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
 from cpt.data.rows.rows import IGNORED
+from cpt.hf_internals import attention_of, shared_state_of_processes
 from cpt.models.shared_rows import PartOfRows, attend_over_processes, check_shared_rows
 from cpt.optim.one_kernel_adamw import OneKernelAdamW
 from cpt.ranks import tell
+from cpt.torch_internals import foreach_divide
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
@@ -119,7 +120,7 @@ class SharedRows:
         """Before the accelerator is made."""
         if self.parts > 1:
             options: Any = self.trainer.args.parallelism_config
-            attention = self.config_of_model._attn_implementation
+            attention = str(attention_of(self.config_of_model))
             check_shared_rows(self.config_of_model, self.parts, attention)
             options.sp_handler.sp_attn_implementation = attention  # set here: accelerate's class takes few names
 
@@ -212,7 +213,7 @@ def shard_on_cpu(accelerator: Any, options: dict[str, Any]) -> None:
 
     state = accelerator.state
     state.fsdp_plugin = FullyShardedDataParallelPlugin(**options)
-    state.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+    state.distributed_type = shared_state_of_processes()["distributed_type"] = DistributedType.FSDP
 
 
 def average_over_all(engine: Any) -> None:
@@ -240,6 +241,6 @@ def average_gradients(weights: Sequence[torch.Tensor], *, may_differ: bool) -> N
             if elsewhere and weight.grad is None:
                 weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype)
     gradients = [weight.grad for weight in weights if weight.grad is not None]
-    torch._foreach_div_(gradients, dist.get_world_size())
+    foreach_divide(gradients, dist.get_world_size())
     for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
         work.wait()

@@ -2,19 +2,16 @@
 evaluation."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase as BatchStatistics
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from xxhash import xxh3_64_intdigest
 
-from cpt.checkpoints.safe_load import know_indexed_cpu
 from cpt.data.held_out import HeldOutSet
 from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import RowsOfSteps
@@ -22,6 +19,7 @@ from cpt.data.rows.rows import stack_rows
 from cpt.errors import Interrupted, RecipeError
 from cpt.evaluation.document_losses import measure_and_keep
 from cpt.evaluation.retention import read_evaluations
+from cpt.hf_internals import TrainerHooks
 from cpt.models.compiled import compile_layers, take_compiling
 from cpt.models.documents import add_document_bounds, wants_bounds
 from cpt.models.fused_loss import keep_liger_to_layers, set_up_loss
@@ -41,7 +39,7 @@ from cpt.training.saving import Checkpointer
 from cpt.training.sharded import Engine, Gradients, SharedRows
 
 
-class CPTTrainer(Trainer):
+class CPTTrainer(TrainerHooks, Trainer):
     """Hugging Face's Trainer over rows that are a function of their global number.
 
     Args:
@@ -75,7 +73,7 @@ class CPTTrainer(Trainer):
         ):  # only a router may leave parameters out, and looking for them costs each step
             arguments.ddp_find_unused_parameters = any(".experts." in name for name, _ in model.named_parameters())
         if arguments.ddp_broadcast_buffers is None:  # else ranks wait for each other in each forward, for constants
-            arguments.ddp_broadcast_buffers = any(isinstance(module, BatchStatistics) for module in model.modules())
+            arguments.ddp_broadcast_buffers = any(name.endswith("running_mean") for name, _ in model.named_buffers())
         keep_liger_to_layers(arguments)
         if self.trains_on_model_loss:
             set_up_loss(model, recipe.model.fused_loss, arguments)
@@ -164,31 +162,20 @@ class CPTTrainer(Trainer):
         with self.guard.guarding(checkpoint), self.checkpointer.saving():
             return super().train(checkpoint, **options)
 
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
-        prepare = partial(super()._prepare_for_training, max_steps, train_dataloader)
-        if resume_from_checkpoint is None:
-            return prepare(None)
-        return self.checkpoint_loader.prepare(Path(resume_from_checkpoint), prepare)
+    def prepare_for_training(self, checkpoint: str | None, prepare: Callable[[str | None], Any]) -> Any:
+        return prepare(None) if checkpoint is None else self.checkpoint_loader.prepare(Path(checkpoint), prepare)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Weights, as data only; FSDP2's are loaded once all is prepared."""
+    def load_weights(self, checkpoint: str, load: Callable[[], None]) -> None:
+        """As data only; FSDP2's are loaded once all is prepared."""
         if not self.is_fsdp_enabled:
-            with self.checkpoint_loader.only_data(resume_from_checkpoint):
-                super()._load_from_checkpoint(resume_from_checkpoint, model)
+            with self.checkpoint_loader.only_data(checkpoint):
+                load()
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        know_indexed_cpu()
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            self.checkpoint_loader.count_steps_again()
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """The random numbers of each process."""
-        if checkpoint is None:
-            return
+    def load_random_states(self, checkpoint: str, load: Callable[[], None]) -> None:
+        """Those of each process; new ones where another number of processes saved them."""
         if written_for(Path(checkpoint)) in (None, self.args.world_size):
             with self.checkpoint_loader.only_data(checkpoint):
-                super()._load_rng_state(checkpoint)
+                load()
         else:
             set_seed(self.seed_of_step)
 
@@ -206,10 +193,10 @@ class CPTTrainer(Trainer):
         metrics = self.run_folder / METRICS
         return is_due and main_process_decides(lambda: all(line["step"] != step for line in read_evaluations(metrics)))
 
-    def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
+    def run_epoch(self, run: Callable[[], None]) -> None:
         """Train, unless the evaluation at the start said to stop, or was stopped by a signal."""
         if not self.control.should_training_stop:
-            self.memory.watch(partial(super()._run_epoch, **options))
+            self.memory.watch(run)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The rows of this process, from the first step on that is still to be trained."""
@@ -270,19 +257,21 @@ class CPTTrainer(Trainer):
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    def _prepare_input(self, data: Any) -> Any:
-        """Copy to the GPU without waiting for it: the loader's memory is pinned, and the host runs ahead."""
-        if isinstance(data, torch.Tensor) and not self.is_deepspeed_enabled:
-            return data.to(self.args.device, non_blocking=True)
-        return super()._prepare_input(data)
-
     # --- a step ------------------------------------------------------------------------------------------------------
 
-    def get_batch_samples(self, *arguments: Any, **options: Any) -> Any:
-        """The micro-batches of a step, which begins here."""
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        """The micro-batches of a step, which begins here, and the number of labels in it on all processes.
+
+        Batches are copied to the GPU without waiting for it: the loader's memory is pinned, and the host runs ahead.
+        """
         self.guard.begin_step()
         self.gradients.begin_step()
-        return super().get_batch_samples(*arguments, **options)
+        batches, number = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.shared_rows.parts > 1:
+            number = self.shared_rows.count_labels(batches, device)
+        elif self.is_fsdp_enabled and isinstance(number, torch.Tensor):
+            number = number.round().long()  # FSDP casts floats to what layers compute in: 449 is 448 in bfloat16
+        return [to_device(batch, device) for batch in batches], number
 
     def get_sp_size(self) -> int:
         """1: the loader's length already counts micro-batches of a group."""
@@ -290,13 +279,6 @@ class CPTTrainer(Trainer):
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         return int(super().get_total_train_batch_size(args) // self.shared_rows.parts)
-
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
-        if self.shared_rows.parts > 1:
-            return self.shared_rows.count_labels(batch_samples, device)
-        number = super()._get_num_items_in_batch(batch_samples, device)
-        # FSDP casts floats to what layers compute in, and 449 labels are 448 in bfloat16.
-        return number.round().long() if self.is_fsdp_enabled and isinstance(number, torch.Tensor) else number
 
     def training_step(self, model: Any, *arguments: Any, **options: Any) -> torch.Tensor:
         """Forward and backward pass of a micro-batch, its activations kept where the recipe says."""
@@ -340,26 +322,25 @@ class CPTTrainer(Trainer):
         most, gradients = self.args.max_grad_norm, self.gradients.rounded_by_torch(model)
         if gradients:
             return clip_gradients(gradients, most) if most > 0 else gradient_norm(gradients)
-        clipped = super()._clip_grad_norm(model) if most > 0 else None
-        return super()._get_grad_norm(model, clipped)  # type: ignore[no-any-return]
+        return self.clip_and_measure(model)  # type: ignore[no-any-return]
 
-    def _clip_grad_norm(self, model: nn.Module) -> Any:
-        return super()._clip_grad_norm(model) if self.is_deepspeed_enabled else self.guard.norm_of_step()
+    def clip_grad_norm(self, clip: Callable[[], Any]) -> Any:
+        return clip() if self.is_deepspeed_enabled else self.guard.norm_of_step()
 
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+    def get_grad_norm(self, clipped: Any, measure: Callable[[], Any]) -> Any:
         if self.guard.released is not None:
             return self.guard.released.norm()
         if self.is_deepspeed_enabled:
-            return super()._get_grad_norm(model, grad_norm)
-        return self.guard.norm_of_step() if grad_norm is None else grad_norm
+            return measure()
+        return self.guard.norm_of_step() if clipped is None else clipped
 
     # --- after a step ------------------------------------------------------------------------------------------------
 
-    def _maybe_log_save_evaluate(self, *arguments: Any, **options: Any) -> None:
+    def log_save_evaluate(self, proceed: Callable[[], None]) -> None:
         control = self.control
         is_due = control.should_save or control.should_log or control.should_evaluate or control.should_training_stop
         self.guard.read_before(everything=is_due or self.checkpointer.weights_are_due)
-        super()._maybe_log_save_evaluate(*arguments, **options)
+        proceed()
         self.checkpointer.save_due_weights()
         self.guard.note_logged()
 
@@ -367,14 +348,14 @@ class CPTTrainer(Trainer):
         self.guard.correct_loss(logs)
         super().log(logs, *arguments, **options)
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+    def save_checkpoint(self) -> None:
         self.checkpointer.save()
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+    def save_model_files(self, folder: Any, weights: Any, save: Callable[..., None]) -> None:
         if self.checkpointer.snapshot is None:
-            super()._save(output_dir, state_dict)
+            save(folder, weights)
         else:
-            self.checkpointer.take_model(state_dict, super()._save)
+            self.checkpointer.take_model(weights, save)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
         """Figures of each held-out set, logged as those of the Trainer's own evaluation.
@@ -417,3 +398,13 @@ class CPTTrainer(Trainer):
     def tell_prediction_step(self) -> None:
         """Call the callbacks, as the Trainer's own evaluation does; raises Interrupted on all processes alike."""
         self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on the device; stages that sample have batches of texts."""
+    if not isinstance(batch, dict):
+        return batch
+    return {
+        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }

@@ -194,11 +194,13 @@ def test_half_precision_does_not_round_the_number_of_labels(monkeypatch):
     monkeypatch.setattr(Trainer, "_get_num_items_in_batch", lambda *_: torch.tensor(449.0))
     counting = CPTTrainer.__new__(CPTTrainer)
     counting.is_fsdp_enabled, counting.shared_rows = True, SimpleNamespace(parts=1)
+    counting.guard = counting.gradients = SimpleNamespace(begin_step=lambda: None)
+    _, labels = counting.get_batch_samples(iter([]), 0, torch.device("cpu"))
     with alone_in_a_group():
         model = Dividing(2, 1)
         fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
         assert model(torch.ones(1, 2), torch.tensor(449.0))[1] == 448, "what it is for"
-        assert model(torch.ones(1, 2), CPTTrainer._get_num_items_in_batch(counting, [], torch.device("cpu")))[1] == 449
+        assert model(torch.ones(1, 2), labels)[1] == 449
 
 
 # --- shared rows ---
