@@ -29,7 +29,7 @@ export PATH := $(BIN):$(PATH)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test coverage mutations test-slow test-long test-quantized test-cluster test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test coverage mutations test-slow test-long test-quantized test-cluster test-oldest matrix test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,15 @@ mutations: $(INSTALLED) ## break guarded lines one at a time and check that a te
 
 test-faults: $(INSTALLED) ## every fault in real runs, beside the plain Trainer: the long form of tests/faults
 	$(PYTEST) tests/faults -m 'not cluster and not gpu and not network' $(ARGS)
+
+test-oldest: $(INSTALLED) ## the private names of other libraries that cpt uses, in the oldest versions that pyproject.toml allows
+	test -x build/oldest/bin/python || $(BIN)/python -m venv build/oldest
+	build/oldest/bin/python -m pip install --quiet 'torch==2.11.*' $(TORCH_CPU_INDEX)
+	build/oldest/bin/python -m pip install --quiet 'transformers==5.17.*' --editable . pytest pytest-timeout pytest-xdist pyyaml
+	OMP_NUM_THREADS=1 build/oldest/bin/python -m pytest tests/internals $(ARGS)
+
+matrix: $(INSTALLED) ## losses of 16 tiny recipes, plain, with 2 processes, ZeRO-2 and ZeRO-3; continues where it stopped: 25 minutes
+	$(BIN)/python -m benchmarks.matrix $(ARGS)
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff check .
