@@ -26,6 +26,8 @@ from cpt.training.trainer import CPTTrainer
 TRLS_REFERENCE = "ref"  # the name under which TRL adds a copy of an adapter
 LOSS = "_loss"
 UNKNOWN_LOSS = "Unknown loss type"  # how TRL's message begins
+Collate = Callable[[list[Any]], Any]
+SHOWN = {"prompt": "a", "chosen": "b", "rejected": "c"}
 
 
 class ExampleTrainer(ExampleHooks, CPTTrainer):
@@ -173,10 +175,6 @@ def is_adapter_of_quantized(model: nn.Module, parameter: nn.Parameter) -> bool:
         and isinstance(model, PeftModel)
         and bool(vars(model.get_base_model()).get("is_loaded_in_4bit"))
     )
-
-
-Collate = Callable[[list[Any]], Any]
-SHOWN = {"prompt": "a", "chosen": "b", "rejected": "c"}
 
 
 class WholeDialogues(ExampleTrainer):

@@ -28,6 +28,7 @@ from cpt.training.restart import is_out_of_memory
 from cpt.training.resuming import written_for
 
 STAGE_FILE = "stage_state.pt"
+NO_GROUPS = ("scale_rewards", "multi_objective_aggregation")
 
 
 class PromptTrainer(SamplingHooks, ExampleTrainer):
@@ -305,9 +306,6 @@ def keep_generation_size(recipe: Recipe, arguments: Any) -> None:
 
 def on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
-
-
-NO_GROUPS = ("scale_rewards", "multi_objective_aggregation")
 
 
 @dataclass

@@ -26,6 +26,7 @@ PACKED = ("document", "conversation")
 """Forms of data whose rows hold several documents."""
 REFERENCED = ("dpo", "kto")
 """Stages that always need a reference; those with rewards have one where `training.beta` is not 0."""
+KEY = "training.teacher_model_name_or_path"
 
 
 def model_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> nn.Module:
@@ -94,9 +95,6 @@ def has_reference(recipe: Recipe) -> bool:
         return False
     fields: Any = vars(find_stage(recipe.stage).CONFIG)["__dataclass_fields__"]
     return recipe.stage in REFERENCED or bool(recipe.training.get("beta", fields["beta"].default))
-
-
-KEY = "training.teacher_model_name_or_path"
 
 
 def build_teacher(

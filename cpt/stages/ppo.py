@@ -19,6 +19,8 @@ from cpt.hf_internals import leave_out_of_saves
 from cpt.recipe.schema import Recipe
 from cpt.stages.generating import RewardedTrainer, SingleAnswers
 
+NAME = "value_head"
+
 
 @dataclass
 class PPOConfig(SingleAnswers):
@@ -107,9 +109,6 @@ class PPOTrainer(RewardedTrainer):
     def restore_own(self, state: Mapping[str, Any]) -> None:
         """Go on with it."""
         self.head.load_state_dict(state["value_head"])
-
-
-NAME = "value_head"
 
 
 class ValueHead(nn.Linear):

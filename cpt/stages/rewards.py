@@ -24,6 +24,15 @@ from cpt.runs.record import Run
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """What TRL passes beside the columns of the data."""
 MOST_LETTERS = 300  # of a prompt or a completion, in a message
+Text = str | Sequence[Mapping[str, Any]]
+"""A prompt or a completion: a text, or messages."""
+NUMBERS = re.compile(
+    r"[-+−]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?\s*\\?%?"
+)
+LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
+DECORATION = re.compile(
+    r"\\(?:left|right|displaystyle|quad|,|;|!|:| )|\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}|[$\s]|\^\{?\\circ\}?"
+)
 
 
 class NamedReward:
@@ -156,10 +165,6 @@ def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:
     return bare
 
 
-Text = str | Sequence[Mapping[str, Any]]
-"""A prompt or a completion: a text, or messages."""
-
-
 def text_of(written: Text) -> str:
     """The words of a prompt or a completion; of messages, those of the last one."""
     if isinstance(written, str):
@@ -244,15 +249,6 @@ def check_bounds(*, at_least: int = 0, at_most: int | None = None, falloff: int 
             f"`at_least` {at_least}, `at_most` {at_most}, `falloff` {falloff}: write 0 <= at_least <= at_most, falloff"
             " >= 0."
         )
-
-
-NUMBERS = re.compile(
-    r"[-+−]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?\s*\\?%?"
-)
-LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
-DECORATION = re.compile(
-    r"\\(?:left|right|displaystyle|quad|,|;|!|:| )|\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}|[$\s]|\^\{?\\circ\}?"
-)
 
 
 def maths_answer(

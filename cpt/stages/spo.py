@@ -21,6 +21,7 @@ from cpt.recipe.schema import Recipe
 from cpt.stages.generating import RewardedTrainer, SingleAnswers, on_device
 
 SAMPLED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+NOTHING_KNOWN = 0.5
 
 
 @dataclass
@@ -110,9 +111,6 @@ class SPOTrainer(RewardedTrainer):
     def restore_own(self, state: Mapping[str, Any]) -> None:
         """Go on with it."""
         self.tracker.restore(state)
-
-
-NOTHING_KNOWN = 0.5
 
 
 @dataclass

@@ -28,6 +28,26 @@ from cpt.training.find_stage import find_stage
 from cpt.training.generations import prompts_of_step
 from cpt.training.restart import learned_micro_batch
 
+log = logging.getLogger("cpt")
+MUCH_MORE = 1.1  # of a budget: what rounding up to whole steps may add without a word
+UNPROVEN = {
+    "tp_size": (
+        "optimizer states under tensor parallelism are neither saved nor resumed. Split the model with ZeRO-3"
+        " (`training.deepspeed`) or FSDP2 (`training.fsdp`), and long rows with `sp_size`."
+    ),
+    "cp_size": (
+        "torch's context parallelism takes a row for one text, so documents of packed rows would read each other. Use"
+        " `sp_size`, which keeps them apart."
+    ),
+    **dict.fromkeys(
+        ("dp_replicate_size", "dp_shard_size"),
+        "FSDP2 and ZeRO split over all processes. Remove it; for fast links within a machine ZeRO-3 has"
+        ' "zero_hpz_partition_size".',
+    ),
+}
+OWN_LOSS = ("pretrain", "cpt", "sft")
+"""Stages whose loss is that of the next token, in rows of tokens."""
+
 
 @dataclass(frozen=True)
 class RunLength:
@@ -142,10 +162,6 @@ def weights_dtype(recipe: Recipe, arguments: TrainingArguments) -> torch.dtype:
     return automatic_dtype(recipe, deepspeed=arguments.deepspeed is not None, on_gpu=arguments.device.type == "cuda")
 
 
-log = logging.getLogger("cpt")
-MUCH_MORE = 1.1  # of a budget: what rounding up to whole steps may add without a word
-
-
 def length_of(recipe: Recipe, data: PreparedData, folder: Path) -> RunLength:
     """The run's length on its data.
 
@@ -203,25 +219,6 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
     fits = learned_micro_batch(folder, world_size()) if folder is not None else None
     parts = micro_batch // fits if fits is not None and micro_batch % fits == 0 else 1
     return RunLength(steps, rows_per_step, accumulation * parts, tokens_per_step, micro_batch // parts)
-
-
-UNPROVEN = {
-    "tp_size": (
-        "optimizer states under tensor parallelism are neither saved nor resumed. Split the model with ZeRO-3"
-        " (`training.deepspeed`) or FSDP2 (`training.fsdp`), and long rows with `sp_size`."
-    ),
-    "cp_size": (
-        "torch's context parallelism takes a row for one text, so documents of packed rows would read each other. Use"
-        " `sp_size`, which keeps them apart."
-    ),
-    **dict.fromkeys(
-        ("dp_replicate_size", "dp_shard_size"),
-        "FSDP2 and ZeRO split over all processes. Remove it; for fast links within a machine ZeRO-3 has"
-        ' "zero_hpz_partition_size".',
-    ),
-}
-OWN_LOSS = ("pretrain", "cpt", "sft")
-"""Stages whose loss is that of the next token, in rows of tokens."""
 
 
 def parallelism_config(training: Mapping[str, Any]) -> ParallelismConfig | None:

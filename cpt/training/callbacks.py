@@ -31,6 +31,28 @@ from cpt.training.metrics import Cost
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 LOGGED = (int, float, str)  # what a callback may add to a log
 
+log = logging.getLogger("cpt")
+NO_LINE = -1
+SECONDS_BETWEEN_WRITES = 1.0  # of a status that only has another step
+FORMATS = {
+    "loss": "loss {:.4f}",
+    "reward": "reward {:.3g}",
+    "rewards/accuracies": "accuracy {:.3g}",
+    "accuracy": "accuracy {:.3g}",
+    "rewards/margins": "margin {:.3g}",
+    "margin": "margin {:.3g}",
+    "learning_rate": "learning rate {:.2e}",
+    "grad_norm": "gradient norm {:.2f}",
+    "tokens_per_second": "{:,.0f} tokens/s",
+    "mfu": "MFU {:.1%}",
+    "gpu_memory_peak_gib": "GPU {:.1f} GiB",
+    "host_memory_gib": "host {:.1f} GiB",
+    "cost": "cost {:,.2f}",
+}
+HELD_OUT = ("loss", "reward", "rewards/accuracies", "accuracy", "rewards/margins", "margin")  # of sets without bytes
+PROFILE_ROWS = 40
+PROFILED_STEPS = 3
+
 
 class Alert(TrainerCallback):
     """Records an event `alert` when a figure crosses a bound, once each time; NaN is beyond any bound.
@@ -251,11 +273,6 @@ class Tracker(GuardedCallback):
             self.callback.tb_writer = None
 
 
-log = logging.getLogger("cpt")
-NO_LINE = -1
-SECONDS_BETWEEN_WRITES = 1.0  # of a status that only has another step
-
-
 class MetricsFile(TrainerCallback):
     """Appends each log to a file; if the disk is full, later.
 
@@ -327,24 +344,6 @@ class StatusFile(TrainerCallback):
         self.run.write_status("running", step=state.global_step, steps=state.max_steps, **checkpoint)
 
 
-FORMATS = {
-    "loss": "loss {:.4f}",
-    "reward": "reward {:.3g}",
-    "rewards/accuracies": "accuracy {:.3g}",
-    "accuracy": "accuracy {:.3g}",
-    "rewards/margins": "margin {:.3g}",
-    "margin": "margin {:.3g}",
-    "learning_rate": "learning rate {:.2e}",
-    "grad_norm": "gradient norm {:.2f}",
-    "tokens_per_second": "{:,.0f} tokens/s",
-    "mfu": "MFU {:.1%}",
-    "gpu_memory_peak_gib": "GPU {:.1f} GiB",
-    "host_memory_gib": "host {:.1f} GiB",
-    "cost": "cost {:,.2f}",
-}
-HELD_OUT = ("loss", "reward", "rewards/accuracies", "accuracy", "rewards/margins", "margin")  # of sets without bytes
-
-
 class ConsoleProgress(TrainerCallback):
     """Prints from the main process; it comes after the callbacks that add figures."""
 
@@ -402,10 +401,6 @@ def held_out_figures(name: str, logs: dict[str, Any]) -> str:
     return " ".join(FORMATS[one].format(logs[key]) for one in HELD_OUT if (key := f"eval_{name}_{one}") in logs)
 
 
-ROWS = 40
-STEPS = 3
-
-
 class StepProfile(TrainerCallback):
     """Profiles steps of the main process and writes `profile/steps-A-B.json.gz` and `steps-A-B.txt`.
 
@@ -417,7 +412,7 @@ class StepProfile(TrainerCallback):
     """
 
     def __init__(self, run: Path, at_step: int) -> None:
-        self.run, self.first, self.last = run, at_step, at_step + STEPS - 1
+        self.run, self.first, self.last = run, at_step, at_step + PROFILED_STEPS - 1
         self.file = run / PROFILE / f"steps-{self.first}-{self.last}.txt"
         self.profiler: profile | None = None
 
@@ -426,7 +421,9 @@ class StepProfile(TrainerCallback):
         if state.is_world_process_zero and self.profiler is None and state.global_step + 1 == max(1, self.first - 1):
             self.profiler = profile(
                 activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available(),
-                schedule=torch.profiler.schedule(wait=0, warmup=min(1, self.first - 1), active=STEPS, repeat=1),
+                schedule=torch.profiler.schedule(
+                    wait=0, warmup=min(1, self.first - 1), active=PROFILED_STEPS, repeat=1
+                ),
             )
             self.profiler.start()
 
@@ -443,7 +440,7 @@ class StepProfile(TrainerCallback):
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             profiler.export_chrome_trace(str(trace))
-            table = profiler.key_averages().table(sort_by=order, row_limit=ROWS, max_name_column_width=80)
+            table = profiler.key_averages().table(sort_by=order, row_limit=PROFILE_ROWS, max_name_column_width=80)
             self.file.write_text(table)
         except (OSError, RuntimeError) as problem:  # a full disk
             log.warning("The profile cannot be written: %s.", problem)
@@ -468,5 +465,5 @@ def check_profiled_steps(at_step: int | None, steps: int) -> None:
     Raises:
         RecipeError: with the key.
     """
-    if at_step is not None and (last := at_step + STEPS - 1) > steps:
+    if at_step is not None and (last := at_step + PROFILED_STEPS - 1) > steps:
         raise RecipeError(f"`monitoring.profile`: the last profiled step is {last}, but the run has {steps}.")

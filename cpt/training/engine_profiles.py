@@ -40,6 +40,27 @@ IN_THE_RECIPE = {
 }
 DEFAULT_MICRO_BATCH = 8  # TrainingArguments' own defaults
 DEFAULT_MAX_GRAD_NORM = 1.0
+KEY, CONFIG = "`training.fsdp`", "`training.fsdp_config`"
+FSDP_KEYS = (
+    "version",
+    "reshard_after_forward",
+    "cpu_offload",
+    "auto_wrap_policy",
+    "transformer_layer_cls_to_wrap",
+    "min_num_params",
+)
+ELSEWHERE = {
+    "state_dict_type": "checkpoints hold the whole model and each process's own part, whatever it says",
+    "activation_checkpointing": (
+        "write `training.gradient_checkpointing: true`, which knows `selective`, `every_n_layers` and `offload`"
+    ),
+    "cpu_ram_efficient_loading": (
+        "each process builds the model and keeps its part of it; ZeRO-3 (`training.deepspeed`) builds it in parts"
+    ),
+}
+WHOLE_MATRICES = ("muon", "soap", "shampoo")
+WHOLE_PARAMETERS = ("adamw_8bit", "paged_adamw_8bit")
+STAGES_THAT_GENERATE = ("grpo", "rloo", "ppo", "spo", "gkd", "distill_on_policy")
 
 
 def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
@@ -241,29 +262,6 @@ def zero_section(profile: Profile) -> Mapping[str, Any]:
     """The `zero_optimization` section, empty where there is none."""
     section = profile.get("zero_optimization")
     return section if isinstance(section, Mapping) else {}
-
-
-KEY, CONFIG = "`training.fsdp`", "`training.fsdp_config`"
-FSDP_KEYS = (
-    "version",
-    "reshard_after_forward",
-    "cpu_offload",
-    "auto_wrap_policy",
-    "transformer_layer_cls_to_wrap",
-    "min_num_params",
-)
-ELSEWHERE = {
-    "state_dict_type": "checkpoints hold the whole model and each process's own part, whatever it says",
-    "activation_checkpointing": (
-        "write `training.gradient_checkpointing: true`, which knows `selective`, `every_n_layers` and `offload`"
-    ),
-    "cpu_ram_efficient_loading": (
-        "each process builds the model and keeps its part of it; ZeRO-3 (`training.deepspeed`) builds it in parts"
-    ),
-}
-WHOLE_MATRICES = ("muon", "soap", "shampoo")
-WHOLE_PARAMETERS = ("adamw_8bit", "paged_adamw_8bit")
-STAGES_THAT_GENERATE = ("grpo", "rloo", "ppo", "spo", "gkd", "distill_on_policy")
 
 
 def uses_fsdp(training: Mapping[str, Any]) -> bool:

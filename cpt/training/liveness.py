@@ -40,6 +40,8 @@ SECONDS_BETWEEN_CPU_LOOKS = 10.0  # at the processor's time
 LEAST_WORK = 0.01  # share of the time of one core, which waiting does not take and a slow disk still lets through
 SIGNAL_FOR_STACKS = signal.SIGUSR2
 OUTSIDE_OF_TRAINING = ("starting", "ending")
+SECONDS_FOR_AN_ANSWER = 8.0  # four pulses
+SECONDS_BETWEEN_LOOKS = 0.2
 
 
 class Heartbeat(TrainerCallback):
@@ -185,10 +187,6 @@ def own_words(problem: BaseException | None) -> str:
     if problem is None or isinstance(problem, SystemExit | LaunchError) or lost_others(problem):
         return ""
     return f"{type(problem).__name__}: {problem}"
-
-
-SECONDS_FOR_AN_ANSWER = 8.0  # four pulses
-SECONDS_BETWEEN_LOOKS = 0.2
 
 
 class StepBoundary(TrainerCallback):

@@ -36,6 +36,10 @@ WINDOW, SKIPS, ROLLBACKS = 128, 4, 3
 FOR_ALL: dict[str, Any] = {"window": int, "skips": int, "rollbacks": int}
 """Options that every guard takes, your own too."""
 
+log = logging.getLogger("cpt")
+Judge = Callable[[torch.Tensor], torch.Tensor]
+"""From [2], loss and gradient norm, to whether the update is left out."""
+
 
 @cache
 def scales(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -273,11 +277,6 @@ def check_loss_guard(section: Component | None) -> None:
             raise RecipeError(f"`safety.loss_guard.{option}` must be at least {least}.")
     if section.options.get("sigmas", 1) <= 0:
         raise RecipeError("`safety.loss_guard.sigmas` must be more than 0.")
-
-
-log = logging.getLogger("cpt")
-Judge = Callable[[torch.Tensor], torch.Tensor]
-"""From [2], loss and gradient norm, to whether the update is left out."""
 
 
 class JudgingEngine(DeepSpeedEngineWrapper):

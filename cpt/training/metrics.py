@@ -31,6 +31,10 @@ LAST_STEPS = 100
 ACCEPTABLE_WAIT = 0.01  # share of the time of a step
 DECAY = 0.9  # weight of a log relative to the next one: the last ten have two thirds of the weight
 COST = "cost"
+ROWS_MEASURED = 32
+TOKENS_PER_SECOND = "tokens_per_second"
+SECONDS_BETWEEN_LOOKS = 30.0  # at processes, NVML and heartbeats: each takes some milliseconds
+PEAK = "gpu_memory_peak_gib"
 
 
 class TrainingClock(TrainerCallback):
@@ -189,10 +193,6 @@ class Cost(TrainerCallback):
                 logs["cost_to_go"] = round(per_second * logs["seconds_to_go"], 4)
 
 
-ROWS_MEASURED = 32
-TOKENS_PER_SECOND = "tokens_per_second"
-
-
 class ModelFlopsUtilization(TrainerCallback):
     """Adds `mfu`: tokens per second x operations that training on a token needs / peak of all GPUs.
 
@@ -264,10 +264,6 @@ def attended_length(rows: Iterable[NDArray[np.int64]]) -> float:
     """
     lengths = np.concatenate(list(rows)).astype(np.float64)
     return float((lengths**2).sum() / lengths.sum())
-
-
-SECONDS_BETWEEN_LOOKS = 30.0  # at processes, NVML and heartbeats: each takes some milliseconds
-PEAK = "gpu_memory_peak_gib"
 
 
 class MachineUse(TrainerCallback):
