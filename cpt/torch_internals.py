@@ -19,6 +19,7 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
         "`training.ddp_timeout` for groups that exist; DeepSpeed's wait 10 or 30 minutes whatever the recipe says",
         "a public way to change it",
     ),
+    "torch.optim.Adam._step_supports_amp_scaling": ("", "skip an update without a wait", "a public attribute"),
 }
 
 
@@ -39,3 +40,8 @@ def set_group_timeouts(timeout: timedelta) -> None:
     """Let collectives of every process group wait so long."""
     for group in list(distributed_c10d._world.pg_map):
         distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def reads_scale(optimizer: torch.optim.Optimizer) -> bool:
+    """True where the optimizer's kernel reads `grad_scale` and `found_inf` from the device."""
+    return bool(vars(optimizer).get("_step_supports_amp_scaling", False))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -112,13 +112,13 @@ def stage_trainer(
     length: RunLength,
 ) -> Trainer:
     """The trainer of the recipe's stage, with the other models that it needs."""
-    stage, others = find_stage(recipe.stage), dict[str, nn.Module | None]()
+    stage, others, config = find_stage(recipe.stage), dict[str, nn.Module | None](), cast(Any, arguments)
     if stage.build_trainer is not None:
         return stage.build_trainer(recipe, model, tokenizer, data, arguments, length)
     if recipe.stage in REFERENCED:
         others["ref_model"] = reference_model(recipe, tokenizer, arguments)
     elif recipe.stage in REWARDED:
-        others["reference"] = reference_model(recipe, tokenizer, arguments) if vars(arguments)["beta"] else None
+        others["reference"] = reference_model(recipe, tokenizer, arguments) if config.beta else None
     elif recipe.stage in TAUGHT:
         others["teacher_model"] = build_teacher(recipe, model, tokenizer, arguments)
     given: dict[str, Any] = {"rows": data.rows, "length": length, "held_out": data.held_out, "tokenizer": tokenizer}

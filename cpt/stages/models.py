@@ -1,5 +1,6 @@
 """The models of a run: the one that its stage trains, the reference, and the teacher."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,8 @@ def has_reference(recipe: Recipe) -> bool:
     """Whether the stage compares the model with the one that the run starts from."""
     if recipe.stage not in (*REFERENCED, *REWARDED):
         return False
-    fields: Any = vars(find_stage(recipe.stage).CONFIG)["__dataclass_fields__"]
-    return recipe.stage in REFERENCED or bool(recipe.training.get("beta", fields["beta"].default))
+    defaults = {field.name: field.default for field in fields(find_stage(recipe.stage).CONFIG)}
+    return recipe.stage in REFERENCED or bool(recipe.training.get("beta", defaults["beta"]))
 
 
 def build_teacher(

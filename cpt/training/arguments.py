@@ -5,7 +5,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +251,7 @@ def check_parallelism(
     """
     sizes = read_parallelism(recipe.training)
     for key, reason in UNPROVEN.items():
-        if vars(sizes)[key] > 1:
+        if asdict(sizes)[key] > 1:
             raise RecipeError(f"`training.{KEY}.{key}` is not supported: {reason}")
     if sizes.sp_size == 1:
         return

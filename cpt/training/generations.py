@@ -2,7 +2,7 @@
 alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -61,8 +61,8 @@ def prompts_of_step(config: type, training: Mapping[str, Any], completions: int)
     Raises:
         RecipeError: it is no whole number.
     """
-    fields: Any = vars(config)["__dataclass_fields__"]
-    answers, times = (int(training.get(key, fields[key].default)) for key in ("num_generations", "num_iterations"))
+    defaults = {field.name: field.default for field in fields(config)}
+    answers, times = (int(training.get(key, defaults[key])) for key in ("num_generations", "num_iterations"))
     prompts, rest = divmod(completions, answers * times)
     if rest:
         raise RecipeError(

@@ -19,6 +19,7 @@ from cpt.optim.clipping import gradient_norm
 from cpt.optim.released import ReleasedGradients, check_release, releases_gradients
 from cpt.optim.schedules import phases_in_tokens
 from cpt.ranks import is_main_process, main_process_decides, same_command
+from cpt.torch_internals import reads_scale
 from cpt.training.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, JudgingEngine, SkipBudget, SpikeDetector, StepVerdict
 from cpt.training.restart import (
     forget_rollback,
@@ -221,7 +222,7 @@ class StepGuard:
         """The optimizer, if its kernel reads from the device what to divide by and whether to skip; else None."""
         wrapper: Any = self.trainer.optimizer
         kernel = wrapper.optimizer
-        reads = self.trainer.accelerator.scaler is None and vars(kernel).get("_step_supports_amp_scaling", False)
+        reads = self.trainer.accelerator.scaler is None and reads_scale(kernel)
         return kernel if reads and not self.trainer.is_fsdp_enabled else None
 
     def judge_figures(self, figures: torch.Tensor) -> torch.Tensor:
