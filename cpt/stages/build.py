@@ -96,7 +96,7 @@ def build_trainer(
         trainer.add_callback(StopWhenForgetting(Run(folder), recipe.evaluation.retain))
     if recipe.evaluation.prompts:
         samples = PromptSamples(
-            folder / SAMPLES, tokenizer, recipe.evaluation.prompts, before_each=trainer.tell_prediction_step
+            folder / SAMPLES, tokenizer, recipe.evaluation.prompts, before_each=trainer.call_prediction_step
         )
         trainer.add_callback(samples)
     put_trackers_last(trainer, folder)

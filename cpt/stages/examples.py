@@ -125,16 +125,16 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         own = self.metrics_of_evaluation
         for numbers, count in self.batches_of(len(held_out.rows)):
             own.clear()
-            figures = self.figures_of([held_out.rows[number] for number in numbers])
+            figures = self.metrics_of_batch([held_out.rows[number] for number in numbers])
             own.pop("num_tokens", None)  # of the training, so far
-            figures |= {name_of_figure(name): sum(values) / len(values) for name, values in own.items() if values}
+            figures |= {name_of_metric(name): sum(values) / len(values) for name, values in own.items() if values}
             for name, value in figures.items():
                 sums[name], seen[name] = sums.get(name, 0.0) + count * value, seen.get(name, 0) + count
-            self.tell_prediction_step()
+            self.call_prediction_step()
         own.clear()
         return {**{name: value / seen[name] for name, value in sums.items()}, "examples": len(held_out.rows)}
 
-    def figures_of(self, rows: list[Any]) -> dict[str, float]:
+    def metrics_of_batch(self, rows: list[Any]) -> dict[str, float]:
         """The loss of a batch of all processes; TRL notes its own figures meanwhile."""
         collate = self.collate_examples() or self.data_collator
         batch = self.prepare_inputs(collate(rows))
@@ -163,7 +163,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
             yield rest, len(rest)
 
 
-def name_of_figure(name: str) -> str:
+def name_of_metric(name: str) -> str:
     """TRL's name of a part of the loss, `nll_loss`, such that it is not taken for the loss of another set."""
     return f"loss/{name.removesuffix(LOSS)}" if name.endswith(LOSS) else name
 

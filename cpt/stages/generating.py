@@ -241,7 +241,7 @@ class GenerationBatches(PromptTrainer):
 
     # --- safety ------------------------------------------------------------------------------------------------------
 
-    def figures_to_judge(self, figures: torch.Tensor) -> torch.Tensor:
+    def metrics_to_check(self, figures: torch.Tensor) -> torch.Tensor:
         """Whether both are finite.
 
         Here the size of a loss tells nothing: advantages have no level, and ratios of probabilities no bound. Steps
@@ -271,7 +271,7 @@ class GenerationBatches(PromptTrainer):
                 " `steps_per_generation` or `max_completion_length` lower; smaller micro-batches would not help."
             ) from problem
 
-    def figures_of(self, rows: list[Any]) -> dict[str, float]:
+    def metrics_of_batch(self, rows: list[Any]) -> dict[str, float]:
         """TRL's figures alone; each prompt is answered `num_generations_eval` times."""
         config: Any = self.args
         answers = config.num_generations_eval or config.num_generations
@@ -372,6 +372,6 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
             size = self.args.per_device_train_batch_size
             return self.score_tokens(model, ids, mask, made["completion_ids"].size(1), batch_size=size)
 
-    def note_figure(self, name: str, value: float) -> None:
+    def add_metric(self, name: str, value: float) -> None:
         """For the log: means over what is noted until then."""
         self.trl_metrics["train"][name].append(value)

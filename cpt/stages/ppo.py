@@ -85,9 +85,9 @@ class PPOTrainer(RewardedTrainer):
         mean, _ = self.moments(values, mask)
         _, missed = self.moments(returns - values, mask)
         _, spread = self.moments(returns, mask)
-        self.note_figure("value/mean", mean.item())
+        self.add_metric("value/mean", mean.item())
         if spread > 0:
-            self.note_figure("value/explained_variance", 1 - (missed / spread).square().item())
+            self.add_metric("value/explained_variance", 1 - (missed / spread).square().item())
 
     def loss_of_completions(self, policy_loss: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
         """The policy's loss, and the values'."""
@@ -99,7 +99,7 @@ class PPOTrainer(RewardedTrainer):
         share = tokens * self.current_gradient_accumulation_steps / config.steps_per_generation
         value_loss = (losses * inputs["completion_mask"]).sum() / share
         in_log = value_loss.detach() * self.current_gradient_accumulation_steps
-        self.note_figure("value/loss", self.accelerator.gather(in_log.reshape(1)).mean().item())
+        self.add_metric("value/loss", self.accelerator.gather(in_log.reshape(1)).mean().item())
         return policy_loss + config.value_coefficient * value_loss
 
     def own_state(self) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class SPOTrainer(RewardedTrainer):
         if len(surprise):
             figures["value/error"] = surprise.abs().mean().item()
         for name, value in figures.items():
-            self.note_figure(name, value)
+            self.add_metric(name, value)
 
     def state_of_process(self) -> dict[str, Any]:
         """The last completions, of which the drift is measured."""

@@ -100,7 +100,7 @@ def training_arguments(
         RecipeError: Hugging Face refuses a value under `training:`.
     """
     length = length_of(recipe, data, folder)
-    tell_rounding(recipe, length)
+    warn_of_rounding(recipe, length)
     config_class = find_stage(recipe.stage).CONFIG
     ours = {
         "output_dir": str(folder),
@@ -171,7 +171,7 @@ def length_of(recipe: Recipe, data: PreparedData, folder: Path) -> RunLength:
     return run_length(recipe, data.num_rows, folder)
 
 
-def tell_rounding(recipe: Recipe, length: RunLength) -> None:
+def warn_of_rounding(recipe: Recipe, length: RunLength) -> None:
     """A budget that whole steps go far beyond is told once."""
     budget = recipe.budget.tokens
     if budget is not None and length.tokens > MUCH_MORE * budget and is_main_process():

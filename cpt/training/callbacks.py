@@ -391,10 +391,10 @@ def describe_logs(logs: dict[str, Any]) -> str:
     keys = [key.removeprefix("eval_") for key in logs if key.startswith("eval_")]
     ends = ("_loss", "_examples")  # rewards of answers that the model generated have no loss
     sets = dict.fromkeys(key.removesuffix(end) for key in keys for end in ends if key.endswith(end))
-    return "held out: " + ", ".join(f"{name} {held_out_figures(name, logs)}" for name in sets) if sets else ""
+    return "held out: " + ", ".join(f"{name} {held_out_metrics(name, logs)}" for name in sets) if sets else ""
 
 
-def held_out_figures(name: str, logs: dict[str, Any]) -> str:
+def held_out_metrics(name: str, logs: dict[str, Any]) -> str:
     """Bits per byte of texts; loss, accuracy and margin of examples."""
     if (bits := logs.get(f"eval_{name}_bits_per_byte")) is not None:
         return f"{bits:.4f} bits per byte"

@@ -20,7 +20,7 @@ from cpt.optim.released import ReleasedGradients, check_release, releases_gradie
 from cpt.optim.schedules import phases_in_tokens
 from cpt.ranks import is_main_process, main_process_decides, same_command
 from cpt.torch_internals import reads_scale
-from cpt.training.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, JudgingEngine, SkipBudget, SpikeDetector, StepVerdict
+from cpt.training.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, GuardedEngine, SkipBudget, SpikeDetector, StepVerdict
 from cpt.training.restart import (
     forget_rollback,
     learned_rollback,
@@ -47,7 +47,7 @@ class StepGuardCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The gradients are complete; under DeepSpeed they are used already."""
-        self.guard.judge_step()
+        self.guard.check_step()
 
 
 class StepGuard:
@@ -110,7 +110,7 @@ class StepGuard:
         return HIGHEST_LOSS * math.log(vocabulary_size(model.config))
 
     def begin(self) -> None:
-        """Hook in where a step can be judged, once everything is built and loaded."""
+        """Hook in where a step can be verdict, once everything is built and loaded."""
         self.trainer.engine.reshard()
         model: Any = self.trainer.model
         accelerator: Any = self.trainer.accelerator
@@ -118,11 +118,11 @@ class StepGuard:
         if (
             self.trainer.is_deepspeed_enabled
             and self.loss_guard is not None
-            and not isinstance(accelerator.deepspeed_engine_wrapped, JudgingEngine)
+            and not isinstance(accelerator.deepspeed_engine_wrapped, GuardedEngine)
         ):
             engine = accelerator.deepspeed_engine_wrapped.engine
-            accelerator.deepspeed_engine_wrapped = JudgingEngine(
-                engine, self.judge_figures, scales_loss=self.trainer.args.fp16
+            accelerator.deepspeed_engine_wrapped = GuardedEngine(
+                engine, self.check_metrics, scales_loss=self.trainer.args.fp16
             )
         if releases_gradients(self.trainer.recipe) and self.released is None:
             wrapper: Any = self.trainer.optimizer
@@ -140,8 +140,8 @@ class StepGuard:
         """The content of `safety.json`."""
         state: dict[str, Any] = {"format": 1, "left_out": self.trainer.rows_of_steps.left_out}
         if self.loss_guard is not None and self.budget is not None:
-            for judged in self.loss_guard.read():  # unread only in a save after an error
-                self.note_verdict(judged)
+            for verdict in self.loss_guard.read():  # unread only in a save after an error
+                self.note_verdict(verdict)
             state |= {"guard": self.loss_guard.state(), "budget": self.budget.state()}
         return state
 
@@ -166,7 +166,7 @@ class StepGuard:
     # --- a step ------------------------------------------------------------------------------------------------------
 
     @property
-    def judges_gradients(self) -> bool:
+    def checks_gradients(self) -> bool:
         """True where the gradients are whole before the optimizer's step: everywhere but under DeepSpeed."""
         return self.loss_guard is not None and not self.trainer.is_deepspeed_enabled
 
@@ -174,23 +174,23 @@ class StepGuard:
         """The loss of its micro-batches is summed apart from that of the steps before."""
         self.is_updating = False
         self.loss_before = self.trainer.loss_since_log.clone()
-        if self.judges_gradients:
+        if self.checks_gradients:
             self.trainer.loss_since_log.zero_()
 
     def norm_of_step(self) -> torch.Tensor:
-        """The norm of all gradients, as the Trainer logs it: clipping waits for `judge_step`, which fills it in."""
+        """The norm of all gradients, as the Trainer logs it: clipping waits for `check_step`, which fills it in."""
         if self.loss_guard is None:
             return self.measure_norm()
         self.norm = torch.zeros((), device=self.trainer.args.device)
         return self.norm
 
-    def judge_step(self) -> None:
-        """Clip, judge, and have the update skipped where the step is bad."""
+    def check_step(self) -> None:
+        """Clip, check, and have the update skipped where the step is bad."""
         self.is_updating = True
         if self.released is not None:
             self.note_released(self.released)
             return
-        if not self.judges_gradients:
+        if not self.checks_gradients:
             return
         norm = self.measure_norm()
         self.norm.copy_(norm)
@@ -198,7 +198,7 @@ class StepGuard:
         if self.trainer.args.world_size > 1:
             dist.all_reduce(figures)
             figures /= self.trainer.args.world_size
-        skip = self.judge_figures(figures)
+        skip = self.check_metrics(figures)
         self.trainer.loss_since_log.copy_(
             torch.where(skip, self.loss_before, self.loss_before + self.trainer.loss_since_log)
         )
@@ -225,13 +225,13 @@ class StepGuard:
         reads = self.trainer.accelerator.scaler is None and reads_scale(kernel)
         return kernel if reads and not self.trainer.is_fsdp_enabled else None
 
-    def judge_figures(self, figures: torch.Tensor) -> torch.Tensor:
+    def check_metrics(self, figures: torch.Tensor) -> torch.Tensor:
         """Whether the current step has to be skipped, on the device."""
         assert self.loss_guard is not None
         step = self.trainer.state.global_step + 1
         if step in self.new_data_from:  # a phase's data may have a loss of another level
             self.loss_guard.forget()
-        return self.loss_guard.judge(step, self.trainer.figures_to_judge(figures))
+        return self.loss_guard.check(step, self.trainer.metrics_to_check(figures))
 
     def skip_update(self, skip: torch.Tensor, figures: torch.Tensor) -> None:
         """The host only waits where the optimizer's kernel does not read a flag from the device."""
@@ -305,27 +305,27 @@ class StepGuard:
         """Count the verdicts that have arrived; see `roll_back` for what too many skipped steps raise."""
         if self.loss_guard is None or self.budget is None:
             return
-        for judged in self.loss_guard.read(unread=unread):
-            self.note_verdict(judged)
+        for verdict in self.loss_guard.read(unread=unread):
+            self.note_verdict(verdict)
             if self.budget.is_exhausted:
                 self.roll_back(self.loss_guard, self.budget)
 
-    def note_verdict(self, judged: StepVerdict) -> None:
+    def note_verdict(self, verdict: StepVerdict) -> None:
         """Count and record a step that was skipped."""
         assert self.budget is not None
-        if self.trainer.args.fp16 and math.isfinite(judged.loss) and not math.isfinite(judged.gradient_norm):
+        if self.trainer.args.fp16 and math.isfinite(verdict.loss) and not math.isfinite(verdict.gradient_norm):
             return  # the scaler is looking for its scale
-        skipped = self.budget.note(judged)
+        skipped = self.budget.note(verdict)
         if skipped is not None:
-            self.skipped_since_log.append(judged)
+            self.skipped_since_log.append(verdict)
             first, end = skipped.rows
             self.trainer.checkpointer.record(
-                "spike_skipped" if judged.is_finite else "nan_skipped",
-                f"Step {judged.step} was skipped: {judged.complaint()}. Its rows are {first:,} to {end - 1:,}.",
-                step=judged.step,
+                "spike_skipped" if verdict.is_finite else "nan_skipped",
+                f"Step {verdict.step} was skipped: {verdict.complaint()}. Its rows are {first:,} to {end - 1:,}.",
+                step=verdict.step,
                 rows=[first, end],
-                loss=str(judged.loss),
-                gradient_norm=str(judged.gradient_norm),
+                loss=str(verdict.loss),
+                gradient_norm=str(verdict.gradient_norm),
             )
 
     def roll_back(self, guard: SpikeDetector, budget: SkipBudget) -> None:

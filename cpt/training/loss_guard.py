@@ -37,7 +37,7 @@ FOR_ALL: dict[str, Any] = {"window": int, "skips": int, "rollbacks": int}
 """Options that every guard takes, your own too."""
 
 log = logging.getLogger("cpt")
-Judge = Callable[[torch.Tensor], torch.Tensor]
+StepCheck = Callable[[torch.Tensor], torch.Tensor]
 """From [2], loss and gradient norm, to whether the update is left out."""
 
 
@@ -139,7 +139,7 @@ class SpikeDetector:
         self.unread: deque[int] = deque()
         self.noted = 0
 
-    def judge(self, step: int, figures: torch.Tensor) -> torch.Tensor:
+    def check(self, step: int, figures: torch.Tensor) -> torch.Tensor:
         """Whether the update of a step has to be left out, on the device.
 
         Args:
@@ -230,12 +230,12 @@ class SkipBudget:
     """Skipped steps of the whole run, those before a roll-back included."""
     rollbacks: int = 0
 
-    def note(self, judged: StepVerdict) -> Skipped | None:
+    def note(self, verdict: StepVerdict) -> Skipped | None:
         """A step's verdict; what was skipped, if it was."""
-        if not judged.is_skipped:
+        if not verdict.is_skipped:
             return None
-        skipped = Skipped(judged.step, self.rows.of(judged.step - 1))
-        self.recent = [other for other in self.recent if other.step > judged.step - self.window] + [skipped]
+        skipped = Skipped(verdict.step, self.rows.of(verdict.step - 1))
+        self.recent = [other for other in self.recent if other.step > verdict.step - self.window] + [skipped]
         self.total += 1
         return skipped
 
@@ -279,7 +279,7 @@ def check_loss_guard(section: Component | None) -> None:
         raise RecipeError("`safety.loss_guard.sigmas` must be more than 0.")
 
 
-class JudgingEngine(DeepSpeedEngineWrapper):
+class GuardedEngine(DeepSpeedEngineWrapper):
     """accelerate's wrapper of the engine, with a judge between gradients and update.
 
     Args:
@@ -288,11 +288,11 @@ class JudgingEngine(DeepSpeedEngineWrapper):
             waits, as ever.
     """
 
-    def __init__(self, engine: Any, judge: Judge, *, scales_loss: bool) -> None:
+    def __init__(self, engine: Any, check: StepCheck, *, scales_loss: bool) -> None:
         super().__init__(engine)
-        self.judge, self.scales_loss = judge, scales_loss
+        self.check, self.scales_loss = check, scales_loss
         self.loss: torch.Tensor | None = None
-        self.has_judged = False
+        self.has_checked = False
         self.knows_norms = True
         self.hand_over()
 
@@ -303,10 +303,10 @@ class JudgingEngine(DeepSpeedEngineWrapper):
 
         optimizer: Any = self.engine.optimizer
         if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-            self.norms_of_groups = replace_norms_of_groups(optimizer, self.judged_norms)
+            self.norms_of_groups = replace_norms_of_groups(optimizer, self.checked_norms)
         elif isinstance(optimizer, DeepSpeedZeroOptimizer):
             self.norm_of_all = optimizer.scaled_global_norm
-            optimizer.scaled_global_norm = self.judged_norm
+            optimizer.scaled_global_norm = self.checked_norm
             optimizer.check_grad_overflow = True  # a profile may turn off what skips
         else:
             self.knows_norms = False
@@ -323,12 +323,12 @@ class JudgingEngine(DeepSpeedEngineWrapper):
         if sync_gradients and self.knows_norms:
             self.after_step()
 
-    def judged_norm(self) -> torch.Tensor:
+    def checked_norm(self) -> torch.Tensor:
         norm: torch.Tensor = self.norm_of_all()
         return torch.where(self.skips(norm), torch.full_like(norm, math.inf), norm)
 
-    def judged_norms(self) -> list[torch.Tensor]:
-        norms = [torch.as_tensor(norm, device=self.figures_device) for norm in self.norms_of_groups()]
+    def checked_norms(self) -> list[torch.Tensor]:
+        norms = [torch.as_tensor(norm, device=self.device_of_loss) for norm in self.norms_of_groups()]
         together = torch.stack([norm.float() for norm in norms])
         # -1 stands for a norm that is not finite
         whole = torch.where(
@@ -338,15 +338,15 @@ class JudgingEngine(DeepSpeedEngineWrapper):
         return [torch.where(skip, torch.full_like(norm, math.inf), norm) for norm in norms]
 
     def skips(self, scaled_norm: torch.Tensor) -> torch.Tensor:
-        self.has_judged = True
+        self.has_checked = True
         norm = scaled_norm.float() / self.engine.optimizer.loss_scale
-        return self.judge(torch.stack((self.mean_loss(), norm.to(self.figures_device))))
+        return self.check(torch.stack((self.mean_loss(), norm.to(self.device_of_loss))))
 
     def after_step(self) -> None:
         """Judge what DeepSpeed skipped before it came to the norm, and let the schedule go on over a skipped step."""
-        if not self.has_judged:
-            self.judge(torch.stack((self.mean_loss(), torch.full((), math.inf, device=self.figures_device))))
-        self.has_judged, self.loss = False, None
+        if not self.has_checked:
+            self.check(torch.stack((self.mean_loss(), torch.full((), math.inf, device=self.device_of_loss))))
+        self.has_checked, self.loss = False, None
         if not self.scales_loss:
             self.engine.optimizer.overflow = False
 
@@ -357,6 +357,6 @@ class JudgingEngine(DeepSpeedEngineWrapper):
         return loss / dist.get_world_size()
 
     @property
-    def figures_device(self) -> torch.device:
+    def device_of_loss(self) -> torch.device:
         assert self.loss is not None, "a step has micro-batches"
         return self.loss.device

@@ -117,7 +117,7 @@ class CPTTrainer(TrainerHooks, Trainer):
     def on_rollback(self) -> None:
         """The run resumes without the rows of skipped steps."""
 
-    def figures_to_judge(self, figures: torch.Tensor) -> torch.Tensor:
+    def metrics_to_check(self, figures: torch.Tensor) -> torch.Tensor:
         """Loss and gradient norm of a step, as its guard takes them."""
         return figures
 
@@ -390,12 +390,12 @@ class CPTTrainer(TrainerHooks, Trainer):
             self.model,
             texts,
             batch_size=self.args.per_device_eval_batch_size,
-            after_batch=self.tell_prediction_step,
+            after_batch=self.call_prediction_step,
             run_folder=self.run_folder,
             step=self.state.global_step,
         )
 
-    def tell_prediction_step(self) -> None:
+    def call_prediction_step(self) -> None:
         """Call the callbacks, as the Trainer's own evaluation does; raises Interrupted on all processes alike."""
         self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
 

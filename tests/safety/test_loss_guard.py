@@ -20,8 +20,8 @@ def verdicts(guard, losses, norms=None):
     """Whether each step is skipped."""
     found = []
     for step, loss in enumerate(losses, start=1):
-        guard.judge(step, torch.tensor([loss, norms[step - 1] if norms else 1.0]))
-        found += [judged.is_skipped for judged in guard.read()]
+        guard.check(step, torch.tensor([loss, norms[step - 1] if norms else 1.0]))
+        found += [verdict.is_skipped for verdict in guard.read()]
     return found
 
 
@@ -112,10 +112,10 @@ def test_a_new_level_is_no_spike_where_the_guard_was_told_to_forget():
 def test_the_host_reads_in_order_and_may_stay_behind():
     watcher = guard()
     for step in range(1, 7):
-        watcher.judge(step, torch.tensor([float(step), 1.0]))
-        read = [(judged.step, judged.loss) for judged in watcher.read(unread=STEPS_BEHIND)]
+        watcher.check(step, torch.tensor([float(step), 1.0]))
+        read = [(verdict.step, verdict.loss) for verdict in watcher.read(unread=STEPS_BEHIND)]
         assert read == ([(step - STEPS_BEHIND, step - STEPS_BEHIND)] if step > STEPS_BEHIND else [])
-    assert [judged.step for judged in watcher.read()] == [5, 6]
+    assert [verdict.step for verdict in watcher.read()] == [5, 6]
 
 
 def test_a_step_is_judged_without_leaving_the_device():
@@ -125,7 +125,7 @@ def test_a_step_is_judged_without_leaving_the_device():
     watcher.history, watcher.accepted = watcher.history.to("meta"), watcher.accepted.to("meta")
     noted = []
     watcher.note = lambda step, verdict: noted.append(verdict)
-    skip = watcher.judge(1, torch.zeros(2, device="meta"))
+    skip = watcher.check(1, torch.zeros(2, device="meta"))
     assert skip.device.type == noted[0].device.type == watcher.history.device.type == "meta"
     with pytest.raises(RuntimeError, match="meta"):
         bool(skip)
@@ -152,7 +152,7 @@ def test_a_norm_that_is_known_later_takes_its_place_beside_its_loss():
     for step in range(1, 12):
         loss, norm = torch.tensor(3.0 + 0.01 * step), torch.tensor(1.0 + 0.1 * (step % 3))
         loss = loss * torch.nan if step == 7 else loss
-        at_once.judge(step, torch.stack((loss, norm)))
+        at_once.check(step, torch.stack((loss, norm)))
         skipped, _ = later.decide(torch.stack((loss, torch.zeros(()))))
         later.learn_norm(norm, skipped=skipped)
         assert bool(skipped) is (step == 7)

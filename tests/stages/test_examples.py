@@ -37,7 +37,7 @@ def test_a_signal_in_an_evaluation_stops_and_saves(tmp_path):
     def stop():
         raise Interrupted("a signal")
 
-    trainer.tell_prediction_step = stop
+    trainer.call_prediction_step = stop
     assert trainer.evaluate() == {} and trainer.control.should_save and trainer.control.should_training_stop
     assert trainer.model.training
 

@@ -2,7 +2,7 @@ import pytest
 
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
-from cpt.training.arguments import run_length, tell_rounding
+from cpt.training.arguments import run_length, warn_of_rounding
 from cpt.training.restart import remember_micro_batch
 
 
@@ -30,7 +30,7 @@ def test_the_budget_is_rounded_up_to_whole_steps():
 @pytest.mark.parametrize(("tokens", "is_told"), [(100, True), (10_000, False)])
 def test_a_budget_of_less_than_its_steps_is_told(caplog, tokens, is_told):
     short = recipe(budget={"tokens": tokens, "global_batch_tokens": 512})
-    tell_rounding(short, run_length(short, 0))
+    warn_of_rounding(short, run_length(short, 0))
     assert ("The run trains 512 tokens in 1 step(s) of 512, more than `budget.tokens`: 100." in caplog.text) is is_told
 
 
