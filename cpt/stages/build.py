@@ -72,7 +72,7 @@ def build_trainer(
     """The trainer of the recipe's stage, ready for `train()`.
 
     Args:
-        arguments: Hugging Face's config; under ZeRO-3 it was made before the model, elsewhere it may be left out.
+        arguments: Hugging Face's config; under ZeRO-3 it was made before the model, elsewhere it is optional.
         watchers: further callbacks, of whoever runs it.
 
     Raises:
@@ -127,13 +127,13 @@ def stage_trainer(
 
 @cache
 def trainer_class(stage: str) -> Callable[..., Trainer]:
-    """Of a built-in stage."""
+    """The trainer class of a built-in stage."""
     bases = tuple(load_class(path, stage) for path in TRAINERS[stage])
     return bases[0] if len(bases) == 1 else type(bases[1].__name__, bases, {})
 
 
 def watching_callbacks(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) -> list[TrainerCallback]:
-    """Those that add figures, those of the recipe, then those that write the figures down.
+    """Those that add metrics, those of the recipe, then those that write the metrics.
 
     Raises:
         RecipeError: the recipe's own, or what it profiles, cannot be had.
@@ -155,7 +155,7 @@ def watching_callbacks(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) 
 
 
 def callbacks_of_packed_rows(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) -> Sequence[TrainerCallback]:
-    """What only rows of tokens have."""
+    """Callbacks for rows of tokens."""
     callbacks: list[TrainerCallback] = []
     if data.form in PACKED and len(data.sources) > 1:
         callbacks.append(SourceLosses(data, trainer.rows_of_steps, sharing_rows=trainer.shared_rows.processes))

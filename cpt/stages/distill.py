@@ -24,7 +24,7 @@ TOKENS_AT_ONCE = 1024
 
 @dataclass
 class DistillConfig(TrainingArguments):
-    """What `training:` may say."""
+    """The keys of `training:`."""
 
     teacher_model_name_or_path: str | None = field(
         default=None, metadata={"help": "Hub id, folder, or a run: the model to learn from."}
@@ -110,7 +110,7 @@ def summed_divergence(
 
 
 def divergence(student: torch.Tensor, teacher: torch.Tensor, beta: float, temperature: float) -> torch.Tensor:
-    """Of each token, in nats."""
+    """The divergence of each token, in nats."""
     own = F.log_softmax(student.float() / temperature, dim=-1)
     other = F.log_softmax(teacher.float() / temperature, dim=-1)
     if beta == 0.0:
@@ -127,24 +127,24 @@ def kl(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 class WholeConversations(ExampleTrainer):
-    """For TRL's GKDTrainer (arXiv 2306.13649), whose student also continues prompts by itself."""
+    """For TRL's GKDTrainer (arXiv 2306.13649), whose student also samples answers."""
 
     def __init__(self, recipe: Recipe, model: nn.Module, arguments: TrainingArguments, **options: Any) -> None:
         if recipe.data.packing != "none":
             raise RecipeError(
-                "`data.packing`: stage `gkd` writes answers of its own to each conversation: write `packing: none`."
+                "`data.packing`: stage `gkd` samples its own answers to each conversation: write `packing: none`."
             )
         super().__init__(recipe, model, arguments, **options)
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
-        """Whole conversations, and what comes before the assistant's first word by itself: the student goes on from
-        there."""
+        """Whole conversations, and separately the part before the assistant's first word, from which the student
+        samples."""
         tokenizer: Any = self.processing_class
         pad = tokenizer.pad_token_id
 
         def collate(rows: list[Row]) -> dict[str, torch.Tensor]:
             labels = torch.stack([row["labels"] for row in rows])
-            # Positions begin anew where the padding begins, which is a document of its own.
+            # Positions restart where the padding begins: it counts as a document.
             lengths = torch.stack([(row["position_ids"].diff() == 1).long().cumprod(0).sum() + 1 for row in rows])
             places = torch.arange(labels.size(1))
             first = (labels != IGNORED).long().argmax(dim=1)
@@ -153,7 +153,7 @@ class WholeConversations(ExampleTrainer):
             prompts, mask = torch.full((len(rows), width), pad), torch.zeros((len(rows), width), dtype=torch.long)
             for line, (row, end) in enumerate(
                 zip(ids, first.tolist(), strict=True)
-            ):  # generation goes on at the right
+            ):  # generation continues on the right
                 prompts[line, width - end :] = row[:end]
                 mask[line, width - end :] = 1
             longest = int(lengths.max())

@@ -1,4 +1,4 @@
-"""What TRL's trainers need to train on our rows, and to be resumed, guarded and evaluated like every other run."""
+"""Train with TRL's trainers on our rows, with the same resuming, guards and evaluation as every other run."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -42,8 +42,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
     def __init__(self, recipe: Any, model: nn.Module, arguments: TrainingArguments, **options: Any) -> None:
         if arguments.use_liger_kernel:
             raise RecipeError(
-                f"`training.use_liger_kernel`: stage `{recipe.stage}` reads log-probabilities without whole logits by"
-                " itself. Remove it."
+                f"`training.use_liger_kernel`: stage `{recipe.stage}` never builds whole logits. Remove it."
             )
         tokenizer = options.get("tokenizer")
         if tokenizer is not None and tokenizer.pad_token is None:
@@ -61,7 +60,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
             if read is not None:
                 fit_fused_head(read)
         for name, parameter in model.named_parameters():
-            if name in exact:  # TRL rounds what is trained beside 4-bit weights to bfloat16; here it is kept in fp32
+            if name in exact:  # TRL rounds adapters over 4-bit weights to bfloat16; here they stay in fp32
                 parameter.data = exact[name]
         if isinstance(model, PeftModel) and TRLS_REFERENCE in model.peft_config:
             model.delete_adapter(
@@ -69,7 +68,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
             )  # a new adapter changes nothing: without it the model is the reference
 
     def shown_at_first(self, rows: Dataset[Any]) -> ShownRows:
-        """TRL takes nothing but a `datasets.Dataset`, and looks at its first row."""
+        """TRL requires a `datasets.Dataset`, and reads its first row."""
         return ShownRows.from_list([rows[0]])
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
@@ -80,7 +79,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         """TRL's own loss, its auxiliary loss included.
 
         Raises:
-            RecipeError: TRL has no loss of the name, which it only sees here.
+            RecipeError: TRL does not know this loss; it checks the name only here.
         """
         try:
             return super(CPTTrainer, self).compute_loss(*arguments, **options)
@@ -90,13 +89,13 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
             raise RecipeError(f"`training.loss_type`: {problem}") from problem
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
-        """Without TRL's count of tokens, which begins anew with each resume."""
+        """Without TRL's count of tokens, which restarts at each resume."""
         for figures in self.trl_metrics.values():
             figures.pop("num_tokens", None)
         super().log(logs, *arguments, **options)
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
-        """In evaluation mode, so that TRL's `log` leaves the figures of the training alone."""
+        """In evaluation mode, so that TRL's `log` does not mix its metrics with those of the training."""
         assert self.model is not None, "the Trainer was built with a model"
         was_training = self.model.training
         self.model.eval()
@@ -106,7 +105,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
             self.model.train(was_training)
 
     def measure_held_out(self) -> dict[str, float]:
-        """Loss and TRL's own figures of each set of examples; bits per byte of each set of texts."""
+        """Loss and TRL's own metrics of each set of examples; bits per byte of each set of texts."""
         texts = {name: held_out for name, held_out in self.held_out.items() if held_out.form in PACKED}
         figures = {
             f"{name}_{key}": value
@@ -117,9 +116,9 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         return figures | (self.measure_texts(texts) if texts else {})
 
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
-        """The figures of one set, means over its examples, and how many there are.
+        """The metrics of one set, means over its examples, and their number.
 
-        A figure is the mean over the batches that have it: a batch of only wanted answers has no reward of unwanted.
+        A metric is the mean over the batches that have it: without unwanted answers it has no reward of them.
         """
         sums, seen = dict[str, float](), dict[str, int]()
         own = self.metrics_of_evaluation
@@ -135,7 +134,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         return {**{name: value / seen[name] for name, value in sums.items()}, "examples": len(held_out.rows)}
 
     def metrics_of_batch(self, rows: list[Any]) -> dict[str, float]:
-        """The loss of a batch of all processes; TRL notes its own figures meanwhile."""
+        """The loss of a batch of all processes; TRL stores its own metrics."""
         collate = self.collate_examples() or self.data_collator
         batch = self.prepare_inputs(collate(rows))
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -144,8 +143,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
 
     @property
     def metrics_of_evaluation(self) -> dict[str, list[float]]:
-        """Where TRL's trainer puts what it measures while the model is in evaluation mode: means over all
-        processes."""
+        """The metrics that TRL's trainer stores in evaluation mode: means over all processes."""
         return self.trl_metrics["eval"]
 
     def batches_of(self, num_rows: int) -> Iterator[tuple[list[int], int]]:
@@ -169,7 +167,7 @@ def name_of_metric(name: str) -> str:
 
 
 def is_adapter_of_quantized(model: nn.Module, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is trained beside weights in 4 bit."""
+    """True for an adapter's parameter over weights in 4 bit."""
     return (
         parameter.requires_grad
         and isinstance(model, PeftModel)
@@ -208,7 +206,7 @@ class JudgedAnswers(ExampleTrainer):
 
 
 class WithoutReference(ExampleTrainer):
-    """For TRL's experimental ORPO and CPO, which tokenize by themselves and have names of their own."""
+    """For TRL's experimental ORPO and CPO, which tokenize themselves and use other names."""
 
     def shown_at_first(self, rows: Any) -> ShownRows:
         """A row of texts, which is never trained on."""
@@ -224,7 +222,7 @@ class WithoutReference(ExampleTrainer):
         return self.trl_metrics["train"]
 
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
-        """The figures of one set; what was measured in training since the last log is put back after it."""
+        """The metrics of one set; those of the training since the last log are restored after it."""
         of_training = dict(self.metrics_of_evaluation)
         try:
             return super().measure(held_out)
@@ -279,7 +277,7 @@ def fit_fused_head(model: nn.Module) -> None:
 
 @contextmanager
 def only_tokens(model: Any) -> Iterator[None]:
-    """While it is open, the head that is shown has no rows but those of tokens."""
+    """While it is open, the head has only the rows of tokens, without padding."""
     head = model.lm_head
     model.get_output_embeddings = lambda: SimpleNamespace(
         weight=head.weight[: model.config.unpadded_vocab_size], bias=None
@@ -292,7 +290,7 @@ def only_tokens(model: Any) -> Iterator[None]:
 
 @contextmanager
 def noted_routing(model: Any) -> Iterator[list[tuple[torch.Tensor, ...]]]:
-    """What the routers of all layers said, [B x T, E] each, where it was asked for."""
+    """The router logits of all layers, [B x T, E] each, if requested."""
     noted: list[tuple[torch.Tensor, ...]] = []
     handle = model.base_model.register_forward_hook(lambda _, __, output: noted.append(output.get("router_logits")))
     try:
@@ -304,7 +302,7 @@ def noted_routing(model: Any) -> Iterator[list[tuple[torch.Tensor, ...]]]:
 def balance_of_tokens(
     model: BalancedForCausalLM, router_logits: tuple[torch.Tensor, ...], mask: torch.Tensor | None, rows: int
 ) -> torch.Tensor:
-    """The family's own balance loss, of tokens that are no padding: within each row, or over all of them."""
+    """The family's own balance loss, without padding tokens: within each row, or over all of them."""
     if mask is None:
         return model.balance(router_logits, num_sequences=rows)
     if not isinstance(model, MiniMind2MoEForCausalLM):

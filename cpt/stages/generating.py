@@ -63,7 +63,7 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
         super().run_epoch(run)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Of the completions that were trained on; sampling them is not counted."""
+        """FLOPs of training on the completions, without sampling them."""
         if self.sampled_batches is None or not isinstance(inputs, list):
             return 0
         used = self.sampled_batches[(self.micro_batches_done - 1) % len(self.sampled_batches)]
@@ -72,7 +72,7 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
         )
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
-        """With random numbers of its own: those of the run stay as they are."""
+        """With a separate random state: the run's stays unchanged."""
         device = self.args.device
         devices, kind = ([], "cuda") if device.type == "cpu" else ([device], device.type)
         with torch.random.fork_rng(devices=devices, device_type=kind):
@@ -81,7 +81,7 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
 
 
 class StepsOfPrompts(PromptTrainer):
-    """For TRL's DistillationTrainer (arXiv 2306.13649). Each step answers its prompts anew, so a checkpoint needs no
+    """For TRL's DistillationTrainer (arXiv 2306.13649). Each step samples new answers, so a checkpoint holds no
     completions."""
 
     @property
@@ -108,7 +108,7 @@ class GenerationBatches(PromptTrainer):
     """
 
     prompts: Sequence[Prompt] = ()
-    """Of the last generation, of all processes."""
+    """The prompts of the last generation, of all processes."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class GenerationBatches(PromptTrainer):
             raise RecipeError("`training.reward_weights`: write `weight` beside each reward's name in `rewards`.")
         if arguments.__dict__.get("sync_ref_model"):
             raise RecipeError(
-                "`training.sync_ref_model`: the reference of a run here is what it began with, so that it can go on."
+                "`training.sync_ref_model`: the reference of a run is its starting model, so that it can resume."
                 " Remove it."
             )
         rewards = build_rewards(recipe.rewards, [name for name in rows[0] if name != "prompt"])
@@ -173,13 +173,13 @@ class GenerationBatches(PromptTrainer):
         return inputs
 
     def share_of(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """What this process answers: each prompt stands there as often as it is answered."""
+        """The prompts of this process, each repeated once per answer."""
         arguments: Any = self.args
         repeated = [prompt for prompt in prompts for _ in range(arguments.num_generations)]
         size = len(repeated) // arguments.world_size
         return [dict(prompt) for prompt in repeated[arguments.process_index * size :][:size]]
 
-    # --- going on ----------------------------------------------------------------------------------------------------
+    # --- resuming ----------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
         """A checkpoint in the middle of a generation has its completions."""
@@ -206,7 +206,7 @@ class GenerationBatches(PromptTrainer):
     def restore_generation(self, checkpoint: Path) -> None:
         """Continue with what a checkpoint stored, and split completions where micro-batches are smaller now.
 
-        Completions are sampled anew where another number of processes or larger micro-batches wrote them.
+        Completions are sampled again if the number of processes differs or micro-batches were larger.
         """
         path = checkpoint / self.generation_file
         same = path.exists() and written_for(checkpoint) in (None, self.args.world_size)
@@ -222,18 +222,18 @@ class GenerationBatches(PromptTrainer):
             self.restore_own(load_data(checkpoint / STAGE_FILE))
 
     def on_rollback(self) -> None:
-        """Sample anew: stored completions may answer prompts that are left out now."""
+        """Sample again: stored completions may answer prompts that are now skipped."""
         self.sampled_batches = None
 
     def state_of_process(self) -> dict[str, Any]:
-        """What else a checkpoint needs of this process."""
+        """Further state of this process for a checkpoint."""
         return {}
 
     def restore_process(self, state: Mapping[str, Any]) -> None:
         """Continue with it; empty if another number of processes wrote the checkpoint."""
 
     def own_state(self) -> dict[str, Any]:
-        """What a checkpoint needs of the stage, the same on all processes."""
+        """The stage's state for a checkpoint, equal on all processes."""
         return {}
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
@@ -244,10 +244,10 @@ class GenerationBatches(PromptTrainer):
     def metrics_to_check(self, figures: torch.Tensor) -> torch.Tensor:
         """Whether both are finite.
 
-        Here the size of a loss tells nothing: advantages have no level, and ratios of probabilities no bound. Steps
+        The size of a loss has no meaning here: advantages have no level, and ratios of probabilities no bound. Steps
         without any gradient are common (all answers equally good), and the first wrong answer after them has one. So
         loss and gradient have to be finite, and how large a gradient may be is left to clipping; without clipping its
-        norm is judged as in other stages.
+        norm is checked as in other stages.
         """
         loss, norm = figures
         clipped = norm if self.args.max_grad_norm <= 0 else norm * 0
@@ -272,7 +272,7 @@ class GenerationBatches(PromptTrainer):
             ) from problem
 
     def metrics_of_batch(self, rows: list[Any]) -> dict[str, float]:
-        """TRL's figures alone; each prompt is answered `num_generations_eval` times."""
+        """TRL's metrics only; each prompt is answered `num_generations_eval` times."""
         config: Any = self.args
         answers = config.num_generations_eval or config.num_generations
         self.prepare_inputs([row for row in rows for _ in range(answers)])
@@ -287,7 +287,7 @@ class Groups(GenerationBatches):
     _last_world_entropy: float
 
     def own_state(self) -> dict[str, Any]:
-        """What an adaptive entropy bonus has learned."""
+        """The coefficient of the adaptive entropy bonus."""
         return {"entropy": [self.entropy_coef, self._last_world_entropy]} if self.use_adaptive_entropy else {}
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
@@ -364,7 +364,7 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
         return self.rewards_of_all[self.args.process_index * size :][:size]
 
     def log_probabilities(self, made: dict[str, Any]) -> torch.Tensor:
-        """Of the tokens of completions under the model as it is, [B, T]."""
+        """Log-probabilities [B, T] of the completions' tokens under the current model."""
         ids = torch.cat((made["prompt_ids"], made["completion_ids"]), dim=1)
         mask = torch.cat((made["prompt_mask"], made["completion_mask"]), dim=1)
         model, how = self.generating

@@ -63,7 +63,7 @@ def reference_model(
 ) -> nn.Module | None:
     """The model that the run starts from, frozen; None with an adapter, without which the trained model is that one.
 
-    It is made from the recipe, and not from the trained model, so that a run that goes on has the same reference.
+    It is made from the recipe, and not from the trained model, so that a resumed run has the same reference.
 
     Raises:
         RecipeError: see `check_reference`.
@@ -128,7 +128,7 @@ def build_teacher(
         )
     except RecipeError as problem:
         raise RecipeError(f"`{KEY}`: {str(problem).removeprefix('model.path: ')}") from problem
-    assert isinstance(teacher, PreTrainedModel), "there is no adapter"
+    assert isinstance(teacher, PreTrainedModel), "a teacher has no adapter"
     return teacher.requires_grad_(False).eval()
 
 
@@ -153,7 +153,7 @@ def check_vocabulary(student: Any, tokenizer: PreTrainedTokenizerBase, teacher: 
 
 
 def has_tokenizer(path: str) -> bool:
-    """Whether one lies beside the weights; on the Hub there is one."""
+    """True if the folder has a tokenizer; a Hub repository always does."""
     folder = Path(path).expanduser()
     return not folder.exists() or (folder / "tokenizer.json").is_file()
 

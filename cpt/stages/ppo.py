@@ -1,9 +1,9 @@
 """Proximal policy optimisation (arXiv 1707.06347): a value head on the policy, generalised advantage estimation, and
 both losses clipped.
 
-TRL has no such trainer; generation, rewards and the clipped policy loss are those of its GRPO. The value of a token's
+TRL lacks such a trainer; generation, rewards and the clipped policy loss are those of its GRPO. The value of a token's
 state is a linear function of the policy's last hidden state, so policy and values share one backbone and one backward
-pass. `training.beta` holds the policy to the reference, in the loss. The head is no part of the model that the run
+pass. `training.beta` holds the policy to the reference, in the loss. The head is not part of the model that the run
 exports; checkpoints keep it."""
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,15 +24,15 @@ NAME = "value_head"
 
 @dataclass
 class PPOConfig(SingleAnswers):
-    """What PPO adds; each generation is trained on four times."""
+    """PPO's keys; each generation is trained on four times."""
 
     num_iterations: int = 4
     gamma: float = 1.0
     """Discount of what comes later."""
     lam: float = 0.95
-    """Of generalised advantage estimation (arXiv 1506.02438): 0 trusts the values, 1 the rewards."""
+    """The lambda of generalised advantage estimation (arXiv 1506.02438): 0 trusts the values, 1 the rewards."""
     value_coefficient: float = 0.1
-    """Weight of the values' loss beside the policy's."""
+    """Weight of the values' loss relative to the policy's."""
     value_clip: float = 0.2
     """How far a value may move from what it was at the generation before its loss stops to pull it."""
     value_speed: float = 10.0
@@ -42,14 +42,14 @@ class PPOConfig(SingleAnswers):
 
 
 class PPOTrainer(RewardedTrainer):
-    """Values beside the policy."""
+    """GRPO's loop with a value head and PPO's losses."""
 
     def __init__(self, recipe: Recipe, model: Any, arguments: PPOConfig, **options: Any) -> None:
         self.head = ValueHead.on(model, speed=arguments.value_speed)
         super().__init__(recipe, model, arguments, **options)
 
     def forward_completions(self, forward: Callable[[], Any], kept: int) -> Any:
-        """As GRPO does; the values of the same states are kept beside."""
+        """As GRPO does; also stores the values of the same states."""
         with self.head.listening() as heard:
             found = forward()
         if heard:
@@ -107,7 +107,6 @@ class PPOTrainer(RewardedTrainer):
         return {} if self.is_deepspeed_enabled else {"value_head": self.head.state_dict()}
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
-        """Go on with it."""
         self.head.load_state_dict(state["value_head"])
 
 
@@ -142,7 +141,7 @@ class ValueHead(nn.Linear):
         return head
 
     def listen(self, _: nn.Module, __: Any, output: Any) -> None:
-        """Where somebody wants values, tell those of the states that the backbone comes to."""
+        """Store the values of the backbone's last states, if requested."""
         if self.heard is not None:
             self.heard.append(self(output.last_hidden_state))
 

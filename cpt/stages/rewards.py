@@ -22,7 +22,7 @@ from cpt.recipe.schema import Reward
 from cpt.runs.record import Run
 
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-"""What TRL passes beside the columns of the data."""
+"""What TRL passes in addition to the columns of the data."""
 MOST_LETTERS = 300  # of a prompt or a completion, in a message
 Text = str | Sequence[Mapping[str, Any]]
 """A prompt or a completion: a text, or messages."""
@@ -102,7 +102,7 @@ def is_number(value: Any) -> bool:
 
 
 def build_rewards(rewards: Sequence[Reward], columns: Sequence[str]) -> list[NamedReward]:
-    """The rewards that the recipe names, in order, each with a name of its own in the logs.
+    """The rewards that the recipe names, in order, each with a unique name in the logs.
 
     Args:
         columns: that the data's rows have.
@@ -118,7 +118,7 @@ def build_rewards(rewards: Sequence[Reward], columns: Sequence[str]) -> list[Nam
         named = NamedReward(f"{name}_{same + 1}" if same else name, f"rewards[{number}]", function, reward.options)
         named.refuse_missing(columns)
         if function is reward_model:
-            load_judge(**{key: value for key, value in reward.options.items() if key != "batch_size"})
+            load_reward_model(**{key: value for key, value in reward.options.items() if key != "batch_size"})
         built.append(named)
     return built
 
@@ -137,7 +137,7 @@ def find_rewards(rewards: Sequence[Reward]) -> list[Callable[..., Any]]:
     """The functions that the recipe names, with their options checked against their signatures; nothing is loaded.
 
     Raises:
-        RecipeError: an unknown name, or an option that is none or does not fit.
+        RecipeError: an unknown name, or an unknown or invalid option.
     """
     functions = []
     for number, reward in enumerate(rewards):
@@ -210,11 +210,11 @@ def matches_format(prompts: Sequence[Text], completions: Sequence[Text], *, patt
 
 
 def check_pattern(*, pattern: str) -> None:
-    """Refuse what is no regular expression."""
+    """Refuse an invalid regular expression."""
     try:
         re.compile(pattern)
     except re.error as problem:
-        raise RecipeError(f"`pattern`: {pattern!r} is no regular expression: {problem}.") from problem
+        raise RecipeError(f"`pattern`: {pattern!r} is not a regular expression: {problem}.") from problem
 
 
 def length(
@@ -279,13 +279,13 @@ def right(answer: Any) -> str:
 
 
 def found_in(text: str) -> str:
-    """The answer that a completion comes to; nothing where it has no number and marks none."""
+    """The answer that a completion comes to; empty if it has no number."""
     numbers = NUMBERS.findall(text)
     return marked(text) or (numbers[-1].strip() if numbers else "")
 
 
 def marked(text: str) -> str:
-    r"""What a text marks as its answer, in `\boxed{}` or behind `####`."""
+    r"""The marked answer of a text, in `\boxed{}` or behind `####`."""
     start = text.rfind("\\boxed{")
     if start >= 0:
         return braced(text[start + len("\\boxed") :])
@@ -352,14 +352,14 @@ def reward_model(
     revision: str | None = None,
     batch_size: int = 8,
 ) -> list[float]:
-    """What a model says of each completion behind its prompt.
+    """A reward model's score of each completion after its prompt.
 
     Args:
         path: a run's folder, a model's folder, or its Hub id.
         revision: of a model on the Hub.
         batch_size: completions that it reads at once.
     """
-    model, tokenizer = load_judge(path, revision)
+    model, tokenizer = load_reward_model(path, revision)
     texts = [whole_text(tokenizer, prompt, said) for prompt, said in zip(prompts, completions, strict=True)]
     scores: list[float] = []
     for first in range(0, len(texts), batch_size):
@@ -378,7 +378,7 @@ def reward_model(
 
 
 def whole_text(tokenizer: PreTrainedTokenizerBase, prompt: Text, completion: Text) -> str:
-    """A prompt and its completion, as the judge read them in its training."""
+    """A prompt and its completion, as the reward model read them in its training."""
     if isinstance(prompt, str) and isinstance(completion, str):
         return prompt + completion
     messages: list[Any] = [*prompt, *completion]
@@ -386,11 +386,11 @@ def whole_text(tokenizer: PreTrainedTokenizerBase, prompt: Text, completion: Tex
 
 
 @cache
-def load_judge(path: str, revision: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_reward_model(path: str, revision: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model on the run's device, whole on each process, and its tokenizer.
 
     Raises:
-        RecipeError: there is none, or it does not give one number.
+        RecipeError: the model does not exist, or has more than one output.
     """
     folder = str(Run(Path(path)).export_folder) if Run(Path(path)).export_folder.is_dir() else path
     try:
@@ -412,7 +412,7 @@ def load_judge(path: str, revision: str | None = None) -> tuple[PreTrainedModel,
         tokenizer.pad_token = tokenizer.eos_token
     model.config.get_text_config().pad_token_id = (
         tokenizer.pad_token_id
-    )  # the score is that of the last token that is no padding
+    )  # the score is that of the last token before the padding
     return model.to(PartialState().device).eval().requires_grad_(False), tokenizer
 
 

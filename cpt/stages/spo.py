@@ -5,7 +5,7 @@ The paper's: the value tracker, the advantage (reward less the value before this
 batch) and the clipped policy loss. Ours: how the tracker begins and how
 drift is measured (see ValueTracker), the floor under the deviation that advantages are divided by, and all defaults
 but `rho_min`, `rho_max` and `half_life`. Prompts come in the order of the data; the paper's choice of prompts by
-sqrt(v (1 - v)) is left out."""
+sqrt(v (1 - v)) is not implemented."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ NOTHING_KNOWN = 0.5
 
 @dataclass
 class SPOConfig(SingleAnswers):
-    """What SPO adds."""
+    """SPO's keys."""
 
     half_life: float = 0.06
     """Drift of the policy (KL divergence of a token, in nats) after which a prompt's past rewards count half."""
@@ -44,7 +44,7 @@ class SPOConfig(SingleAnswers):
 
 
 class SPOTrainer(RewardedTrainer):
-    """A value for each prompt beside the policy."""
+    """GRPO's loop with a value for each prompt."""
 
     def __init__(self, recipe: Recipe, model: nn.Module, arguments: SPOConfig, **options: Any) -> None:
         self.tracker = ValueTracker(
@@ -100,7 +100,7 @@ class SPOTrainer(RewardedTrainer):
         return {"last": self.last}
 
     def restore_process(self, state: Mapping[str, Any]) -> None:
-        """Go on with them; without them the drift of one generation is not counted."""
+        """Without them the drift of one generation is not counted."""
         last = state.get("last")
         self.last = None if last is None else on_device(last, self.args.device)
 
@@ -109,13 +109,12 @@ class SPOTrainer(RewardedTrainer):
         return self.tracker.state()
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
-        """Go on with it."""
         self.tracker.restore(state)
 
 
 @dataclass
 class Tracked:
-    """Of one prompt."""
+    """The value of one prompt."""
 
     value: float
     count: float
@@ -149,7 +148,7 @@ class ValueTracker:
         return [self.prompts[key].value if key in self.prompts else prior for key in map(key_of, prompts)]
 
     def prior(self) -> float:
-        """Of a prompt that was never answered."""
+        """The value of a prompt that was never answered."""
         return float(np.mean([known.value for known in self.prompts.values()])) if self.prompts else NOTHING_KNOWN
 
     def learn(self, prompts: Sequence[Any], rewards: Sequence[float]) -> float:
@@ -177,7 +176,7 @@ class ValueTracker:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on with what a checkpoint kept."""
+        """Restore a checkpoint's state."""
         self.prompts = {
             key: Tracked(*known)
             for key, known in zip(state["prompts"].tolist(), state["figures"].tolist(), strict=True)

@@ -113,7 +113,7 @@ def training_arguments(
         "report_to": recipe.monitoring.trackers or "none",
         "disable_tqdm": True,  # our console callback has the bar
         "logging_nan_inf_filter": False,  # True logs 0 for a lost run, and waits for the GPU at each micro-batch
-        "ignore_data_skip": True,  # our loader starts at the row where the checkpoint stands
+        "ignore_data_skip": True,  # our loader starts at the checkpoint's row
         "remove_unused_columns": False,
         "use_cpu": bool(recipe.training.get("use_cpu")) or not torch.accelerator.is_available(),
         "parallelism_config": parallelism_config(recipe.training),
@@ -143,14 +143,14 @@ def training_arguments(
 
 
 def saving_arguments(recipe: Recipe, length: RunLength) -> dict[str, Any]:
-    """Without an interval only the end is saved. Which checkpoints stay is not the Trainer's to say: it goes by the
-    files' times."""
+    """Without an interval only the end is saved. We remove old checkpoints ourselves: the Trainer sorts them by file
+    time."""
     every = length.steps_between(recipe.checkpoints.every_tokens, recipe.checkpoints.every_steps)
     return {"save_strategy": "steps", "save_steps": every or length.steps, "save_total_limit": None}
 
 
 def evaluation_arguments(recipe: Recipe, length: RunLength, *, evaluates: bool) -> dict[str, Any]:
-    """Without an interval the first and the last step are evaluated; the Trainer adds the last one by itself."""
+    """Without an interval the first and the last step are evaluated; the Trainer adds the last one."""
     if not evaluates:
         return {"eval_strategy": "no"}
     every = length.steps_between(recipe.evaluation.every_tokens, recipe.evaluation.every_steps)
@@ -158,7 +158,7 @@ def evaluation_arguments(recipe: Recipe, length: RunLength, *, evaluates: bool) 
 
 
 def weights_dtype(recipe: Recipe, arguments: TrainingArguments) -> torch.dtype:
-    """What `model.dtype: auto` means in this process."""
+    """The dtype that `model.dtype: auto` chooses in this process."""
     return automatic_dtype(recipe, deepspeed=arguments.deepspeed is not None, on_gpu=arguments.device.type == "cuda")
 
 
@@ -172,7 +172,7 @@ def length_of(recipe: Recipe, data: PreparedData, folder: Path) -> RunLength:
 
 
 def warn_of_rounding(recipe: Recipe, length: RunLength) -> None:
-    """A budget that whole steps go far beyond is told once."""
+    """Warn once if whole steps go far beyond the budget."""
     budget = recipe.budget.tokens
     if budget is not None and length.tokens > MUCH_MORE * budget and is_main_process():
         log.warning(
@@ -222,7 +222,7 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
 
 
 def parallelism_config(training: Mapping[str, Any]) -> ParallelismConfig | None:
-    """What the Trainer gives to accelerate; None where processes share nothing.
+    """accelerate's parallelism config; None if processes share nothing.
 
     Raises:
         RecipeError: see `groups_of_rows`.
@@ -269,7 +269,7 @@ def check_parallelism(
 
 
 def wrong_company(recipe: Recipe, profile: Profile | None, parts: int) -> str | None:
-    """What does not go together with rows in so many parts."""
+    """Why rows cannot be split into this many parts, or None."""
     data = recipe.data
     if profile is None or not zero_section(profile).get("stage"):
         return "rows are shared by DeepSpeed. Write `training.deepspeed` with a profile of ZeRO-1, 2 or 3."

@@ -55,11 +55,11 @@ PROFILED_STEPS = 3
 
 
 class Alert(TrainerCallback):
-    """Records an event `alert` when a figure crosses a bound, once each time; NaN is beyond any bound.
+    """Records an event `alert` when a metric crosses a bound, once each time; NaN is beyond any bound.
 
     Args:
         run: the run's folder.
-        figure: its name in metrics.jsonl: `grad_norm` or `eval_general_loss`.
+        figure: the metric's name in metrics.jsonl: `grad_norm` or `eval_general_loss`.
         above, below: one of them or both.
     """
 
@@ -83,11 +83,11 @@ class Alert(TrainerCallback):
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.is_world_process_zero and self.known and self.figure not in self.known:
-            message = f"The alert's figure {self.figure} was never logged. Logged: {', '.join(sorted(self.known))}."
+            message = f"The alert's metric {self.figure} was never logged. Logged: {', '.join(sorted(self.known))}."
             record_event(self.run, "alert_without_figure", message, step=state.global_step, figure=self.figure)
 
     def crossed(self, value: float) -> str:
-        """The bound in words; empty within the bounds."""
+        """The bound that was crossed, for the message; empty within the bounds."""
         if self.above is not None and not value <= self.above:
             return f"above {self.above:g}"
         if self.below is not None and not value >= self.below:
@@ -169,7 +169,7 @@ def make(kind: type[TrainerCallback], section: Component) -> TrainerCallback:
 
 
 class Watch(TrainerCallback):
-    """A function that gets the figures of each log on the main process; a returned sentence is an event `alert`."""
+    """Calls a function with the metrics of each log on the main process; a returned message is recorded as `alert`."""
 
     def __init__(
         self, watch: Callable[..., object], options: Mapping[str, object], run: Path, tokens_per_step: int
@@ -218,7 +218,7 @@ class GuardedCallback(TrainerCallback):
                 answer: TrainerControl | None = getattr(self.callback, event)(args, state, control, **kwargs)
                 for name, value in logs.items():
                     if not isinstance(value, LOGGED):
-                        raise TypeError(f"the figure `{name}` is a {type(value).__name__}, not a number or text")
+                        raise TypeError(f"the metric `{name}` is a {type(value).__name__}, not a number or text")
             except CptError:
                 raise
             except self.errors as problem:
@@ -240,7 +240,7 @@ class GuardedCallback(TrainerCallback):
 
 
 def guarded(callback: TrainerCallback, name: str, run: Path) -> GuardedCallback:
-    """The guarded callback, in a class of its own: transformers warns about two callbacks of one class."""
+    """The guarded callback, in a new class: transformers warns about two callbacks of one class."""
     kind: type[GuardedCallback] = type(name, (GuardedCallback,), {})
     return kind(callback, name, run)
 
@@ -345,7 +345,7 @@ class StatusFile(TrainerCallback):
 
 
 class ConsoleProgress(TrainerCallback):
-    """Prints from the main process; it comes after the callbacks that add figures."""
+    """Prints from the main process; it runs after the callbacks that add metrics."""
 
     def __init__(self, name: str, console: Console | None = None) -> None:
         self.name = name
@@ -385,7 +385,7 @@ def time_to_go(logs: dict[str, Any]) -> str:
 
 
 def describe_logs(logs: dict[str, Any]) -> str:
-    """The figures of one log as a line; empty for the Trainer's closing summary."""
+    """The metrics of one log as a line; empty for the Trainer's closing summary."""
     if "loss" in logs:
         return "  ".join(form.format(logs[name]) for name, form in FORMATS.items() if name in logs)
     keys = [key.removeprefix("eval_") for key in logs if key.startswith("eval_")]
@@ -460,7 +460,7 @@ class StepProfile(TrainerCallback):
 
 
 def check_profiled_steps(at_step: int | None, steps: int) -> None:
-    """Refuse to profile steps that a run of so many steps does not have.
+    """Refuse to profile steps beyond the end of the run.
 
     Raises:
         RecipeError: with the key.

@@ -1,4 +1,4 @@
-"""What a DeepSpeed profile or `training.fsdp_config` may say, and what is refused."""
+"""Check a DeepSpeed profile or `training.fsdp_config` against the recipe."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ Profile = dict[str, Any]
 Complaints = Iterator[tuple[str, str]]
 """Key of the profile, and what is wrong with it."""
 
-# What DeepSpeed 0.19 reads at the top of its config; it ignores any other key in silence.
+# The top-level keys that DeepSpeed 0.19 reads; it silently ignores all others.
 READ_BY_DEEPSPEED = """
     activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_logger communication_data_type compile
     compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last datastates_ckpt
@@ -70,7 +70,7 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
         given: what `training.deepspeed` says: a path, or the profile itself.
 
     Raises:
-        RecipeError: there is no such file, or it is not JSON.
+        RecipeError: the file does not exist, or is not JSON.
         ResourceError: DeepSpeed is not installed.
     """
     profile = read_profile(given)
@@ -83,7 +83,7 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
 
 
 def profile_warnings(given: str | Path | Profile, recipe: Recipe) -> list[str]:
-    """What DeepSpeed accepts, and gives gradients that are wrong or less precise than they could be."""
+    """Settings that DeepSpeed accepts, but that make gradients wrong or less precise."""
     profile = read_profile(given)
     return located(given, accumulates_in_half(profile, recipe), reduces_too_early(profile))
 
@@ -135,7 +135,7 @@ def read_profile(given: str | Path | Profile) -> Profile:
     """The profile's content.
 
     Raises:
-        RecipeError: there is no such file, or it is not a JSON object.
+        RecipeError: the file does not exist, or is not a JSON object.
     """
     if isinstance(given, dict):
         return given
@@ -153,7 +153,7 @@ def read_profile(given: str | Path | Profile) -> Profile:
 
 
 def check_zero(profile: Profile) -> Complaints:
-    """The `zero_optimization` section, judged by DeepSpeed's own class."""
+    """The `zero_optimization` section, validated by DeepSpeed's own class."""
     section = profile.get("zero_optimization")
     if not isinstance(section, dict):
         yield "zero_optimization", '`zero_optimization` is missing. Write one with a stage: {"stage": 2}'
@@ -231,7 +231,7 @@ def precision_of_recipe(profile: Profile, recipe: Recipe) -> Complaints:
 
 def needed_by_zero(profile: Profile, recipe: Recipe) -> Complaints:
     if offloads(profile, "optimizer") and profile.get("zero_force_ds_cpu_optimizer", True):
-        # accelerate would make it anew: any optimizer becomes Adam, decoupled weight decay becomes L2
+        # accelerate would replace it: any optimizer becomes Adam, decoupled weight decay becomes L2
         yield (
             "offload_optimizer",
             '`offload_optimizer` needs "zero_force_ds_cpu_optimizer": false at the top: without it accelerate puts'
@@ -253,13 +253,13 @@ RULES = (blocks_of_recipe, values_of_recipe, precision_of_recipe, needed_by_zero
 
 
 def offloads(profile: Profile, part: str) -> bool:
-    """True where `part` (`optimizer` or `param`) lies in host memory or on a disk."""
+    """True where `part` (`optimizer` or `param`) is in host memory or on a disk."""
     section = zero_section(profile).get(f"offload_{part}")
     return isinstance(section, Mapping) and section.get("device", "none") != "none"
 
 
 def zero_section(profile: Profile) -> Mapping[str, Any]:
-    """The `zero_optimization` section, empty where there is none."""
+    """The `zero_optimization` section, empty if it is missing."""
     section = profile.get("zero_optimization")
     return section if isinstance(section, Mapping) else {}
 
@@ -270,7 +270,7 @@ def uses_fsdp(training: Mapping[str, Any]) -> bool:
 
 
 def fsdp_config(training: Mapping[str, Any]) -> dict[str, Any]:
-    """What it says, with Hugging Face's names without their prefix.
+    """The config, with Hugging Face's names without their prefix.
 
     Raises:
         RecipeError: a file that cannot be read.
@@ -315,7 +315,7 @@ def wrong_on_any_machine(recipe: Recipe) -> list[str]:
 
 def wrong_on_this_machine(training: Mapping[str, Any]) -> Iterator[str]:
     if fsdp_config(training).get("cpu_offload") and not torch.accelerator.is_available() and not training.get("bf16"):
-        yield f"{CONFIG}: `cpu_offload` is for weights that do not fit a GPU, and there is none here. Remove it."
+        yield f"{CONFIG}: `cpu_offload` is for weights that do not fit a GPU, and this machine has no GPU. Remove it."
     if training.get("use_cpu") and torch.cuda.is_available():
         yield (
             f"`training.use_cpu` with {KEY}: torch shards onto the GPUs that it sees. Hide them"
@@ -344,7 +344,7 @@ def wrong_keys(training: Mapping[str, Any]) -> Iterator[str]:
 
 
 def wrong_company(recipe: Recipe) -> Iterator[str]:
-    """What does not go together with FSDP."""
+    """Keys of the recipe that FSDP does not support."""
     training, name = recipe.training, recipe.optimizer.name
     if name in (*WHOLE_MATRICES, *WHOLE_PARAMETERS):
         yield (

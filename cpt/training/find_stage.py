@@ -30,7 +30,7 @@ def find_stage(name: str) -> Stage:
     """The stage: a built-in one, or the user's `package.module`.
 
     Raises:
-        RecipeError: there is none, or it lacks one of CONFIG, COLUMNS, build_trainer.
+        RecipeError: the module does not exist, or lacks one of CONFIG, COLUMNS, build_trainer.
         ResourceError: TRL has no such trainer in the installed version.
     """
     if name in STAGE_CONFIGS:

@@ -42,7 +42,7 @@ class Generations:
 
 
 def generations_of(arguments: TrainingArguments) -> Generations:
-    """Of a GRPOConfig, or one that is like it."""
+    """The generations that a GRPOConfig, or a config like it, asks for."""
     config: Any = arguments
     prompts = config.generation_batch_size // config.num_generations
     return Generations(
@@ -59,7 +59,7 @@ def prompts_of_step(config: type, training: Mapping[str, Any], completions: int)
         completions: that all processes train on in a step.
 
     Raises:
-        RecipeError: it is no whole number.
+        RecipeError: the number is not whole.
     """
     defaults = {field.name: field.default for field in fields(config)}
     answers, times = (int(training.get(key, defaults[key])) for key in ("num_generations", "num_iterations"))

@@ -35,7 +35,7 @@ SAFETY = "safety.json"
 
 
 class StepGuardCallback(TrainerCallback):
-    """Runs after every other callback: what it judges is what the optimizer gets."""
+    """Runs after every other callback, so that it checks the gradients that the optimizer gets."""
 
     def __init__(self, guard: "StepGuard") -> None:
         self.guard = guard
@@ -55,7 +55,7 @@ class StepGuard:
 
     A skipped step costs its rows. After too many, the run resumes from the last sound checkpoint before them and
     leaves their rows out. With `optimizer.release_gradients` the updates are made in the backward pass, so a step is
-    judged by its loss alone: the gradient's norm is only known afterwards.
+    checked by its loss alone: the gradient's norm is only known afterwards.
     """
 
     def __init__(self, trainer: "CPTTrainer") -> None:
@@ -102,7 +102,7 @@ class StepGuard:
                 del accelerator.backward
 
     def highest_loss(self) -> float:
-        """Of a language model's own loss, which starts near that of a uniform guess; the other stages have losses
+        """The bound for a language model's loss, which starts near that of a uniform guess; other stages have losses
         without such a scale."""
         if self.trainer.recipe.stage not in OF_LANGUAGE_MODELS:
             return math.inf
@@ -110,7 +110,7 @@ class StepGuard:
         return HIGHEST_LOSS * math.log(vocabulary_size(model.config))
 
     def begin(self) -> None:
-        """Hook in where a step can be verdict, once everything is built and loaded."""
+        """Install the checks of a step, once everything is built and loaded."""
         self.trainer.engine.reshard()
         model: Any = self.trainer.model
         accelerator: Any = self.trainer.accelerator
@@ -185,7 +185,7 @@ class StepGuard:
         return self.norm
 
     def check_step(self) -> None:
-        """Clip, check, and have the update skipped where the step is bad."""
+        """Clip, check, and skip the update of a bad step."""
         self.is_updating = True
         if self.released is not None:
             self.note_released(self.released)
@@ -248,7 +248,7 @@ class StepGuard:
     # --- a step that updates in its backward pass --------------------------------------------------------------------
 
     def update_in_backward(self, loss: torch.Tensor, **options: Any) -> None:
-        """The backward pass, which updates the weights; its loss is judged before, on the device."""
+        """The backward pass, which updates the weights; its loss is checked before, on the device."""
         assert self.released is not None, "in place of the accelerator's only then"
         self.is_updating = True  # from here on the step cannot be redone
         if self.loss_guard is None:
@@ -284,7 +284,7 @@ class StepGuard:
         self.steps_to_log = self.trainer.state.global_step - self.trainer.last_logged_step
 
     def note_logged(self) -> None:
-        """Begin the next figures, if this step was logged."""
+        """Start the next mean, if this step was logged."""
         if self.trainer.last_logged_step == self.trainer.state.global_step:
             # The Trainer subtracts it from itself, and what is not finite would stay.
             self.trainer.loss_since_log.zero_()
@@ -387,7 +387,7 @@ class StepGuard:
 
 
 def read_safety(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint stores of skipped steps; empty if another program wrote it."""
+    """The checkpoint's record of skipped steps; empty if another program wrote it."""
     path = checkpoint / SAFETY
     content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return content

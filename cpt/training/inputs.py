@@ -1,4 +1,4 @@
-"""What a run reads: its data; and data, tokenizer and weights by hash, for its record."""
+"""The inputs of a run: its data, and the hashes of data, tokenizer and weights for its record."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
 def describe_inputs(
     recipe: Recipe, data: PreparedData, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments
 ) -> dict[str, Any]:
-    """Hashes of all that decides the run beside the recipe and the code, and what was chosen where the recipe left it
+    """Hashes of all inputs except the recipe and the code, and the values chosen where the recipe left it
     open."""
     sources = {
         source.name: {

@@ -229,20 +229,20 @@ def saved_on_errors(trainer: CPTTrainer) -> Iterator[None]:
 
 
 def resumes_from(folder: Path) -> str:
-    """What the next start will do."""
+    """How the next start will continue."""
     checkpoints = published_checkpoints(folder)
     return f"{same_command()} resumes from {checkpoints[-1].name}." if checkpoints else "Nothing was saved yet."
 
 
 @dataclass(frozen=True)
 class LivenessReport:
-    """What the heartbeats of all processes show."""
+    """The state of all processes, by their heartbeats."""
 
     all: list[Sign]
     gone: list[Sign]
     """Gave no pulse."""
     failed: list[Sign]
-    """Ended with an error or an interruption of their own."""
+    """Ended with their own error or interruption."""
 
     @property
     def first_left(self) -> int:

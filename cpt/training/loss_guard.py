@@ -29,7 +29,7 @@ HARMLESS_LOSS, HARMLESS_NORM = (
     0.08,
     0.7,
 )  # of the logarithm; gradients are clipped, so only a much larger one does harm
-LEAST_NORM = 1e-6  # gradients are small numbers; below this their size tells nothing
+LEAST_NORM = 1e-6  # gradients are small numbers; below this their size has no meaning
 SMALL, HARMLESS = (1.0, LEAST_NORM), (HARMLESS_LOSS, HARMLESS_NORM)
 
 WINDOW, SKIPS, ROLLBACKS = 128, 4, 3
@@ -38,7 +38,7 @@ FOR_ALL: dict[str, Any] = {"window": int, "skips": int, "rollbacks": int}
 
 log = logging.getLogger("cpt")
 StepCheck = Callable[[torch.Tensor], torch.Tensor]
-"""From [2], loss and gradient norm, to whether the update is left out."""
+"""From [2], loss and gradient norm, to whether to skip the update."""
 
 
 @cache
@@ -115,7 +115,7 @@ class StepVerdict:
 
 
 class SpikeDetector:
-    """Judges steps, and remembers those that it accepted.
+    """Checks steps, and remembers those that it accepted.
 
     Args:
         section: `safety.loss_guard` of the recipe.
@@ -140,11 +140,11 @@ class SpikeDetector:
         self.noted = 0
 
     def check(self, step: int, figures: torch.Tensor) -> torch.Tensor:
-        """Whether the update of a step has to be left out, on the device.
+        """Whether to skip the update of a step, on the device.
 
         Args:
             step: its number.
-            figures: [2], loss and gradient norm, the same on all ranks.
+            figures: [2], loss and gradient norm, equal on all ranks.
         """
         skip, spikes = self.decide(figures)
         self.note(step, torch.cat((figures.float(), spikes.float())))
@@ -208,7 +208,7 @@ class SpikeDetector:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A step whose update was left out."""
+    """A step whose update was skipped."""
 
     step: int
     rows: Stretch
@@ -241,7 +241,7 @@ class SkipBudget:
 
     @property
     def is_exhausted(self) -> bool:
-        """Too many were skipped: their data or the weights are no good."""
+        """Too many were skipped: their data or the weights are bad."""
         return len(self.recent) > self.skips
 
     def roll_back(self) -> list[Skipped]:
@@ -280,10 +280,10 @@ def check_loss_guard(section: Component | None) -> None:
 
 
 class GuardedEngine(DeepSpeedEngineWrapper):
-    """accelerate's wrapper of the engine, with a judge between gradients and update.
+    """accelerate's wrapper of the engine, with a check between gradients and update.
 
     Args:
-        judge: called once in a step, on all ranks with the same figures.
+        check: called once in a step, on all ranks with the same values.
         scales_loss: fp16, whose gradients may be infinite until the scale of the loss is found; then the schedule
             waits, as ever.
     """
@@ -311,8 +311,7 @@ class GuardedEngine(DeepSpeedEngineWrapper):
         else:
             self.knows_norms = False
             log.warning(
-                f"safety.loss_guard: DeepSpeed's {type(optimizer).__name__} cannot be told to skip a step. ZeRO-2 and"
-                " 3 can."
+                f"safety.loss_guard: DeepSpeed's {type(optimizer).__name__} cannot skip a step. ZeRO-2 and 3 can."
             )
 
     def backward(self, loss: torch.Tensor, sync_gradients: bool = True, **options: Any) -> None:
@@ -343,7 +342,7 @@ class GuardedEngine(DeepSpeedEngineWrapper):
         return self.check(torch.stack((self.mean_loss(), norm.to(self.device_of_loss))))
 
     def after_step(self) -> None:
-        """Judge what DeepSpeed skipped before it came to the norm, and let the schedule go on over a skipped step."""
+        """Check a step that DeepSpeed skipped before it computed the norm, and let the schedule advance."""
         if not self.has_checked:
             self.check(torch.stack((self.mean_loss(), torch.full((), math.inf, device=self.device_of_loss))))
         self.has_checked, self.loss = False, None

@@ -171,7 +171,7 @@ class Cost(TrainerCallback):
 
     Args:
         run: the run's folder, whose metrics.jsonl has the cost of earlier starts.
-        dollars_per_gpu_hour: per GPU; per process if there are no GPUs.
+        dollars_per_gpu_hour: per GPU; per process on a CPU.
     """
 
     # It comes after TrainingClock, which adds `seconds_to_go`, and before MetricsFile, which cuts metrics.jsonl.
@@ -196,8 +196,8 @@ class Cost(TrainerCallback):
 class ModelFlopsUtilization(TrainerCallback):
     """Adds `mfu`: tokens per second x operations that training on a token needs / peak of all GPUs.
 
-    Padding, attention to other documents and recomputation do not count (arXiv 2204.02311, appendix B). There is no
-    figure on CPUs and on GPUs without a known data sheet.
+    Padding, attention to other documents and recomputation do not count (arXiv 2204.02311, appendix B). It is not
+    logged on CPUs, nor on GPUs without a known data sheet.
 
     Args:
         rows: which of them a step reads.
@@ -267,7 +267,7 @@ def attended_length(rows: Iterable[NDArray[np.int64]]) -> float:
 
 
 class MachineUse(TrainerCallback):
-    """Adds GPU memory to each log of the training loss, and the other figures every 30 seconds.
+    """Adds GPU memory to each log of the training loss, and the other metrics every 30 seconds.
 
     `gpu_memory_allocated_gib` and `gpu_memory_reserved_gib` are the main process's at this moment; the peak is the
     largest of all processes, from their heartbeats. `cpu_percent` is the mean of the whole machine since the last

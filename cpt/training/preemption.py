@@ -102,7 +102,7 @@ class Preemption(TrainerCallback):
         os.close(self.writing)
 
     def at_signal(self, number: int, _: FrameType | None) -> None:
-        """Python calls this in the main thread; the watching thread notes the signal by itself."""
+        """Python calls this in the main thread; the watching thread records the signal."""
         if not self.is_training and self.stopped_by is None:
             raise Interrupted(
                 f"{signal.Signals(number).name} came while nothing was being trained. {same_command()} continues."
@@ -154,7 +154,7 @@ class Preemption(TrainerCallback):
         """Leave the evaluation.
 
         Raises:
-            Interrupted: any process was told to stop; raised on all of them after the same batch.
+            Interrupted: any process got a signal; raised on all of them after the same batch.
         """
         if self.is_training and self.stopped_by is None:
             self.is_told_to_stop(self.batches)

@@ -1,6 +1,6 @@
 """Restart a run with what it learned: the micro-batch that fits, the rows that a roll-back leaves out.
 
-A run learns by ending: `learned.json` tells its next start. One process restarts by itself; several are restarted by
+The next start reads what this one learned from `learned.json`. One process restarts itself; several are restarted by
 their launcher (`--processes`, `--supervise`, torchrun, SLURM).
 """
 
@@ -68,7 +68,7 @@ def smaller_micro_batch(micro_batch: int) -> int | None:
 
 
 def learned_micro_batch(folder: Path, processes: int) -> int | None:
-    """The largest micro-batch that fitted, where a larger one did not, for so many processes."""
+    """The largest micro-batch that fitted after out-of-memory, for this number of processes."""
     try:
         size = read_object(folder / LEARNED, [])[MICRO_BATCH].get(str(processes))
     except (KeyError, AttributeError):  # not there, or damaged

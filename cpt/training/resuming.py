@@ -85,7 +85,7 @@ class DataPosition(TrainerCallback):
             self.ahead.stop()
 
     def texts(self, first_row: int) -> dict[str, str]:
-        """What a checkpoint stores of the data, by file name.
+        """The data's files in a checkpoint, by name.
 
         Args:
             first_row: the next row that the run will train on.
@@ -281,7 +281,7 @@ def keep_dtype(recipe: Recipe, point: ResumePoint, *, deepspeed: bool) -> Recipe
 
 
 def tokens_of_step(recipe: Recipe) -> int:
-    """What the stated accumulation comes to for the processes that run now."""
+    """Tokens of a step with the recipe's accumulation and the processes that run now."""
     micro_batch = int(recipe.training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH))
     accumulation = int(recipe.training.get("gradient_accumulation_steps", 1))
     return micro_batch * accumulation * groups_of_rows(recipe.training, world_size()) * recipe.data.sequence_length

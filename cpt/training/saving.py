@@ -1,6 +1,6 @@
 """Save a run as transactions: all processes take a snapshot together, then each writes, then one rename publishes.
 
-No write stands between collective operations, so a disk that fails on one process leaves all of them in step: the save
+Nothing is written between collective operations, so a disk that fails on one process keeps all in step: the save
 is given up on all, and training continues.
 """
 
@@ -88,7 +88,7 @@ class Checkpointer:
         self.copied.set()
         self.copies_are_too_large = False
         self.kinds_read_back: set[Kind] = set()
-        """What this process has proved to be readable."""
+        """The kinds that this process has read back once."""
         self.save_failure: SaveFailed | None = None
         """Why the last save was not published; None where it was."""
         self.step_saved = 0
@@ -212,7 +212,7 @@ class Checkpointer:
     # --- one save ----------------------------------------------------------------------------------------------------
 
     def save_once(self, kind: Kind) -> None:
-        """Take a snapshot of this step, and have it written: now, or while training goes on."""
+        """Take a snapshot of this step, and write it: now, or while training continues."""
         self.wait_for_saves()
         step = self.step_saved = self.trainer.state.global_step
         beside = self.trainer.recipe.checkpoints.in_background and not self.changes_unasked
@@ -287,7 +287,7 @@ class Checkpointer:
     # --- the snapshot ------------------------------------------------------------------------------------------------
 
     def take_snapshot(self, *, full: bool) -> Contents:
-        """What this process writes of this step; everything that the processes do together happens here.
+        """This process's part of the checkpoint; all collective operations of a save happen here.
 
         Args:
             full: with all that a run needs to resume; else the weights and the tokenizer.
@@ -356,7 +356,7 @@ class Checkpointer:
 
     @property
     def changes_unasked(self) -> bool:
-        """True where DeepSpeed keeps the optimizer's states on a disk, or steps by itself."""
+        """True where DeepSpeed keeps the optimizer's states on a disk, or steps asynchronously."""
         zero = self.trainer.engine.zero_section or {}
         offload = zero.get("offload_optimizer", {})
         return offload.get("device") == "nvme" or bool(offload.get("super_offload")) or "zenflow" in zero
@@ -412,7 +412,7 @@ class Checkpointer:
             taken.states["scaler.pt"] = trainer.accelerator.scaler.state_dict()
 
     def take_deepspeed(self, taken: Contents, folder: str) -> None:
-        """What the engine saves, of this process."""
+        """This process's part of what the engine saves."""
         from cpt.checkpoints.deepspeed_engine import LATEST, files_beside, kept_states, tag_of
 
         engine: Any = self.trainer.model_wrapped

@@ -26,7 +26,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class Engine:
-    """What shards the model over the processes: nothing, FSDP2 or DeepSpeed."""
+    """How the model is sharded over the processes: not at all, by FSDP2 or by DeepSpeed."""
 
     def __init__(self, trainer: "CPTTrainer") -> None:
         self.trainer = trainer
@@ -107,7 +107,7 @@ class SharedRows:
 
     @property
     def part(self) -> PartOfRows | None:
-        """What cuts this process's part out of a micro-batch; None where rows stay whole."""
+        """Cuts this process's part out of a micro-batch; None if rows stay whole."""
         parts = self.parts
         return PartOfRows(self.trainer.args.process_index % parts, parts) if parts > 1 else None
 
@@ -219,7 +219,7 @@ def shard_on_cpu(accelerator: Any, options: dict[str, Any]) -> None:
 def average_over_all(engine: Any) -> None:
     """Let the engine average gradients and name its files as if processes shared no rows.
 
-    By itself it averages over groups under ZeRO-1 and 2, and over all processes under ZeRO-3 (seen in 0.19).
+    It would average over groups under ZeRO-1 and 2, and over all processes under ZeRO-3 (seen in 0.19).
     """
     engine.checkpoint_mp_rank = 0
     for owner in (engine, engine.optimizer):

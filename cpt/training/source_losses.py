@@ -48,7 +48,7 @@ class SourceLosses(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Hook into the model. It is off under DataParallel, which splits batches over GPUs by itself."""
+        """Hook into the model. It is off under DataParallel, which splits batches over GPUs."""
         self.totals = torch.zeros(2, len(self.data.sources), device=args.device)
         self.is_off = args.n_gpu > 1 or args.logging_strategy != IntervalStrategy.STEPS
         if not self.is_off and self.hook is None:

@@ -100,12 +100,12 @@ class CPTTrainer(TrainerHooks, Trainer):
 
     @property
     def run_folder(self) -> Path:
-        """Where checkpoints are published."""
+        """The folder of the run, with its checkpoints."""
         return Path(str(self.args.output_dir))
 
     @property
     def rows_trained(self) -> int:
-        """Rows that the run has consumed, those left out included."""
+        """Rows that the run has consumed, skipped ones included."""
         return self.rows_of_steps.first(self.state.global_step)
 
     # --- for a stage to replace --------------------------------------------------------------------------------------
@@ -143,14 +143,14 @@ class CPTTrainer(TrainerHooks, Trainer):
             tell("Autocast: off, because all weights are bfloat16.")
 
     def shown_at_first(self, rows: Dataset[dict[str, torch.Tensor]]) -> Any:
-        """What Hugging Face's trainer is built with, in place of the rows."""
+        """A placeholder for the rows while Hugging Face's trainer is built."""
         return rows
 
     def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
         """Train to the end of the budget, from a checkpoint where one is given.
 
         Args:
-            resume_from_checkpoint: folder of a checkpoint; the data goes on at its row, without reading what came
+            resume_from_checkpoint: folder of a checkpoint; the data continues at its row, without reading what came
                 before.
         """
         if resume_from_checkpoint is not None:
@@ -181,7 +181,7 @@ class CPTTrainer(TrainerHooks, Trainer):
 
     @property
     def seed_of_step(self) -> int:
-        """Of this process, for random numbers that are not the run's own."""
+        """A seed for random numbers of this process that do not continue a checkpoint's."""
         words = f"{self.args.seed} {self.state.global_step} {self.args.process_index}"
         return xxh3_64_intdigest(words.encode()) % 2**32
 
@@ -220,14 +220,14 @@ class CPTTrainer(TrainerHooks, Trainer):
         )
 
     def bounds_of_batch(self, collate: Callable[[list[Any]], Any] | None) -> Callable[[Any], Any] | None:
-        """What adds the documents' bounds, where the model wants them.
+        """Adds the documents' bounds, if the model wants them.
 
         torch's DataParallel, without a launcher, cuts each tensor by rows: bounds too, which are not of rows.
         """
         return add_document_bounds if collate is None and wants_bounds(self.model) and self.args.n_gpu <= 1 else None
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
-        """What makes a micro-batch of examples; None where rows are tensors of one length, which are stacked."""
+        """Makes a micro-batch of examples; None if rows are tensors of equal length, which are stacked."""
         return None
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -358,7 +358,7 @@ class CPTTrainer(TrainerHooks, Trainer):
             self.checkpointer.take_model(weights, save)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
-        """Figures of each held-out set, logged as those of the Trainer's own evaluation.
+        """Metrics of each held-out set, logged like those of the Trainer's own evaluation.
 
         Empty if a signal stopped it: the run saves, and evaluates when it resumes.
 

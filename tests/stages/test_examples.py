@@ -50,9 +50,7 @@ def test_nobody_is_told_that_a_run_began(tmp_path, monkeypatch):
 
 
 def test_liger_is_refused_with_the_reason(tmp_path):
-    with pytest.raises(
-        RecipeError, match=r"`training.use_liger_kernel`: stage `dpo` reads log-probabilities without whole logits"
-    ):
+    with pytest.raises(RecipeError, match="`training.use_liger_kernel`: stage `dpo`"):
         build_run("dpo", tmp_path, training={"use_liger_kernel": True})
 
 

@@ -5,7 +5,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Reward
-from cpt.stages.rewards import build_rewards, load_judge, reward_model
+from cpt.stages.rewards import build_rewards, load_reward_model, reward_model
 
 
 def save_judge(folder, num_labels=1):
@@ -38,7 +38,7 @@ def test_messages_go_through_its_own_template_and_a_run_stands_for_its_export(tm
     prompt, said = [{"role": "user", "content": "w3"}], [{"role": "assistant", "content": "w4"}]
     (found,) = reward_model([prompt], [said], path=str(tmp_path / "rm"))
     assert reward_model(["w3 "], ["w4"], path=str(tmp_path / "rm")) == pytest.approx([found], abs=1e-6)
-    assert not any(parameter.requires_grad for parameter in load_judge(str(tmp_path / "rm"))[0].parameters())
+    assert not any(parameter.requires_grad for parameter in load_reward_model(str(tmp_path / "rm"))[0].parameters())
 
 
 def test_what_is_no_judge_is_refused_before_the_run(tmp_path):

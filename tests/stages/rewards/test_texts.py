@@ -35,7 +35,7 @@ def test_a_format_has_to_match_the_whole_completion():
 
 
 def test_what_is_no_regular_expression_is_refused():
-    with pytest.raises(RecipeError, match=r"no regular expression"):
+    with pytest.raises(RecipeError, match="regular expression"):
         check_pattern(pattern="(")
 
 
