@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "cpt"
-IN_STRINGS = re.compile(r"(cpt(?:\.\w+)+)(?::\w+)?")
+IN_STRINGS = re.compile(r"(cpt(?:\.\w+){2,})(?::\w+)?")
 PRIVATE = re.compile(r"_[a-z]")
 FEW_LINES, WIDEST = 80, 119
 
