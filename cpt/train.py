@@ -19,10 +19,10 @@ from cpt.export.average import export_average
 from cpt.export.export import export_model
 from cpt.launch.nodes import compare_nodes
 from cpt.launch.processes import join_processes, start_deepspeed
-from cpt.planning.automatic import with_chosen_values
 from cpt.planning.check_model import refuse_unreachable_model
-from cpt.planning.findings import placed
+from cpt.planning.fitting import with_chosen_values
 from cpt.planning.gate import refuse_mistakes
+from cpt.planning.preflight import placed
 from cpt.ranks import is_main_process, tell
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node

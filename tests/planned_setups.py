@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from cpt.planning.setup import Setup, Zero
+from cpt.planning.workload import Setup, Zero
 
 PLAIN = Setup(
     gpus=1,

@@ -1,6 +1,6 @@
 """A model whose sums can be made with a pencil: 1,000 numbers, of which 100 are the head's."""
 
-from cpt.planning.facts import ModelFacts
+from cpt.planning.model_sizes import ModelFacts
 
 FACTS = ModelFacts(
     name="llama",

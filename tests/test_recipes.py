@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from cpt.commands.plan import config_without_weights
+from cpt.hardware import GIB
 from cpt.optim.build import check_rounding
 from cpt.optim.released import check_release
 from cpt.planning.activations import count_activations
-from cpt.planning.advice import fits
-from cpt.planning.facts import facts_of
+from cpt.planning.fitting import fits
 from cpt.planning.memory import plan_memory
-from cpt.planning.setup import setup_of
-from cpt.planning.target import find_target
-from cpt.planning.terms import GIB
+from cpt.planning.model_sizes import facts_of
+from cpt.planning.speed import find_target
+from cpt.planning.workload import setup_of
 from cpt.recipe.load import load_recipe
 from cpt.recipe.references import REPOSITORY
 

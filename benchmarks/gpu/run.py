@@ -20,9 +20,9 @@ from cpt.errors import ResourceError
 from cpt.hardware import find_gpus
 from cpt.models.config import config_from
 from cpt.planning.activations import count_activations
-from cpt.planning.facts import facts_of
 from cpt.planning.memory import plan_memory
-from cpt.planning.setup import attention_on_gpu, setup_of
+from cpt.planning.model_sizes import facts_of
+from cpt.planning.workload import attention_on_gpu, setup_of
 
 LIBRARIES = (
     "torch",

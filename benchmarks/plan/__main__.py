@@ -18,9 +18,9 @@ from typing import Any
 from cpt.models.config import config_from
 from cpt.planning.activations import count_activations
 from cpt.planning.dry_run import dry_run
-from cpt.planning.facts import facts_of
 from cpt.planning.memory import plan_memory
-from cpt.planning.setup import Setup, Zero
+from cpt.planning.model_sizes import facts_of
+from cpt.planning.workload import Setup, Zero
 from cpt.recipe.tree import Mistakes, plain
 from cpt.recipe.yaml_lines import read_yaml
 

@@ -18,9 +18,18 @@ from cpt.errors import DataError, RecipeError
 from cpt.evaluation.paired import FEW
 from cpt.formatting import format_duration
 from cpt.hardware import find_gpus
-from cpt.planning.init_documents import TOKENISED, DocumentFacts, read_documents
-from cpt.planning.init_rules import ADAPTERS_ONLY, BaseModel, Choices, Shift, choose, read_base
-from cpt.planning.target import Target, find_target
+from cpt.planning.init_recipe import (
+    ADAPTERS_ONLY,
+    TOKENISED,
+    BaseModel,
+    Choices,
+    DocumentFacts,
+    Shift,
+    choose,
+    read_base,
+    read_documents,
+)
+from cpt.planning.speed import Target, find_target
 from cpt.ranks import tell
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import DocumentSource

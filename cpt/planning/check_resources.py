@@ -11,14 +11,13 @@ from cpt.cache import size_of
 from cpt.errors import CptError, ResourceError
 from cpt.hardware import GIB, find_gpus, free_disk_gib
 from cpt.planning.activations import count_activations
-from cpt.planning.advice import fits
-from cpt.planning.automatic import nodes_here, this_machine
-from cpt.planning.facts import ModelFacts
-from cpt.planning.findings import PreflightReport
+from cpt.planning.fitting import fits, nodes_here, this_machine
 from cpt.planning.memory import facts_for, plan_memory
-from cpt.planning.setup import Setup, attention_on_gpu, setup_of
+from cpt.planning.memory_parts import IN_8_BIT, MOMENTS, checkpoint_bytes
+from cpt.planning.model_sizes import ModelFacts
+from cpt.planning.preflight import PreflightReport
 from cpt.planning.speed import assumed_mfu, planned_speed
-from cpt.planning.terms import IN_8_BIT, MOMENTS, checkpoint_bytes
+from cpt.planning.workload import Setup, attention_on_gpu, setup_of
 from cpt.ranks import world_size
 from cpt.recipe.schema import Recipe
 

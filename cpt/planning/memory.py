@@ -10,14 +10,10 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedConfig
 
+from cpt.hardware import GIB
 from cpt.models.quantized import quantization_of
 from cpt.planning.activations import Activations, Counted
-from cpt.planning.facts import ModelFacts, facts_of
-from cpt.planning.logits import fuses, head_gradient, logits_before, logits_of, ready_gradient, scored_logits
-from cpt.planning.setup import Setup, Zero
-from cpt.planning.stage_terms import Other, with_own_head
-from cpt.planning.terms import (
-    GIB,
+from cpt.planning.memory_parts import (
     MASTER,
     PAGED,
     Moment,
@@ -25,11 +21,19 @@ from cpt.planning.terms import (
     accumulates_in_fp32,
     bytes_of_gradient,
     checkpoint_bytes,
+    fuses,
+    head_gradient,
+    logits_before,
+    logits_of,
     moment_bytes,
+    ready_gradient,
+    scored_logits,
     state_bytes,
     states_on_gpu,
     weight_bytes,
 )
+from cpt.planning.model_sizes import ModelFacts, Other, facts_of, with_own_head
+from cpt.planning.workload import Setup, Zero
 
 CONTEXT = 0.6 * GIB  # CUDA's context and the workspaces of its matrix products
 COMMUNICATION = 0.4 * GIB  # NCCL's buffers, with more than one GPU

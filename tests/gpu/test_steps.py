@@ -13,9 +13,9 @@ from cpt.models.config import config_from
 from cpt.models.fused_loss import FusedLoss
 from cpt.models.varlen_attention import VARLEN
 from cpt.planning.activations import count_activations
-from cpt.planning.facts import facts_of
 from cpt.planning.memory import plan_memory
-from cpt.planning.setup import setup_of
+from cpt.planning.model_sizes import facts_of
+from cpt.planning.workload import setup_of
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 

@@ -6,9 +6,10 @@ from functools import lru_cache
 import pytest
 from planned_setups import PLAIN
 
+from cpt.hardware import GIB
 from cpt.models.config import config_from
 from cpt.planning.activations import count_activations
-from cpt.planning.advice import (
+from cpt.planning.fitting import (
     PROFILES,
     cheapest_that_fits,
     fits,
@@ -16,9 +17,8 @@ from cpt.planning.advice import (
     with_all_parameters,
     with_small_states,
 )
-from cpt.planning.facts import facts_of
-from cpt.planning.target import find_target
-from cpt.planning.terms import GIB
+from cpt.planning.model_sizes import facts_of
+from cpt.planning.speed import find_target
 
 LLAMA_1B = config_from(
     {

@@ -6,11 +6,10 @@ from planned_setups import SHAPES, WAYS, setup_for
 from transformers import AutoModelForCausalLM
 
 from cpt.models.config import config_from
-from cpt.planning.activations import count_activations, fake_row
-from cpt.planning.dry_run import dry_run
-from cpt.planning.facts import facts_of
+from cpt.planning.activations import count_activations
+from cpt.planning.dry_run import PeakOfStorages, dry_run, fake_row
 from cpt.planning.memory import plan_memory
-from cpt.planning.storages import PeakOfStorages
+from cpt.planning.model_sizes import facts_of
 
 FAST = [
     ("llama", "half"),

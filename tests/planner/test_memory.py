@@ -6,15 +6,15 @@ import pytest
 from planned_setups import PLAIN, SHAPES, setup_for
 from planner_facts import FACTS
 
+from cpt.hardware import GIB
 from cpt.models.config import config_from
 from cpt.models.recomputing import Recomputing
 from cpt.optim.paged_states import BUFFER, BUFFERS
 from cpt.planning.activations import Activations, Counted, count_activations
-from cpt.planning.facts import facts_of
 from cpt.planning.memory import plan_memory
-from cpt.planning.setup import Zero
-from cpt.planning.stage_terms import TILES, Beside, Other
-from cpt.planning.terms import GIB, state_bytes
+from cpt.planning.memory_parts import state_bytes
+from cpt.planning.model_sizes import TILES, Beside, Other, facts_of
+from cpt.planning.workload import Zero
 
 SMALL = replace(FACTS, in_linear_layers=700, largest_in_layers=60)
 ROW = Activations(kept=10_000, largest_layer=2_000, layer_inputs=500, backward=300, again=2_300, forward=640)

@@ -4,7 +4,7 @@ import pytest
 from planned_setups import PLAIN
 from transformers import AutoConfig
 
-from cpt.planning.setup import Zero, attention_on_gpu, fsdp_of, setup_of, zero_of
+from cpt.planning.workload import Zero, attention_on_gpu, fsdp_of, setup_of, zero_of
 from cpt.recipe.schema import Recipe
 
 

@@ -11,10 +11,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from cpt.errors import RecipeError
 from cpt.models.config import config_from
 from cpt.planning.activations import count_activations
-from cpt.planning.facts import facts_of
 from cpt.planning.memory import facts_for, plan_memory
-from cpt.planning.setup import setup_of
-from cpt.planning.stage_terms import KINDS, LMBDA, SCORE, Beside, beside_of, with_own_head
+from cpt.planning.model_sizes import KINDS, LMBDA, SCORE, Beside, beside_of, facts_of, with_own_head
+from cpt.planning.workload import setup_of
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.schema import Reward
 from cpt.training.find_stage import find_stage

@@ -7,9 +7,8 @@ from planner_facts import FACTS
 
 from cpt.errors import RecipeError
 from cpt.hardware import GPU_TYPES, Gpu, simplified_gpu
-from cpt.planning.setup import Zero
-from cpt.planning.speed import measured_speed, planned_speed, sent_bytes
-from cpt.planning.target import LINKS, find_gpu_type, find_target
+from cpt.planning.speed import LINKS, find_gpu_type, find_target, measured_speed, planned_speed, sent_bytes
+from cpt.planning.workload import Zero
 
 HERE = [Gpu("NVIDIA L4", 24, 23, "550", "8.9")] * 4
 H100 = replace(find_target("H100", 1, 64.0), bandwidth=0.0)  # updates take no time

@@ -3,9 +3,9 @@ import torch
 from planned_setups import SHAPES
 
 from cpt.errors import RecipeError
-from cpt.planning import automatic
-from cpt.planning.automatic import with_chosen_values, with_placeholders
-from cpt.planning.target import find_target
+from cpt.planning import fitting
+from cpt.planning.fitting import with_chosen_values, with_placeholders
+from cpt.planning.speed import find_target
 from cpt.recipe.schema import Budget, Recipe
 
 

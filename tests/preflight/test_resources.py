@@ -9,8 +9,8 @@ from cpt.errors import ResourceError
 from cpt.hardware import Gpu
 from cpt.models.config import config_from
 from cpt.planning.check_resources import DiskNeeds, check_disk, check_resources, checkpoints_at_once, disk_needs
-from cpt.planning.findings import PreflightReport
-from cpt.planning.setup import Zero
+from cpt.planning.preflight import PreflightReport
+from cpt.planning.workload import Zero
 from cpt.recipe.schema import Recipe
 
 

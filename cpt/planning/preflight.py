@@ -1,4 +1,4 @@
-"""What the reality gate found, the exit code that follows, and the line of each mistake in the recipe's file."""
+"""What the reality gate found, the exit code that follows, and the line of each mistake in the recipe."""
 
 import re
 from collections.abc import Callable
