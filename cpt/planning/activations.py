@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -30,9 +28,18 @@ from cpt.planning.dry_run import (
     let_go,
     model_on_meta,
     move_from_meta,
-    quiet_fake_tensors,
 )
 from cpt.planning.workload import Setup
+from cpt.torch_internals import (
+    CANNOT_FAKE,
+    fake_tensors,
+    fusible_operations,
+    split_passes,
+    trace_both_passes,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
 
 SHORT_ROW = 256
 SIZES = ("kept", "largest_layer", "layer_inputs", "backward", "again", "attention", "forward")
@@ -110,14 +117,14 @@ class SavedBytes:
 
     def __init__(self, model: nn.Module) -> None:
         storages = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
-        self.known = {storage._cdata: storage for storage in storages}
+        self.known = {id(storage): storage for storage in storages}
         self.total = 0
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """The hook of autograd for what it keeps."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in self.known:
-            self.known[storage._cdata] = storage  # held, so that no other storage gets its address
+        if id(storage) not in self.known:
+            self.known[id(storage)] = storage  # held, so that no other storage gets its address
             self.total += storage.nbytes()
         return tensor
 
@@ -152,12 +159,12 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
         setup = replace(setup, sequence_length=short, beside=replace(setup.beside, completion=0), compiles=False)
     else:
         tokens = 1.0
-    with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
+    with fake_tensors():
         move_from_meta(model)
         # where documents begin may decide shapes: then each row is counted as one document
         for one in (setup, replace(setup, packed=False)):
             # routers and their kernels raise these
-            with suppress(DynamicOutputShapeException, DataDependentOutputException, RuntimeError):
+            with suppress(*CANNOT_FAKE, RuntimeError):
                 return Counted(counted(model, one, 1).times(tokens), counted(model, one, 2).times(tokens))
         return Counted(estimated(model, setup, 1).times(tokens), estimated(model, setup, 2).times(tokens))
 
@@ -190,9 +197,7 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
         return Activations(saved.total, saved.total, 0, 0, saved.total, forward=saved.total)
     outside = saved.total - sum(call.kept for call in calls)
     known = saved.known.keys() - {storage for call in calls for storage in call.storages}
-    inputs = {
-        each._cdata: each.nbytes() for call in calls for each in call.inputs.values() if each._cdata not in known
-    }
+    inputs = {id(each): each.nbytes() for call in calls for each in call.inputs.values() if id(each) not in known}
     largest = max(calls, key=lambda call: call.kept)
     forward = forward_of_layer(largest.layer, largest.given, largest.options, setup)
     attention = attention_outputs(model, setup, rows)
@@ -225,7 +230,7 @@ def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Se
             except Exception as problem:  # torch's tracer raises whatever a model's own code meets in it
                 log.debug("torch cannot trace a layer", exc_info=problem)
                 return None
-        inputs = {(storage := call.inputs[position])._cdata: storage.nbytes() for position in kinds[kind].saved_inputs}
+        inputs = {id(storage := call.inputs[position]): storage.nbytes() for position in kinds[kind].saved_inputs}
         kept += kinds[kind].kept + sum(size for storage, size in inputs.items() if storage not in known)
         known |= inputs.keys()
     largest = max(kinds.values(), key=lambda found: found.kept)
@@ -329,9 +334,6 @@ def count_compiled(
     Args:
         selective: a checkpointed layer keeps the outputs of attention.
     """
-    from torch._functorch.aot_autograd import aot_export_joint_simple  # a second to import
-    from torch._inductor.decomposition import select_decomp_table
-
     leaves, layout = tree_flatten((given, options))
     positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     num_positional = len(tree_flatten(given)[0])  # rotary embeddings and masks are keywords, and need no gradients
@@ -351,12 +353,9 @@ def count_compiled(
     for index, leaf in zip(positions, inputs, strict=True):
         leaf.requires_grad_(index < num_positional and leaf.is_floating_point())
     weights = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in state.values()]
-    joint: Any = aot_export_joint_simple(
-        call, (*weights, *inputs), trace_joint=True, decompositions=select_decomp_table()
-    )
+    joint = trace_both_passes(call, (*weights, *inputs))
     placeholders = [storage_of(node) for node in joint.graph.find_nodes(op="placeholder")]
     of_state = set(placeholders[: len(state)])
-    # after the inputs come the gradients of the outputs
     of_inputs = dict(zip(placeholders[len(state) :], positions, strict=False))
     stays = of_state | of_inputs.keys()
     saved, backward = split(joint, num_outputs, len(state), recompute=False, selective=selective)
@@ -374,8 +373,6 @@ def split(
     joint: fx.GraphModule, num_outputs: int, num_state: int, *, recompute: bool, selective: bool
 ) -> tuple[Storages, fx.Graph]:
     """The storages that the forward graph saves, and the backward graph."""
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
     graph = fx.Graph()  # a copy: the partitioner changes its argument
     graph.output(graph.graph_copy(joint.graph, {}))
     module = fx.GraphModule(joint, graph)
@@ -385,10 +382,8 @@ def split(
             saves = selective and keep_planned_attention(None, node.target) is CheckpointPolicy.MUST_SAVE
             policy = CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
             node.meta |= {"recompute": policy, "ac_graph_id": 0}
-    forward, backward = min_cut_rematerialization_partition(
-        module, None, num_fwd_outputs=num_outputs, static_lifetime_input_indices=list(range(num_state))
-    )
-    return {storage_of(node) for node in outputs_of(forward.graph)[num_outputs:]}, backward.graph
+    forward, backward = split_passes(module, num_outputs, num_state)
+    return {storage_of(node) for node in outputs_of(forward)[num_outputs:]}, backward
 
 
 def peak_of(graph: fx.Graph, num_state: int, saved: Storages, stays: Storages) -> int:
@@ -401,9 +396,7 @@ def peak_of(graph: fx.Graph, num_state: int, saved: Storages, stays: Storages) -
         num_state: outputs that are gradients of parameters. They come first and are not counted.
         stays: storages that outlive the graph.
     """
-    from torch._functorch.partitioners import get_default_op_list
-
-    is_fusible = get_default_op_list().is_fusible
+    is_fusible = fusible_operations()
     nodes, outputs = list(graph.nodes), outputs_of(graph)
     written = {storage_of(node) for node in outputs[num_state:]}
     for node in nodes:

@@ -1,6 +1,5 @@
 """The model on fake tensors, which take no memory, and a whole step of it with every storage added up."""
 
-import logging
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -11,9 +10,6 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -25,6 +21,7 @@ from transformers import (
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask, sdpa_mask
 
+from cpt.hf_internals import supports_sdpa
 from cpt.models.adapters import add_lora
 from cpt.models.families.register import register_families
 from cpt.models.fused_loss import FusedLoss, why_not_fused
@@ -37,6 +34,7 @@ from cpt.optim.one_kernel_adamw import OneKernelAdamW
 from cpt.optim.released import RELEASING, ReleasedGradients
 from cpt.planning.workload import Setup
 from cpt.recipe.schema import Optimizer
+from cpt.torch_internals import TorchDispatchMode, fake_tensors, tree_leaves
 
 IN_4_BIT = ".base_layer.weight"  # peft's name of an adapted layer
 STAND_IN = "cpt_planned"
@@ -95,7 +93,7 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
     Under an engine, gradients leave as they are made, and neither they nor the optimizer's states are counted.
     """
     model = model_on_meta(config, setup)
-    with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
+    with fake_tensors():
         move_from_meta(model)
         if setup.checkpointing:
             keeps: dict[str, Any] = {"use_reentrant": False}
@@ -165,7 +163,7 @@ def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
     dtype = torch.bfloat16 if setup.weights_bytes == 2 else torch.float32
     with without_zero3(), torch.device("meta"):
         model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
-        attention = attention_to_count(setup) if model_class._supports_sdpa else "eager"
+        attention = attention_to_count(setup) if supports_sdpa(model_class) else "eager"
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
         if setup.lora is not None:
             add_lora(model, setup.lora)  # puts the adapters into the model's own layers
@@ -177,13 +175,11 @@ def move_from_meta(model: nn.Module) -> None:
     """Inside a FakeTensorMode, replace tensors on meta, which autocast would skip; a tied weight stays one."""
     moved: dict[int, torch.Tensor] = {}
     for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                fake = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad)
-                setattr(module, name, moved.setdefault(id(parameter), fake))  # torch's LSTM updates its own list
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = moved.setdefault(id(buffer), torch.empty_like(buffer, device="cpu"))
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            fake = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad)
+            setattr(module, name, moved.setdefault(id(parameter), fake))  # torch's LSTM updates its own list
+        for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+            setattr(module, name, moved.setdefault(id(buffer), torch.empty_like(buffer, device="cpu")))
 
 
 def fake_row(setup: Setup, rows: int = 1) -> dict[str, torch.Tensor]:
@@ -200,18 +196,6 @@ def computing_as(setup: Setup) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def quiet_fake_tensors() -> Iterator[None]:
-    """Silence torch, which logs what fake tensors cannot do and raises it too."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
 def attention_to_count(setup: Setup) -> str:
     """A stand-in for a GPU's kernels, which keeps what they keep: they cannot run on fake tensors of a CPU."""
     if setup.on_cpu or not setup.attention.startswith(("flash", "sdpa", VARLEN)):
@@ -222,8 +206,7 @@ def attention_to_count(setup: Setup) -> str:
     return STAND_IN
 
 
-@torch.library.custom_op("cpt::planned_attention", mutates_args=())
-def stand_in(
+def empty_attention(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Empty tensors in the shapes that flash kernels return: output, and one fp32 number for each head and token.
@@ -234,8 +217,7 @@ def stand_in(
     return output, queries.new_empty(queries.shape[:-1], dtype=torch.float32)
 
 
-@torch.library.custom_op("cpt::planned_attention_backward", mutates_args=())
-def stand_in_backward(
+def empty_gradients(
     gradient: torch.Tensor,
     queries: torch.Tensor,
     keys: torch.Tensor,
@@ -256,12 +238,10 @@ def differentiate(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[to
     return *stand_in_backward(gradient, queries, keys, values, output, sums), None
 
 
-stand_in.register_fake(stand_in._init_fn)
-
-
-stand_in_backward.register_fake(stand_in_backward._init_fn)
-
-
+stand_in = torch.library.custom_op("cpt::planned_attention", empty_attention, mutates_args=())
+stand_in_backward = torch.library.custom_op("cpt::planned_attention_backward", empty_gradients, mutates_args=())
+stand_in.register_fake(empty_attention)
+stand_in_backward.register_fake(empty_gradients)
 stand_in.register_autograd(differentiate, setup_context=keep_for_backward)
 
 
