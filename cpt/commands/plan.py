@@ -15,7 +15,7 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
 from cpt.optim.released import check_release
-from cpt.planning.activations import Counted, count_activations
+from cpt.planning.activations import ActivationCounts, count_activations
 from cpt.planning.check_resources import disk_needs
 from cpt.planning.dry_run import dry_run
 from cpt.planning.fitting import (
@@ -29,9 +29,9 @@ from cpt.planning.fitting import (
     host_that_is_needed,
     with_chosen_values,
 )
-from cpt.planning.memory import SAMPLING, MemoryPlan, facts_for, plan_memory
-from cpt.planning.memory_parts import Moment
-from cpt.planning.model_sizes import KINDS, ModelFacts
+from cpt.planning.memory import SAMPLING, MemoryPlan, count_model, plan_memory
+from cpt.planning.memory_parts import MemorySnapshot
+from cpt.planning.model_sizes import KINDS, ModelSizes
 from cpt.planning.speed import (
     ASSUMED_MFU,
     ASSUMED_MFU_NOT_COMPILED,
@@ -44,7 +44,7 @@ from cpt.planning.speed import (
     planned_speed,
     refuse_too_many,
 )
-from cpt.planning.workload import Setup, attention_on_gpu, setup_of
+from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Recipe
@@ -146,13 +146,13 @@ def tell_all(lines: Iterable[str]) -> None:
         tell(line)
 
 
-def format_setup(facts: ModelFacts, setup: Setup, target: Target) -> str:
+def format_setup(facts: ModelSizes, setup: Setup, target: Target) -> str:
     """What is planned, in one sentence."""
     trained = "all trained" if setup.lora is None else f"{facts.trained / 1e6:,.0f}M of them trained, in adapters"
     where = f"{setup.gpus} x {target.name}" + (f" in {setup.nodes} machines" if setup.nodes > 1 else "")
     if target.on_cpu:
         where = f"{setup.gpus} process{'es' if setup.gpus > 1 else ''} on the CPU"
-    pairs = f" ({setup.micro_batch} pairs)" if setup.beside.sequences > 1 else ""
+    pairs = f" ({setup.micro_batch} pairs)" if setup.needs.sequences > 1 else ""
     at_once = f"{setup.sequences} x {setup.length:,} tokens at once{pairs}, {setup.tokens_per_step:,} in a step"
     what = f"{facts.parameters / 1e9:.3g}B parameters ({facts.name}), {trained}"
     return f"{what}; {format_zero(setup)}; {at_once}; {where}."
@@ -184,19 +184,19 @@ def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1
             yield f"  Takes a host with {host_that_is_needed(plan):.0f} GiB; set yours with --host-memory."
     if not plan.is_counted:
         yield "  The activations are estimated: this architecture's code cannot be run without values."
-    beside = setup.beside
-    if beside.reference and setup.lora is None:
+    needs = setup.needs
+    if needs.reference and setup.lora is None:
         divided = "" if setup.zero is not None and setup.zero.stage == 3 else ", and ZeRO-3 divides it over GPUs"
         yield f"  With an adapter (`model.lora`) no reference model is needed{divided}."
     if plan.peak.name == SAMPLING:
         fewer = "`training.steps_per_generation`, or shorter ones: `max_completion_length`"
-        fewer = "`max_new_tokens`" if beside.stage == "gkd" else fewer
+        fewer = "`max_new_tokens`" if needs.stage == "gkd" else fewer
         yield f"  Sampling takes the most: {setup.sampled} completions at once. To have fewer: {fewer}."
-    if beside.uncounted:
-        yield f"  Not counted: {'; '.join(beside.uncounted)}."
+    if needs.uncounted:
+        yield f"  Not counted: {'; '.join(needs.uncounted)}."
 
 
-def table(title: str, moment: Moment) -> Iterator[str]:
+def table(title: str, moment: MemorySnapshot) -> Iterator[str]:
     yield f"{title:<48}{'GiB':>8}"
     for term in moment.terms:
         yield f"  {term.name:<46}{term.size / GIB:>8.2f}  {term.note}".rstrip()
@@ -230,14 +230,14 @@ def format_speed(
 def format_proposal(proposal: Proposal, target: Target) -> Iterator[str]:
     """What would make it fit, and the other kinds of ways."""
     which = "cheapest" if all(proposal.slower <= other.slower for other in proposal.others) else "nearest"
-    yield f"The {which} change that makes it fit{kind_of_way(proposal) if proposal.others else ''}:"
+    yield f"The {which} change that makes it fit{kind_of_change(proposal) if proposal.others else ''}:"
     yield from format_changes(proposal, target)
     for other in proposal.others:
-        yield f"Another way that fits{kind_of_way(other)}:"
+        yield f"Another way that fits{kind_of_change(other)}:"
         yield from format_changes(other, target)
 
 
-def kind_of_way(proposal: Proposal) -> str:
+def kind_of_change(proposal: Proposal) -> str:
     if "model.lora" in proposal.changes:
         return ", adapters"
     return (
@@ -266,20 +266,20 @@ def format_changes(proposal: Proposal, target: Target) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     recipe: Recipe
     """With values in place of `auto`."""
     config: PreTrainedConfig
     setup: Setup
-    facts: ModelFacts
-    activations: Counted
+    facts: ModelSizes
+    activations: ActivationCounts
     memory: MemoryPlan
 
-    def count(self, setup: Setup) -> tuple[ModelFacts, Counted]:
-        return facts_for(self.config, setup), count_activations(self.config, setup)
+    def count(self, setup: Setup) -> tuple[ModelSizes, ActivationCounts]:
+        return count_model(self.config, setup)
 
 
-def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int, share: float) -> Planned:
+def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int, share: float) -> PlannedRun:
     """Count the model, and add up its memory.
 
     Args:
@@ -296,19 +296,15 @@ def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int, share: fl
     recipe = with_chosen_values(recipe, config=config, target=target, processes=gpus, nodes=nodes, share=share)
     profile = read_profile(recipe.training["deepspeed"]) if recipe.training.get("deepspeed") else None
     attention = attention_on_gpu(recipe, config)
-    setup = setup_of(recipe, gpus, profile, attention=attention, on_cpu=target.on_cpu, nodes=nodes)
-    facts, activations = facts_for(config, setup), count_activations(config, setup)
+    setup = read_setup(recipe, gpus, profile, attention=attention, on_cpu=target.on_cpu, nodes=nodes)
+    facts, activations = count_model(config, setup)
     workers, snapshot = int(recipe.training.get("dataloader_num_workers", 0)), recipe.checkpoints.in_background
     plan = plan_memory(facts, setup, activations, workers=workers, snapshot=snapshot)
-    return Planned(recipe, config, setup, facts, activations, plan)
+    return PlannedRun(recipe, config, setup, facts, activations, plan)
 
 
 def config_without_weights(model: Model) -> PreTrainedConfig:
-    """The architecture, from the recipe if the Hub cannot be reached.
-
-    Raises:
-        ResourceError: the Hub cannot be reached, and the recipe has no shape.
-    """
+    """The architecture, from the recipe if the Hub cannot be reached."""
     try:
         return load_config(model)
     except ResourceError as problem:
@@ -322,17 +318,11 @@ def config_without_weights(model: Model) -> PreTrainedConfig:
         return config_from(model.config)
 
 
-def compared(planned: Planned) -> str:
-    """Compare the plan with a dry run of one process, without buffers of engines, kernels and libraries.
-
-    Raises:
-        RecipeError: the stage has another loss than a language model's own.
-    """
+def compared(planned: PlannedRun) -> str:
+    """Compare the plan with a dry run of one process, without buffers of engines, kernels and libraries."""
     config, setup, activations = planned.config, planned.setup, planned.activations
-    if setup.beside.stage in KINDS:
-        raise RecipeError(
-            f"--exact: stage `{setup.beside.stage}` has a loss that a dry run cannot make. Leave it out."
-        )
+    if setup.needs.stage in KINDS:
+        raise RecipeError(f"--exact: stage `{setup.needs.stage}` has a loss that a dry run cannot make. Leave it out.")
     if setup.compiles:  # a dry run does not compile
         setup = replace(setup, compiles=False)
         activations = count_activations(config, setup)
@@ -356,9 +346,6 @@ def write_fitted(
 
     Args:
         changes: key with dots -> value.
-
-    Raises:
-        RecipeError: the output exists, or the changed recipe has mistakes.
     """
     if output.exists() and not force:
         raise RecipeError(f"{output} exists. Choose another name with --write, or write over it with --force.")

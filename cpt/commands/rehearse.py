@@ -295,12 +295,7 @@ def shown(finding: RehearsedPart) -> str:
 
 @contextmanager
 def scratch_folder(recipe: Recipe) -> Iterator[Path]:
-    """An empty folder beside the run's, for one rehearsal at a time.
-
-    Raises:
-        LaunchError: the recipe is being rehearsed right now.
-        RecipeError: the folder cannot be written.
-    """
+    """An empty folder beside the run's, for one rehearsal at a time."""
     folder = recipe.output_dir / f".{recipe.name}.rehearsal"
     try:
         folder.mkdir(parents=True, exist_ok=True)

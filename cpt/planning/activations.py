@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from operator import getitem
 from typing import Any
@@ -23,9 +23,9 @@ from cpt.models.recomputing import Recomputing
 from cpt.planning.dry_run import (
     PeakOfStorages,
     computing_as,
+    drop_gradient,
     fake_row,
     keep_planned_attention,
-    let_go,
     model_on_meta,
     move_from_meta,
 )
@@ -75,13 +75,13 @@ class Activations:
 
     def of_rows(self, rows: int, two: "Activations") -> "Activations":
         """From these, of one row, and those of two: copies of weights and of positions are there once."""
-        first, second = vars(self), vars(two)
+        first, second = asdict(self), asdict(two)
         sizes: dict[str, Any] = {name: first[name] + (rows - 1) * (second[name] - first[name]) for name in SIZES}
         return replace(self, **sizes)
 
     def times(self, factor: float) -> "Activations":
         """Of rows so many times as long, if nothing grows with the square of their length."""
-        sizes: dict[str, Any] = {name: int(factor * vars(self)[name]) for name in SIZES}
+        sizes: dict[str, Any] = {name: int(factor * asdict(self)[name]) for name in SIZES}
         return replace(self, **sizes)
 
     def kept_with(self, *, checkpointing: bool, how: Recomputing) -> float:
@@ -102,7 +102,7 @@ class Activations:
 
 
 @dataclass(frozen=True)
-class Counted:
+class ActivationCounts:
     """Activations of one row and of two, from which those of any number follow."""
 
     one: Activations
@@ -148,7 +148,7 @@ class LayerCall:
         }
 
 
-def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
+def count_activations(config: PreTrainedConfig, setup: Setup) -> ActivationCounts:
     """Run rows through the model's layers, without its head, on fake tensors."""
     setup = setup.as_computed
     model = model_on_meta(config, setup)
@@ -156,7 +156,7 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
         # their code may go through a row token by token
         short = min(setup.length, SHORT_ROW)
         tokens = setup.length / short
-        setup = replace(setup, sequence_length=short, beside=replace(setup.beside, completion=0), compiles=False)
+        setup = replace(setup, sequence_length=short, needs=replace(setup.needs, completion=0), compiles=False)
     else:
         tokens = 1.0
     with fake_tensors():
@@ -165,8 +165,8 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
         for one in (setup, replace(setup, packed=False)):
             # routers and their kernels raise these
             with suppress(*CANNOT_FAKE, RuntimeError):
-                return Counted(counted(model, one, 1).times(tokens), counted(model, one, 2).times(tokens))
-        return Counted(estimated(model, setup, 1).times(tokens), estimated(model, setup, 2).times(tokens))
+                return ActivationCounts(counted(model, one, 1).times(tokens), counted(model, one, 2).times(tokens))
+        return ActivationCounts(estimated(model, setup, 1).times(tokens), estimated(model, setup, 2).times(tokens))
 
 
 def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
@@ -253,7 +253,7 @@ def peaks_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, 
     inputs = [
         t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in given
     ]
-    hooks = [p.register_post_accumulate_grad_hook(let_go) for p in layer.parameters() if p.requires_grad]
+    hooks = [p.register_post_accumulate_grad_hook(drop_gradient) for p in layer.parameters() if p.requires_grad]
     with PeakOfStorages() as storages:
         for tensor in (*layer.parameters(), *layer.buffers()):
             storages.ignore(tensor.untyped_storage())

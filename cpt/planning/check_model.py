@@ -228,9 +228,6 @@ def check_first_examples(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, fou
 
 
 def check_conversations(data: Data) -> None:
-    """Raises:
-    DataError: stage `sft` has plain text only.
-    """
     keyed = [(f"data.sources[{number}]", source) for number, source in enumerate(data.sources)]
     if any(form_of_source(source) != "conversation" or kind_of(source.path) != "local" for _, source in keyed):
         return
@@ -258,10 +255,6 @@ def first_document(source: DocumentSource, key: str) -> Document | None:
 
 
 def check_first(recipe: Recipe, source: DocumentSource, key: str, plain: DocumentEncoder) -> None:
-    """Raises:
-    RecipeError: there are messages, and the tokenizer has no chat template.
-    DataError: a reward reads a missing column.
-    """
     encoder = encoder_of(source, plain, key)
     first = first_document(source, key)
     if not isinstance(encoder, ExampleEncoder) or first is None:

@@ -75,7 +75,7 @@ class PeakOfStorages(TorchDispatchMode):
         return result
 
 
-def let_go(parameter: torch.Tensor) -> None:
+def drop_gradient(parameter: torch.Tensor) -> None:
     """Drop the gradient, like an engine that has taken it."""
     parameter.grad = None
 
@@ -127,7 +127,7 @@ def optimizer_of(setup: Setup, model: nn.Module) -> torch.optim.Optimizer | None
     if setup.zero is not None:
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(let_go)
+                parameter.register_post_accumulate_grad_hook(drop_gradient)
         return None
     options: dict[str, Any] = {} if setup.rounding is None else {"rounding": setup.rounding}
     name = setup.optimizer if setup.optimizer in RELEASING else "adamw"

@@ -18,12 +18,12 @@ from cpt.models.compiled import check_compiling
 from cpt.models.config import load_config
 from cpt.models.inventory import build_on_meta
 from cpt.parallelism import groups_of_rows
-from cpt.planning.activations import Counted, count_activations
-from cpt.planning.memory import MemoryPlan, facts_for, plan_memory
+from cpt.planning.activations import ActivationCounts
+from cpt.planning.memory import MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import IN_8_BIT, trains_half
-from cpt.planning.model_sizes import KINDS, WHOLE, ModelFacts
+from cpt.planning.model_sizes import KINDS, WHOLE, ModelSizes
 from cpt.planning.speed import Target, assumed_mfu, peak_of, planned_speed
-from cpt.planning.workload import Setup, Zero, attention_on_gpu, compiles, setup_of, zero_of
+from cpt.planning.workload import Setup, Sharding, attention_on_gpu, compiles, read_deepspeed_sharding, read_setup
 from cpt.ranks import main_process_decides, num_nodes, tell, world_size
 from cpt.recipe.automatic import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, LOADING, MICRO_BATCH, automatic_keys
 from cpt.recipe.references import REPOSITORY
@@ -47,10 +47,10 @@ HALVED = 1.05  # a micro-batch half as large keeps a GPU less busy; a guess
 ACCUMULATION_KEY, COMPILING_KEY = f"training.{ACCUMULATION}", f"training.{COMPILING}"
 SYNCS = "training.accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
 PROFILES = REPOSITORY / "deepspeed_configs"
-FSDP2 = Zero(3, is_fsdp=True, reduces_each_micro_batch=True)
+FSDP2 = Sharding(3, is_fsdp=True, reduces_each_micro_batch=True)
 Changes = dict[str, Any]
 """Keys of the recipe, with dots, and their values."""
-Count = Callable[[Setup], tuple[ModelFacts, Counted]]
+Count = Callable[[Setup], tuple[ModelSizes, ActivationCounts]]
 
 
 def with_chosen_values(
@@ -77,7 +77,7 @@ def with_chosen_values(
         RecipeError: the model's memory cannot be planned.
         ResourceError: the model's config cannot be read.
     """
-    choice = Choice(
+    choice = AutomaticValues(
         recipe,
         deepspeed,
         config,
@@ -112,7 +112,7 @@ def runs_on_cpu(recipe: Recipe, target: Target | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Choice:
+class AutomaticValues:
     """The arguments of `with_chosen_values`, and the values that follow from them."""
 
     recipe: Recipe
@@ -169,16 +169,16 @@ class Choice:
             return values
         filled = with_placeholders(recipe)
         attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(filled, self.shape)
-        setup = setup_of(filled, self.processes, self.profile, attention=attention, on_cpu=on_cpu, nodes=self.nodes)
+        setup = read_setup(filled, self.processes, self.profile, attention=attention, on_cpu=on_cpu, nodes=self.nodes)
         readers = groups_of_rows(training, self.processes)
         rows = max(1, (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * readers))
-        most = max(1, BUSY_TOKENS // (setup.beside.sequences * setup.length))
+        most = max(1, BUSY_TOKENS // (setup.needs.sequences * setup.length))
         sizes = [size for size in range(1, min(rows, most) + 1) if rows % size == 0]
         try:
             best = fastest_that_fits(
                 setup,
                 self.target or this_machine(self.processes, on_cpu=on_cpu),
-                (facts_for(self.shape, setup), count_activations(self.shape, setup)),
+                count_model(self.shape, setup),
                 micro_batches=sizes if MICRO_BATCH in asked else [setup.micro_batch],
                 checkpointing=[False, True] if switches else [setup.checkpointing],
                 share=self.share,
@@ -220,7 +220,7 @@ def this_machine(processes: int, *, on_cpu: bool, gpus: list[Gpu] | None = None)
 def fastest_that_fits(
     setup: Setup,
     target: Target,
-    counted: tuple[ModelFacts, Counted],
+    counted: tuple[ModelSizes, ActivationCounts],
     *,
     micro_batches: list[int],
     checkpointing: list[bool],
@@ -284,9 +284,9 @@ def cheapest_that_fits(
     If that does not fit, or only in more host memory than is known, adapters and bfloat16 weights with 8-bit states
     are proposed too: the reader knows which will do.
     """
-    known: dict[tuple[Any, ...], tuple[ModelFacts, Counted]] = {}
+    known: dict[tuple[Any, ...], tuple[ModelSizes, ActivationCounts]] = {}
 
-    def counted(candidate: Setup) -> tuple[ModelFacts, Counted]:
+    def counted(candidate: Setup) -> tuple[ModelSizes, ActivationCounts]:
         lora = tuple((candidate.lora or {}).items())
         what = (candidate.as_computed.weights_bytes, candidate.compiles, candidate.zero is None, lora)
         if what not in known:
@@ -325,7 +325,7 @@ def cheapest_that_fits(
 
 def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
     """Every combination of micro-batch, checkpointing, fused loss and engine; adapters stay."""
-    engines: list[tuple[Changes, Zero | None]] = [({}, setup.zero)]
+    engines: list[tuple[Changes, Sharding | None]] = [({}, setup.zero)]
     if not target.on_cpu:
         engines += [
             ({"training.deepspeed": path}, zero)
@@ -334,7 +334,7 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, C
         ]
     if takes_fsdp(setup, target):
         engines.append(({"training.fsdp": True, SYNCS: True}, FSDP2))
-    fused = (setup.fused_loss,) if target.on_cpu or setup.beside.logits != WHOLE else (setup.fused_loss, True)
+    fused = (setup.fused_loss,) if target.on_cpu or setup.needs.logits != WHOLE else (setup.fused_loss, True)
     for micro_batch, checkpointing, fused_loss, (engine, zero) in product(
         micro_batches(setup), (setup.checkpointing, True), fused, engines
     ):
@@ -357,7 +357,7 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, C
 
 def takes_fsdp(setup: Setup, target: Target) -> bool:
     """Whether FSDP2 could divide the run over its GPUs, as `cpt.training.fsdp_profile` checks it."""
-    is_own_loss, is_divided = setup.beside.stage not in KINDS, setup.zero is not None and setup.zero.is_fsdp
+    is_own_loss, is_divided = setup.needs.stage not in KINDS, setup.zero is not None and setup.zero.is_fsdp
     can_be = setup.gpus > 1 and not target.on_cpu and is_own_loss and not setup.scales_loss and not setup.releases
     return can_be and not is_divided and setup.optimizer == "adamw" and setup.rounding is None and setup.lora is None
 
@@ -376,7 +376,7 @@ def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Cha
             continue
         name = {} if optimizer == setup.optimizer else {"optimizer.name": optimizer}
         yield changed, first | name | changes | last
-        if setup.gpus == 1 and setup.beside.stage not in KINDS and not setup.releases:
+        if setup.gpus == 1 and setup.needs.stage not in KINDS and not setup.releases:
             is_one_portion = changed.accumulation == 1 and ACCUMULATION_KEY not in changes
             tokens = {"budget.global_batch_tokens": changed.micro_batch * changed.sequence_length}
             step = {} if is_one_portion else tokens if changed.batch_is_given else {ACCUMULATION_KEY: 1}
@@ -405,10 +405,10 @@ def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes
             yield candidate, {"model.lora": {"r": 16}} | without_engine(setup) | bf16 | changes
 
 
-def shipped_profiles() -> list[tuple[str, Zero]]:
+def shipped_profiles() -> list[tuple[str, Sharding]]:
     """The DeepSpeed profiles that come with cpt, as a recipe names them."""
     read = [
-        (f"{PROFILES.name}/{file.name}", zero_of(json.loads(file.read_text())))
+        (f"{PROFILES.name}/{file.name}", read_deepspeed_sharding(json.loads(file.read_text())))
         for file in sorted(PROFILES.glob("*.json"))
     ]
     return [(name, zero) for name, zero in read if zero is not None]
@@ -429,8 +429,8 @@ def with_micro_batch(setup: Setup, micro_batch: int, changes: Changes) -> tuple[
     accumulation = setup.accumulation * setup.micro_batch // micro_batch
     portions = {"training.per_device_train_batch_size": micro_batch}
     portions |= {} if setup.batch_is_given else {ACCUMULATION_KEY: accumulation}
-    beside, steps = setup.beside, setup.beside.steps_per_generation
+    needs, steps = setup.needs, setup.needs.steps_per_generation
     if steps is not None:  # so that as many completions are sampled at once
         portions["training.steps_per_generation"] = steps * setup.micro_batch // micro_batch
-        beside = replace(beside, steps_per_generation=portions["training.steps_per_generation"])
-    return replace(setup, micro_batch=micro_batch, accumulation=accumulation, beside=beside), changes | portions
+        needs = replace(needs, steps_per_generation=portions["training.steps_per_generation"])
+    return replace(setup, micro_batch=micro_batch, accumulation=accumulation, needs=needs), changes | portions

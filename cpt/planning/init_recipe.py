@@ -30,11 +30,10 @@ from cpt.models.inventory import (
     vocabulary_size,
 )
 from cpt.models.known_bases import KnownBase, known_base
-from cpt.planning.activations import count_activations
 from cpt.planning.fitting import fastest_that_fits, fits, shipped_profiles
-from cpt.planning.memory import facts_for, plan_memory
+from cpt.planning.memory import count_model, plan_memory
 from cpt.planning.speed import MFU_RANGE, Target, assumed_mfu, planned_speed
-from cpt.planning.workload import attention_on_gpu, setup_of
+from cpt.planning.workload import attention_on_gpu, read_setup
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import TEXT_FILES, is_local
 from cpt.recipe.references import REPOSITORY
@@ -78,7 +77,7 @@ MOST_EVALUATIONS, EVALUATION_SHARE = 5, 0.1
 
 
 @dataclass
-class DocumentFacts:
+class DocumentStatistics:
     source: DocumentSource
     formats: Counter[str]
     documents: int = 0
@@ -108,7 +107,7 @@ class DocumentFacts:
         return self.languages.most_common(1)[0][0] if self.languages else None
 
 
-def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder) -> DocumentFacts:
+def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder) -> DocumentStatistics:
     """Read the documents, or 64 MiB of them drawn by chance, and tokenise a sample.
 
     Args:
@@ -120,7 +119,7 @@ def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder)
     """
     source = find_source(path, text_column)
     files = files_with_sizes(source, "DOCUMENTS")
-    facts = DocumentFacts(source, Counter(format_of(name).removeprefix(".") for name, _ in files))
+    facts = DocumentStatistics(source, Counter(format_of(name).removeprefix(".") for name, _ in files))
     draw, seen, done_bytes = random.Random(0), set[int](), 0
     pieces = list(pieces_of(source, "DOCUMENTS", PIECE_BYTES))
     for piece in draw.sample(pieces, len(pieces)):
@@ -145,7 +144,7 @@ def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder)
     return facts
 
 
-def add_row(facts: DocumentFacts, item: Document | BadRow, seen: set[int], draw: random.Random) -> None:
+def add_row(facts: DocumentStatistics, item: Document | BadRow, seen: set[int], draw: random.Random) -> None:
     """Count one row; each document has the same chance to be in the sample."""
     if isinstance(item, BadRow):
         facts.bad_rows += item.num_rows
@@ -164,11 +163,7 @@ def add_row(facts: DocumentFacts, item: Document | BadRow, seen: set[int], draw:
 
 
 def find_source(path: str, text_column: str | None) -> DocumentSource:
-    """The recipe's source for these documents, with the column of their texts.
-
-    Raises:
-        DataError: nothing is there, or no column of the usual names.
-    """
+    """The recipe's source for these documents, with the column of their texts."""
     if kind_of(path) != "local":
         raise DataError(f"{path}: DOCUMENTS is a file, folder or glob of this machine.")
     try:
@@ -198,7 +193,7 @@ def to_convert(path: str) -> str:
     return f"Convert its {', '.join(sorted(found))} files with: cpt data ingest {folder} --output {name}"
 
 
-def refuse_unusable(facts: DocumentFacts) -> None:
+def refuse_unusable(facts: DocumentStatistics) -> None:
     path, converted = facts.source.path, to_convert(facts.source.path)
     if facts.bad_share > MOST_BAD:
         rows = facts.bad_rows + facts.documents_read
@@ -229,7 +224,7 @@ class BaseModel:
 
 
 @dataclass(frozen=True)
-class Way:
+class TrainingMethod:
     name: str
     """`full`, `lora` (with embeddings and head) or `adapters`."""
     profile: str | None
@@ -243,10 +238,10 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Choices:
+class RecipeChoices:
     """What the recipe says, apart from the words."""
 
-    way: Way
+    way: TrainingMethod
     sequence_length: int
     shift_reason: str
     replay: float
@@ -302,7 +297,7 @@ def own_run(path: str) -> KnownBase | None:
 
 
 def choose(
-    facts: DocumentFacts,
+    facts: DocumentStatistics,
     base: BaseModel,
     target: Target,
     *,
@@ -310,7 +305,7 @@ def choose(
     tokens: int | None = None,
     full: bool | None = None,
     shift: Shift | None = None,
-) -> Choices:
+) -> RecipeChoices:
     """Decide everything.
 
     Args:
@@ -344,11 +339,11 @@ def choose(
             f"{facts.source.path}: its {facts.tokens:,} tokens make {tokens // batch} steps of {batch:,} tokens, too"
             " few to learn from. Give more documents, or --tokens to read them more often."
         )
-    way = way_that_fits(base, target, length, tokens, batch, full)
+    way = first_method_that_fits(base, target, length, tokens, batch, full)
     rate, rate_reason = learning_rate(base, is_full=way.name == "full", is_strong_shift=is_strong)
     # evaluations cost a third of training, and should take a tenth of the time
     often = int(3 * EVALUATION_SHARE * tokens / max(1.0, held_out * facts.tokens))
-    return Choices(
+    return RecipeChoices(
         way,
         length,
         reason,
@@ -364,7 +359,7 @@ def choose(
     )
 
 
-def measured_shift(facts: DocumentFacts) -> tuple[bool, str]:
+def measured_shift(facts: DocumentStatistics) -> tuple[bool, str]:
     """How far the documents are from what the base read, by how well its tokenizer fits them."""
     fit = f"{facts.bytes_per_token:.2f} bytes a token, {100 * facts.compared_with_english:.0f} % of plain English"
     if facts.main_language not in (None, "en") and facts.compared_with_english < 1:
@@ -372,7 +367,7 @@ def measured_shift(facts: DocumentFacts) -> tuple[bool, str]:
     return facts.compared_with_english < SHIFT_BELOW, fit
 
 
-def ways_to_train(base: BaseModel, target: Target) -> Iterator[tuple[str, str | None, dict[str, Any] | None]]:
+def training_methods(base: BaseModel, target: Target) -> Iterator[tuple[str, str | None, dict[str, Any] | None]]:
     """Name, DeepSpeed profile and adapters: all parameters before adapters, on the GPU before on the host."""
     if target.gpus < 2:
         yield "full", None, None
@@ -391,11 +386,13 @@ def ways_to_train(base: BaseModel, target: Target) -> Iterator[tuple[str, str | 
         yield name, None, options
 
 
-def way_that_fits(base: BaseModel, target: Target, length: int, tokens: int, batch: int, full: bool | None) -> Way:
+def first_method_that_fits(
+    base: BaseModel, target: Target, length: int, tokens: int, batch: int, full: bool | None
+) -> TrainingMethod:
     """The first way that fits, with its fastest micro-batch."""
     refused: list[str] = []
     gpus = max(1, target.gpus)
-    for name, profile, lora in ways_to_train(base, target):
+    for name, profile, lora in training_methods(base, target):
         if full is not None and full != (name == "full"):
             continue
         training: dict[str, Any] = {
@@ -417,8 +414,8 @@ def way_that_fits(base: BaseModel, target: Target, length: int, tokens: int, bat
         recipe, config = Recipe.model_validate(sections), base.model.config
         attention = "sdpa" if target.on_cpu else attention_on_gpu(recipe, config)
         read = read_profile(str(REPOSITORY / profile)) if profile else None
-        setup = setup_of(recipe, gpus, read, attention=attention, on_cpu=target.on_cpu)
-        facts, activations = facts_for(config, setup), count_activations(config, setup)
+        setup = read_setup(recipe, gpus, read, attention=attention, on_cpu=target.on_cpu)
+        facts, activations = count_model(config, setup)
         rows = batch // (length * gpus)
         sizes = [size for size in MICRO_BATCHES if rows % size == 0 and size * length <= max(MOST_TOKENS, length)]
         setup = fastest_that_fits(
@@ -437,7 +434,7 @@ def way_that_fits(base: BaseModel, target: Target, length: int, tokens: int, bat
             shares = (assumed_mfu(setup), MFU_RANGE[1], MFU_RANGE[0])
             expected, least, most = (planned_speed(facts, setup, target, mfu).hours(tokens) for mfu in shares)
             memory, hours = plan.peak.size / GIB, (expected, least, most)
-            return Way(name, profile, setup.micro_batch, setup.checkpointing, memory, hours, refused)
+            return TrainingMethod(name, profile, setup.micro_batch, setup.checkpointing, memory, hours, refused)
         what = {"full": "all parameters", "lora": "LoRA with embeddings and head", "adapters": "LoRA"}[name]
         needs = f"{plan.peak.size / GIB:.1f} GiB of {target.memory_gib:.0f} on the GPU"
         if not has_host or fits(plan, target):

@@ -7,9 +7,10 @@ from cpt.models.quantized import BYTES_OF_4_BIT, quantization_of
 from cpt.optim.adamw import DEFAULT_ROUNDING
 from cpt.optim.adamw_update import BLOCK
 from cpt.optim.paged_states import BUFFER, BUFFERS
-from cpt.planning.model_sizes import PAIRS, SCORE, TAUGHT, TAUGHT_IN_TILES, TAUGHT_WHOLE, TILES, WHOLE, ModelFacts
+from cpt.planning.model_sizes import PAIRS, SCORE, TAUGHT, TAUGHT_IN_TILES, TAUGHT_WHOLE, TILES, WHOLE, ModelSizes
 from cpt.planning.workload import Setup
 
+REDUCED = 4  # bytes of a gradient that FSDP2 reduces
 MASTER = 4  # bytes of an fp32 copy of a weight
 MOMENTS = {"adamw": 2, "sgd": 0}  # for each trained number, in its own type; unknown optimizers count like AdamW
 IN_8_BIT, PAGED = ("adamw_8bit", "paged_adamw_8bit"), "paged_adamw_8bit"
@@ -34,7 +35,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Moment:
+class MemorySnapshot:
     """Everything in memory at one moment of a step."""
 
     name: str
@@ -74,7 +75,7 @@ def bytes_of_gradient(setup: Setup) -> int:
     return 4 if setup.lora is not None or accumulates_in_fp32(setup) else setup.weights_bytes
 
 
-def state_bytes(facts: ModelFacts, setup: Setup) -> float:
+def state_bytes(facts: ModelSizes, setup: Setup) -> float:
     """Of the whole optimizer, without an engine."""
     trained = facts.trained
     compensation = COMPENSATION * trained if rounding_of(setup) == "kahan" else 0
@@ -97,7 +98,7 @@ def update_traffic(setup: Setup) -> float:
     return 2 * FULL_MOMENTS + others if setup.optimizer == "adamw" else 0.0
 
 
-def states_on_gpu(facts: ModelFacts, setup: Setup) -> Term:
+def states_on_gpu(facts: ModelSizes, setup: Setup) -> Term:
     """Without an engine; if states are paged, two buffers for pieces of them."""
     with_master = setup.optimizer == "adamw" and trains_half(setup) and rounding_of(setup) is None
     name = "optimizer and fp32 weights" if with_master else "optimizer"
@@ -105,7 +106,7 @@ def states_on_gpu(facts: ModelFacts, setup: Setup) -> Term:
     return Term(name, size, setup.optimizer)
 
 
-def weight_bytes(facts: ModelFacts, setup: Setup) -> float:
+def weight_bytes(facts: ModelSizes, setup: Setup) -> float:
     """Frozen and trained weights without an engine; adapters are fp32."""
     if setup.lora is None:
         return float(setup.weights_bytes * facts.trained)
@@ -117,16 +118,16 @@ def weight_bytes(facts: ModelFacts, setup: Setup) -> float:
     return BYTES_OF_4_BIT[how.double] * facts.in_linear_layers + others + adapters
 
 
-def checkpoint_bytes(facts: ModelFacts, setup: Setup) -> float:
+def checkpoint_bytes(facts: ModelSizes, setup: Setup) -> float:
     """Trained weights and the optimizer's states; under ZeRO and FSDP2 weights whole and in parts."""
     if setup.zero is not None:
         return float((MASTER + moment_bytes(setup) + setup.weights_bytes) * facts.trained)
     return (4 if setup.lora is not None else setup.weights_bytes) * facts.trained + state_bytes(facts, setup)
 
 
-def logits_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+def logits_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     """The head and its loss, with their gradients."""
-    kind, tokens, vocabulary = setup.beside.logits, scored_tokens(setup), facts.vocabulary
+    kind, tokens, vocabulary = setup.needs.logits, scored_tokens(setup), facts.vocabulary
     if kind == SCORE:
         return ()
     if kind in (TILES, TAUGHT_IN_TILES):
@@ -148,9 +149,9 @@ def logits_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     return Term("logits", float(computed * chunk * vocabulary + gradients), note), half_head(facts, setup)
 
 
-def logits_before(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+def logits_before(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     """Those that are there before any gradient; the fused loss makes its gradients in the forward pass."""
-    kind, tokens = setup.beside.logits, scored_tokens(setup)
+    kind, tokens = setup.needs.logits, scored_tokens(setup)
     if kind == SCORE:
         return ()
     if kind in (TILES, TAUGHT_IN_TILES):
@@ -163,7 +164,7 @@ def logits_before(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     return (Term("logits", float((LOGIT_BYTES - 2) * tokens * facts.vocabulary), "before their gradient"),)
 
 
-def scored_logits(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+def scored_logits(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     """Of an evaluation: of some positions at once if the model allows it, else all with a copy in fp32."""
     computed, tokens = computed_bytes(setup), setup.tokens_at_once
     size, note = (computed + 4) * tokens * facts.vocabulary, f"{facts.vocabulary:,} for each token"
@@ -173,9 +174,9 @@ def scored_logits(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     return Term("logits", float(size), note), half_head(facts, setup)
 
 
-def ready_gradient(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+def ready_gradient(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     """The fused loss has made the gradients of the head and of its inputs in the forward pass."""
-    if setup.beside.logits != WHOLE or not fuses(facts, setup):
+    if setup.needs.logits != WHOLE or not fuses(facts, setup):
         return ()
     is_rounded = fused_chunk(facts, setup) < setup.tokens_at_once and setup.weights_bytes == 2
     rounded = head_gradient(facts, setup) if is_rounded else 0.0
@@ -184,18 +185,19 @@ def ready_gradient(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
 
 
 def computed_bytes(setup: Setup) -> int:
+    """Of a weight or an activation as layers compute with it; FSDP2 gathers weights in this precision."""
     return 2 if setup.half or setup.weights_bytes == 2 else 4
 
 
-def half_head(facts: ModelFacts, setup: Setup) -> Term:
+def half_head(facts: ModelSizes, setup: Setup) -> Term:
     """What autocast makes of the head."""
     return Term("half-precision head", 2.0 * facts.head if setup.half and setup.weights_bytes == 4 else 0.0)
 
 
-def tile_bytes(facts: ModelFacts, setup: Setup, copies: int) -> float:
+def tile_bytes(facts: ModelSizes, setup: Setup, copies: int) -> float:
     """Of one tile, or of two with a teacher."""
     tokens = min(scored_tokens(setup), TILE_TOKENS)
-    is_taught = setup.beside.logits == TAUGHT_IN_TILES
+    is_taught = setup.needs.logits == TAUGHT_IN_TILES
     buffer = (8 if is_taught else 2 if setup.half else 4) * tokens * TILE_WORDS
     words = min(facts.vocabulary, TILE_WORDS)
     return float(buffer + (4 * copies * (2 if is_taught else 1) * tokens * words if setup.on_cpu else 0))
@@ -203,28 +205,28 @@ def tile_bytes(facts: ModelFacts, setup: Setup, copies: int) -> float:
 
 def scored_tokens(setup: Setup) -> int:
     """Tokens whose logits are made: all, or only those the model wrote. TRL on a CPU makes all."""
-    kind, written = setup.beside.logits, setup.beside.completion
+    kind, written = setup.needs.logits, setup.needs.completion
     only_written = kind == TAUGHT_IN_TILES or kind == TILES and written and not setup.on_cpu
     return setup.sequences * written if only_written else setup.tokens_at_once
 
 
-def fuses(facts: ModelFacts, setup: Setup) -> bool:
+def fuses(facts: ModelSizes, setup: Setup) -> bool:
     """Whether the loss is computed in chunks."""
     return setup.fused_loss and facts.has_fused_loss
 
 
-def fused_chunk(facts: ModelFacts, setup: Setup) -> int:
+def fused_chunk(facts: ModelSizes, setup: Setup) -> int:
     """Tokens that go through the head at once."""
     accumulates = setup.lora is None and setup.weights_bytes == 2
     return chunk_of(setup.tokens_at_once, facts.vocabulary, facts.hidden, accumulates=accumulates)
 
 
-def fused_head_gradient(facts: ModelFacts, setup: Setup) -> float:
+def fused_head_gradient(facts: ModelSizes, setup: Setup) -> float:
     """In fp32 if it is added up over chunks."""
     each = 4 if fused_chunk(facts, setup) < setup.tokens_at_once else setup.weights_bytes
     return float(each * facts.head) if setup.lora is None else 0.0
 
 
-def head_gradient(facts: ModelFacts, setup: Setup) -> float:
+def head_gradient(facts: ModelSizes, setup: Setup) -> float:
     """The largest of all gradients, and the first."""
     return float(setup.weights_bytes * facts.head) if setup.lora is None else 0.0

@@ -30,7 +30,7 @@ LMBDA = 0.5  # of GKDConfig: the share of steps whose answers the student writes
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class ModelSizes:
     """Sizes in numbers, not bytes."""
 
     name: str
@@ -58,7 +58,7 @@ class ModelFacts:
     """Of keys and values, for each token of a completion's context."""
 
 
-def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_length: int) -> ModelFacts:
+def sizes_of_model(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_length: int) -> ModelSizes:
     model = build_on_meta(config)
     head = model.get_output_embeddings().get_parameter("weight")
     embedding = model.get_input_embeddings().get_parameter("weight")
@@ -68,7 +68,7 @@ def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_
     for name, parameter in model.named_parameters():
         by_layer[next((layer for layer in layers if name.startswith(layer)), name)] += parameter.numel()
     in_layers = [one.numel() for one in model.parameters() if one is not head and one is not embedding]
-    return ModelFacts(
+    return ModelSizes(
         name=str(config.model_type),
         parameters=count.total,
         active=count.active,
@@ -138,7 +138,7 @@ KINDS: Mapping[str, StageKind] = {
 
 
 @dataclass(frozen=True)
-class Other:
+class FrozenModel:
     """A model that is not trained."""
 
     parameters: int
@@ -149,7 +149,7 @@ class Other:
 
 
 @dataclass(frozen=True)
-class Beside:
+class StageNeeds:
     """What a run holds and computes besides the model that it trains; by default nothing."""
 
     stage: str = "cpt"
@@ -159,8 +159,8 @@ class Beside:
     completion: int = 0
     """Tokens that the model adds to a row itself."""
     reference: bool = False
-    teacher: Other | None = None
-    judges: tuple[Other, ...] = ()
+    teacher: FrozenModel | None = None
+    judges: tuple[FrozenModel, ...] = ()
     forward_passes: float = 0.0
     """Of the model or its reference without gradients, for each one with them."""
     steps_per_generation: int | None = None
@@ -181,17 +181,12 @@ class Beside:
         return micro_batch * (self.steps_per_generation or accumulation)
 
 
-def beside_of(recipe: Recipe) -> Beside:
-    """Read it from the recipe, and the configs of other models from their folders.
-
-    Raises:
-        RecipeError: the stage learns from a teacher, and there is none.
-        ResourceError: the teacher's config cannot be read.
-    """
+def read_stage_needs(recipe: Recipe) -> StageNeeds:
+    """Read it from the recipe, and the configs of other models from their folders."""
     training, stage = recipe.training, recipe.stage
     kind = KINDS.get(stage, StageKind(WHOLE))
     reference = kind.reference or kind.beta is not None and float(training.get("beta", kind.beta)) > 0
-    judges, uncounted = judges_of(recipe)
+    judges, uncounted = reward_models_of(recipe)
     uncounted += ["activations of reward models"] if judges else []
     completion = 0
     if kind.written is not None and (stage != "gkd" or float(training.get("lmbda", LMBDA))):
@@ -200,7 +195,7 @@ def beside_of(recipe: Recipe) -> Beside:
     samples_here = completion and not training.get("use_vllm")
     if completion and not samples_here:
         uncounted.append("the memory that vLLM takes (`training.vllm_gpu_memory_utilization`)")
-    return Beside(
+    return StageNeeds(
         stage=stage,
         logits=kind.logits,
         sequences=2 if form_of_stage(stage) == "preference" else 1,
@@ -218,18 +213,15 @@ def beside_of(recipe: Recipe) -> Beside:
     )
 
 
-def teacher_of(training: Mapping[str, Any]) -> Other:
-    """Raises:
-    RecipeError: none is named.
-    """
+def teacher_of(training: Mapping[str, Any]) -> FrozenModel:
     path = result_of_run(training.get(TEACHER))
     if path is None:
         raise RecipeError(f"`training.{TEACHER}` is missing: a Hub id, a folder or a run (runs/NAME).")
     config = load_config(Model(path=path, revision=training.get("teacher_model_revision")))
-    return other_model(config, 2 if training.get("bf16") else 4)
+    return frozen_model(config, 2 if training.get("bf16") else 4)
 
 
-def judges_of(recipe: Recipe) -> tuple[tuple[Other, ...], list[str]]:
+def reward_models_of(recipe: Recipe) -> tuple[tuple[FrozenModel, ...], list[str]]:
     """The reward models, whole on each GPU in the type they were saved in; and those that cannot be read."""
     known, unknown = [], []
     for reward in recipe.rewards:
@@ -242,23 +234,23 @@ def judges_of(recipe: Recipe) -> tuple[tuple[Other, ...], list[str]]:
             unknown.append(f"the reward model {path} ({' '.join(str(problem).split())[:200]})")
             continue
         saved_as, text = config.dtype, config.get_text_config()
-        judge = other_model(config, saved_as.itemsize if isinstance(saved_as, torch.dtype) else 4)
+        judge = frozen_model(config, saved_as.itemsize if isinstance(saved_as, torch.dtype) else 4)
         head = 0 if text.tie_word_embeddings else text.vocab_size * judge.hidden
         known.append(replace(judge, parameters=judge.parameters - head))
     return tuple(known), unknown
 
 
-def other_model(config: PreTrainedConfig, weights_bytes: int) -> Other:
-    facts = facts_of(config, None, 1)
-    return Other(facts.parameters, facts.largest_layer, facts.largest_matrix, facts.hidden, weights_bytes)
+def frozen_model(config: PreTrainedConfig, weights_bytes: int) -> FrozenModel:
+    facts = sizes_of_model(config, None, 1)
+    return FrozenModel(facts.parameters, facts.largest_layer, facts.largest_matrix, facts.hidden, weights_bytes)
 
 
-def with_own_head(facts: ModelFacts, beside: Beside, *, adapters: bool) -> ModelFacts:
+def with_own_head(facts: ModelSizes, needs: StageNeeds, *, adapters: bool) -> ModelSizes:
     """The model as its stage trains it: with one score in place of the language model's head, or a value head."""
-    if beside.stage == "ppo":
+    if needs.stage == "ppo":
         head = facts.hidden + 1
         return replace(facts, parameters=facts.parameters + (0 if adapters else head), trained=facts.trained + head)
-    if beside.logits != SCORE:
+    if needs.logits != SCORE:
         return facts
     gone = 0 if facts.is_tied else facts.head
     return replace(

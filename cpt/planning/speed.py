@@ -10,8 +10,16 @@ import torch
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GPU_TYPES, Gpu, GpuType, find_gpus, host_memory_gib, known_gpu, simplified_gpu
 from cpt.parallelism import groups_of_rows
-from cpt.planning.memory_parts import PAGED, accumulates_in_fp32, bytes_of_gradient, state_bytes, update_traffic
-from cpt.planning.model_sizes import ModelFacts
+from cpt.planning.memory_parts import (
+    PAGED,
+    REDUCED,
+    accumulates_in_fp32,
+    bytes_of_gradient,
+    computed_bytes,
+    state_bytes,
+    update_traffic,
+)
+from cpt.planning.model_sizes import ModelSizes
 from cpt.planning.workload import Setup
 from cpt.plugins import closest
 from cpt.recipe.schema import Recipe
@@ -43,7 +51,6 @@ PCIE_BANDWIDTH = 22e9  # bytes/s each way, of 16 lanes of PCIe 4.0
 BOTH_WAYS = 0.85  # of that, while as much goes the other way
 REACHED_BANDWIDTH = 0.85  # of the GPU's memory, by kernels that only read and write
 HIDDEN = 0.8  # share of the computing that communication can overlap with; assumed
-REDUCED = 4  # bytes of a gradient that FSDP2 reduces
 NOTED = 0.05  # share of a step that is worth a line
 IN_WORDS = {"half": "", "tf32": " in tf32", "fp32": " in fp32"}
 
@@ -80,11 +87,7 @@ class Target:
 
 
 def named_gpus(gpu: str | None, gpus: int | None, nodes: int, found: Sequence[Gpu]) -> tuple[str, int]:
-    """Name and total number of the GPUs to plan for: what was given, else what is here.
-
-    Raises:
-        ResourceError: no GPU was named and there is none, or the numbers contradict each other.
-    """
+    """Name and total number of the GPUs to plan for: what was given, else what is here."""
     if gpu is None and not found:
         raise ResourceError('this machine has no GPU. Name one, such as --gpu "RTX 4090", or --gpu cpu.')
     if gpu is not None and gpu.strip().lower() == "cpu" and nodes > 1:
@@ -100,11 +103,7 @@ def named_gpus(gpu: str | None, gpus: int | None, nodes: int, found: Sequence[Gp
 
 
 def refuse_too_many(recipe: Recipe, gpus: int) -> None:
-    """Each process, or group of processes that share rows, needs a row of each step.
-
-    Raises:
-        RecipeError: a step has too few rows.
-    """
+    """Each process, or group of processes that share rows, needs a row of each step."""
     tokens, length = recipe.budget.global_batch_tokens, recipe.data.sequence_length
     readers = groups_of_rows(recipe.training, gpus)
     if tokens is not None and tokens // length < readers:
@@ -168,11 +167,7 @@ def find_target(
 
 
 def find_gpu_type(name: str) -> GpuType:
-    """The kind of GPU, however its name is written.
-
-    Raises:
-        ResourceError: it is not in the table.
-    """
+    """The kind of GPU, however its name is written."""
     by_name = {simplified_gpu(kind.name): kind for kind in GPU_TYPES}
     word = simplified_gpu(name)
     if kind := by_name.get(word) or by_name.get(f"RTX{word}"):
@@ -221,7 +216,7 @@ def assumed_mfu(setup: Setup) -> float:
     return ASSUMED_MFU if setup.compiles else ASSUMED_MFU_NOT_COMPILED
 
 
-def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -> Speed:
+def planned_speed(facts: ModelSizes, setup: Setup, target: Target, mfu: float) -> Speed:
     again = (COMPUTED_AGAIN - 1) / setup.recomputing.every_n_layers if setup.checkpointing else 0.0
     operations = setup.tokens_at_once * (facts.flops_per_token * (1 + again) + extra_flops(facts, setup))
     peak = target.peak(setup.precision)
@@ -247,14 +242,14 @@ def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -
     return Speed(setup.tokens_per_step / step, source, waits)
 
 
-def extra_flops(facts: ModelFacts, setup: Setup) -> float:
+def extra_flops(facts: ModelSizes, setup: Setup) -> float:
     """For each token, of forward passes without gradients: of the reference, the model itself, and a teacher."""
     own = facts.flops_per_token / (3 if setup.lora is None else 2)
-    teacher = setup.beside.teacher
-    return setup.beside.forward_passes * own + (2.0 * teacher.parameters if teacher is not None else 0.0)
+    teacher = setup.needs.teacher
+    return setup.needs.forward_passes * own + (2.0 * teacher.parameters if teacher is not None else 0.0)
 
 
-def moving_seconds(facts: ModelFacts, setup: Setup) -> float:
+def moving_seconds(facts: ModelSizes, setup: Setup) -> float:
     """Of a micro-batch: what ZeRO moves between host and GPU, both ways at once."""
     zero = setup.zero
     if zero is None or not zero.offload_optimizer:
@@ -265,13 +260,13 @@ def moving_seconds(facts: ModelFacts, setup: Setup) -> float:
     return max(down, up) / setup.gpus / PCIE_BANDWIDTH
 
 
-def paging_seconds(facts: ModelFacts, setup: Setup) -> float:
+def paging_seconds(facts: ModelSizes, setup: Setup) -> float:
     """Of a step: paged states come from the host and go back, both ways at once."""
     is_paged = setup.optimizer == PAGED and setup.zero is None
     return state_bytes(facts, setup) / (BOTH_WAYS * PCIE_BANDWIDTH) if is_paged else 0.0
 
 
-def update_seconds(facts: ModelFacts, setup: Setup, target: Target) -> float:
+def update_seconds(facts: ModelSizes, setup: Setup, target: Target) -> float:
     """Of AdamW, on the host or in the GPU's memory."""
     zero = setup.zero
     if zero is None or not zero.offload_optimizer:
@@ -281,7 +276,7 @@ def update_seconds(facts: ModelFacts, setup: Setup, target: Target) -> float:
     return ADAM_TRAFFIC * facts.trained / setup.nodes / HOST_BANDWIDTH + back
 
 
-def waiting_seconds(facts: ModelFacts, setup: Setup, target: Target, *, computing: float, backward: float) -> float:
+def waiting_seconds(facts: ModelSizes, setup: Setup, target: Target, *, computing: float, backward: float) -> float:
     """Of a step: communication that computing does not hide.
 
     Args:
@@ -300,7 +295,7 @@ def waiting_seconds(facts: ModelFacts, setup: Setup, target: Target, *, computin
     return max(0.0, overlapped / slowest - HIDDEN * window) + alone / slowest
 
 
-def sent_bytes(facts: ModelFacts, setup: Setup) -> tuple[float, float]:
+def sent_bytes(facts: ModelSizes, setup: Setup) -> tuple[float, float]:
     """Bytes that each GPU sends in a step, while it computes and after that.
 
     A ring of n GPUs sends (n-1)/n of the data from each for a gather or a reduce-scatter, and twice that for an
@@ -312,7 +307,7 @@ def sent_bytes(facts: ModelFacts, setup: Setup) -> tuple[float, float]:
         sent = 2 * ring * bytes_of_gradient(setup) * facts.trained
         return (0.0, sent) if accumulates_in_fp32(setup) else (sent, 0.0)
     if zero.is_fsdp:
-        weights = (2 if setup.half else setup.weights_bytes) * facts.parameters
+        weights = computed_bytes(setup) * facts.parameters
         gathers = steps * (1 if zero.keeps_gathered else 2)
         reduces = steps if zero.reduces_each_micro_batch else 1
         return ring * (gathers * weights + reduces * REDUCED * facts.trained), 0.0
@@ -325,11 +320,7 @@ def sent_bytes(facts: ModelFacts, setup: Setup) -> tuple[float, float]:
 
 
 def measured_speed(run: Path) -> Speed:
-    """The median tokens a second of a run.
-
-    Raises:
-        RecipeError: it has none.
-    """
+    """The median tokens a second of a run."""
     key = "tokens_per_second"
     figures = sorted(float(row[key]) for row in read_objects(run / METRICS, []) if key in row)
     if not figures:

@@ -21,7 +21,7 @@ from cpt.models.recomputing import SWITCHES, Recomputing, read_recomputing
 from cpt.models.varlen_attention import VARLEN, why_not_varlen
 from cpt.optim.adamw import automatic_dtype
 from cpt.parallelism import read_parallelism
-from cpt.planning.model_sizes import KINDS, MASKED_FORMS, Beside, beside_of
+from cpt.planning.model_sizes import KINDS, MASKED_FORMS, StageNeeds, read_stage_needs
 from cpt.recipe.automatic import AUTO, COMPILING
 from cpt.recipe.schema import Recipe
 
@@ -31,7 +31,7 @@ FEWEST_STEPS = 100  # compiling takes 20 to 60 seconds, which fewer steps do not
 
 
 @dataclass(frozen=True)
-class Zero:
+class Sharding:
     """How DeepSpeed or FSDP2 divides a run; sizes in elements."""
 
     stage: int
@@ -75,7 +75,7 @@ class Setup:
     attention: str
     optimizer: str
     lora: Mapping[str, Any] | None
-    zero: Zero | None
+    zero: Sharding | None
     tf32: bool = False
     recomputing: Recomputing = Recomputing()
     """Which layers are computed again under checkpointing, and where kept activations wait."""
@@ -83,7 +83,7 @@ class Setup:
     """Of bfloat16 weights that have no master copy."""
     releases: bool = False
     """Each gradient is used and dropped as soon as it is there."""
-    beside: Beside = Beside()
+    needs: StageNeeds = StageNeeds()
     nodes: int = 1
     """Machines, with equally many of the GPUs."""
     batch_is_given: bool = False
@@ -107,12 +107,12 @@ class Setup:
     @property
     def sequences(self) -> int:
         """That go through the model at once, on each process."""
-        return self.micro_batch * self.beside.sequences
+        return self.micro_batch * self.needs.sequences
 
     @property
     def length(self) -> int:
         """Tokens of the longest sequence: a row, and what the model itself adds to it."""
-        return self.sequence_length + self.beside.completion
+        return self.sequence_length + self.needs.completion
 
     @property
     def tokens_at_once(self) -> int:
@@ -120,7 +120,7 @@ class Setup:
 
     @property
     def sampled(self) -> int:
-        return self.beside.sampled(self.micro_batch, self.accumulation, self.gpus)
+        return self.needs.sampled(self.micro_batch, self.accumulation, self.gpus)
 
     @property
     def precision(self) -> str:
@@ -137,7 +137,7 @@ class Setup:
         return self.rows_at_once * self.accumulation * self.sequence_length
 
 
-def setup_of(
+def read_setup(
     recipe: Recipe,
     gpus: int,
     profile: Mapping[str, Any] | None,
@@ -163,13 +163,13 @@ def setup_of(
     accumulation = int(training.get("gradient_accumulation_steps", 1))
     if recipe.budget.global_batch_tokens is not None:
         accumulation = max(1, round(recipe.budget.global_batch_tokens / (micro_batch * gpus * length)))
-    zero = zero_of(profile) if profile is not None else fsdp_of(training)
+    zero = read_deepspeed_sharding(profile) if profile is not None else read_fsdp_sharding(training)
     written = {"float32": 4, "bfloat16": 2, "float16": 2}.get(recipe.model.dtype)
     automatic = automatic_dtype(recipe, deepspeed=profile is not None, on_gpu=not on_cpu).itemsize
     if training.get("fp16") and profile is not None:
         automatic = 2  # the engine rounds what it is given
-    beside = beside_of(recipe)
-    uncounted = list(beside.uncounted)
+    needs = read_stage_needs(recipe)
+    uncounted = list(needs.uncounted)
     if parallelism.sharing_rows > parallelism.sp_size:
         uncounted.append(
             "tensor and context parallelism (`training.parallelism_config`): processes are counted as whole"
@@ -198,7 +198,7 @@ def setup_of(
         recomputing=read_recomputing(training),
         rounding=recipe.optimizer.options.get("rounding"),
         releases=bool(recipe.optimizer.options.get("release_gradients", False)),
-        beside=replace(beside, uncounted=tuple(uncounted)),
+        needs=replace(needs, uncounted=tuple(uncounted)),
         nodes=nodes,
         batch_is_given=recipe.budget.global_batch_tokens is not None,
         scales_loss=bool(training.get("fp16")),
@@ -220,7 +220,7 @@ def attention_on_gpu(recipe: Recipe, config: PreTrainedConfig) -> str:
     return VARLEN if why_not_varlen(model_class, config) is None else "sdpa"
 
 
-def zero_of(profile: Mapping[str, Any]) -> Zero | None:
+def read_deepspeed_sharding(profile: Mapping[str, Any]) -> Sharding | None:
     """The profile's ZeRO part with DeepSpeed's defaults; None at stage 0."""
     section = profile.get("zero_optimization") or {}
     stage = int(section.get("stage", 0))
@@ -235,7 +235,7 @@ def zero_of(profile: Mapping[str, Any]) -> Zero | None:
         part = section.get(key)
         return isinstance(part, Mapping) and part.get("device", "none") != "none"
 
-    return Zero(
+    return Sharding(
         stage=stage,
         offload_optimizer=is_on_host("offload_optimizer"),
         offload_parameters=is_on_host("offload_param"),
@@ -250,7 +250,7 @@ def zero_of(profile: Mapping[str, Any]) -> Zero | None:
     )
 
 
-def fsdp_of(training: Mapping[str, Any]) -> Zero | None:
+def read_fsdp_sharding(training: Mapping[str, Any]) -> Sharding | None:
     """What `training.fsdp` divides; None without it."""
     if not training.get("fsdp"):
         return None
@@ -260,7 +260,7 @@ def fsdp_of(training: Mapping[str, Any]) -> Zero | None:
         for key, value in (written if isinstance(written, Mapping) else {}).items()
     }
     accumulation = (config.get("gradient_accumulation_kwargs") if isinstance(config, Mapping) else None) or {}
-    return Zero(
+    return Sharding(
         3,
         is_fsdp=True,
         keeps_gathered=options.get("reshard_after_forward", True) is False,

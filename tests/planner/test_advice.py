@@ -17,7 +17,7 @@ from cpt.planning.fitting import (
     with_all_parameters,
     with_small_states,
 )
-from cpt.planning.model_sizes import facts_of
+from cpt.planning.model_sizes import sizes_of_model
 from cpt.planning.speed import find_target
 
 LLAMA_1B = config_from(
@@ -38,7 +38,7 @@ LLAMA_1B = config_from(
 @lru_cache
 def cached(weights_bytes, lora):
     setup = replace(PLAIN, sequence_length=4096, weights_bytes=weights_bytes, lora=dict(lora) if lora else None)
-    return facts_of(LLAMA_1B, setup.lora, 4096), count_activations(LLAMA_1B, setup)
+    return sizes_of_model(LLAMA_1B, setup.lora, 4096), count_activations(LLAMA_1B, setup)
 
 
 def count(setup):

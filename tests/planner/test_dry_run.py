@@ -9,7 +9,7 @@ from cpt.models.config import config_from
 from cpt.planning.activations import count_activations
 from cpt.planning.dry_run import PeakOfStorages, dry_run, fake_row
 from cpt.planning.memory import plan_memory
-from cpt.planning.model_sizes import facts_of
+from cpt.planning.model_sizes import sizes_of_model
 
 FAST = [
     ("llama", "half"),
@@ -37,7 +37,7 @@ CASES = [pytest.param(*pair, id=" ".join(pair), marks=mark_of(pair)) for pair in
 def test_the_formula_is_within_five_per_cent_of_a_dry_run_and_hardly_below(shape, way):
     config, setup = config_from(SHAPES[shape]), setup_for(**WAYS[way])
     formula = plan_memory(
-        facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)
+        sizes_of_model(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)
     ).model_alone
     assert 0.97 <= formula / dry_run(config, setup).peak <= 1.05
 

@@ -49,7 +49,7 @@ def test_a_model_that_cannot_be_planned_asks_for_a_number(monkeypatch):
     def fails(*_):
         raise KeyError("no layers")
 
-    monkeypatch.setattr(fitting, "count_activations", fails)
+    monkeypatch.setattr(fitting, "count_model", fails)
     with pytest.raises(RecipeError, match=r"gradient_checkpointing: auto.*Write a number"):
         with_chosen_values(recipe(gradient_checkpointing="auto"))
 
