@@ -110,14 +110,14 @@ def command(
     planned = plan_recipe(loaded, target, number, nodes, max_memory)
     setup, facts = planned.setup, planned.facts
     tell(f"{format_setup(facts, setup, target)}\n")
-    tell_all(format_plan(planned.memory, setup, target, max_memory))
+    print_lines(format_plan(planned.memory, setup, target, max_memory))
     if exact:
         tell(compared(planned))
     tell("")
     mfu = mfu or assumed_mfu(setup)
     speed = measured_speed(measured) if measured is not None else planned_speed(facts, setup, target, mfu)
     tokens, is_measured = planned.recipe.budget.tokens, measured is not None
-    tell_all(format_speed(speed, tokens, target, setup, price_per_gpu_hour, is_measured=is_measured))
+    print_lines(format_speed(speed, tokens, target, setup, price_per_gpu_hour, is_measured=is_measured))
     needs = disk_needs(planned.recipe, facts, setup)
     checkpoints = f"{needs.checkpoints_at_once} checkpoints of {needs.checkpoint / GIB:.1f} GiB at once"
     tell(f"Disk: {needs.total / GIB:,.0f} GiB: {checkpoints}, and the model of {needs.export / GIB:.1f}.\n")
@@ -134,20 +134,20 @@ def command(
     if proposal is None:
         tell("No change keeps this model and these rows and fits. Use a smaller model, shorter rows, or more GPUs.")
         raise typer.Exit(DOES_NOT_FIT)
-    tell_all(format_proposal(proposal, target))
+    print_lines(format_proposal(proposal, target))
     if write is None:
         raise typer.Exit(DOES_NOT_FIT)
     write_fitted(recipe, write, overrides or (), proposal.changes, lora=lora, force=force)
     tell(f"{write} is written. Next: cpt check {write}")
 
 
-def tell_all(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str]) -> None:
     for line in lines:
         tell(line)
 
 
 def format_setup(facts: ModelSizes, setup: Setup, target: Target) -> str:
-    """What is planned, in one sentence."""
+    """Model, sharding, batch and machine in one sentence."""
     trained = "all trained" if setup.lora is None else f"{facts.trained / 1e6:,.0f}M of them trained, in adapters"
     where = f"{setup.gpus} x {target.name}" + (f" in {setup.nodes} machines" if setup.nodes > 1 else "")
     if target.on_cpu:
@@ -228,12 +228,12 @@ def format_speed(
 
 
 def format_proposal(proposal: Proposal, target: Target) -> Iterator[str]:
-    """What would make it fit, and the other kinds of ways."""
+    """The change that makes the run fit, and alternatives."""
     which = "cheapest" if all(proposal.slower <= other.slower for other in proposal.others) else "nearest"
     yield f"The {which} change that makes it fit{kind_of_change(proposal) if proposal.others else ''}:"
     yield from format_changes(proposal, target)
     for other in proposal.others:
-        yield f"Another way that fits{kind_of_change(other)}:"
+        yield f"Another change that makes it fit{kind_of_change(other)}:"
         yield from format_changes(other, target)
 
 

@@ -1,4 +1,4 @@
-"""What a forward pass keeps for the backward pass, counted on the model itself with fake tensors."""
+"""Count the activations that a forward pass saves for the backward pass, on the model itself with fake tensors."""
 
 import logging
 import math
@@ -57,7 +57,7 @@ class Activations:
     largest_layer: int
     """By the layer that keeps most."""
     layer_inputs: int
-    """What is kept when each layer is computed again: its inputs, and what is outside of layers."""
+    """Saved under full checkpointing: the inputs of all layers, and what is outside of layers."""
     backward: int
     """Peak of that layer's backward pass beyond what the layer keeps."""
     again: int
@@ -70,8 +70,8 @@ class Activations:
     forward: int = 0
     """Peak of one layer's forward pass without gradients."""
     layer_gradients: int = 0
-    """Of a compiled layer's parameters: its backward pass returns them all at once. Not in `backward`; 0 if layers are
-    not compiled."""
+    """Gradients of a compiled layer's parameters, which its backward pass returns together. Not in `backward`; 0 if
+    layers are not compiled."""
 
     def of_rows(self, rows: int, two: "Activations") -> "Activations":
         """From these, of one row, and those of two: copies of weights and of positions are there once."""
@@ -80,7 +80,7 @@ class Activations:
         return replace(self, **sizes)
 
     def times(self, factor: float) -> "Activations":
-        """Of rows so many times as long, if nothing grows with the square of their length."""
+        """Scale to rows that are `factor` times as long, if no size grows with the square of their length."""
         sizes: dict[str, Any] = {name: int(factor * asdict(self)[name]) for name in SIZES}
         return replace(self, **sizes)
 
@@ -323,7 +323,7 @@ class CompiledLayer:
     again: int
     """Peak of the backward graph of a checkpointed layer, which repeats the forward pass."""
     gradients: int
-    """Of the layer's parameters, which the backward graph returns all at once."""
+    """Gradients of the layer's parameters, which the backward graph returns together."""
 
 
 def count_compiled(

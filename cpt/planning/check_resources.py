@@ -26,7 +26,7 @@ LAST = 3  # of the rule `newest`
 
 @dataclass(frozen=True)
 class DiskNeeds:
-    """What a run takes at its largest, in bytes; an estimate from below."""
+    """The largest size of a run on disk, in bytes; a lower bound."""
 
     checkpoint: float
     export: float

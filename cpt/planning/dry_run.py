@@ -1,4 +1,4 @@
-"""The model on fake tensors, which take no memory, and a whole step of it with every storage added up."""
+"""Run a model on fake tensors, which have shapes but use no memory, and add up the storages of a whole step."""
 
 import warnings
 import weakref
@@ -197,7 +197,7 @@ def computing_as(setup: Setup) -> Iterator[None]:
 
 
 def attention_to_count(setup: Setup) -> str:
-    """A stand-in for a GPU's kernels, which keeps what they keep: they cannot run on fake tensors of a CPU."""
+    """The attention to count: a replacement that saves what a GPU's kernels save, which cannot run on fake tensors."""
     if setup.on_cpu or not setup.attention.startswith(("flash", "sdpa", VARLEN)):
         return "sdpa" if setup.attention == VARLEN else setup.attention  # on a CPU it keeps at most what sdpa keeps
     with_mask = setup.attention == "sdpa" and setup.packed
@@ -229,7 +229,7 @@ def empty_gradients(
 
 
 def keep_for_backward(ctx: Any, inputs: tuple[torch.Tensor | None, ...], output: tuple[torch.Tensor, ...]) -> None:
-    """What flash kernels keep: queries, keys, values, mask and what they return."""
+    """Save what flash kernels save: queries, keys, values, mask and outputs."""
     ctx.save_for_backward(*inputs, *output)
 
 
@@ -264,7 +264,7 @@ def planned_attention(
 
 
 def keep_planned_attention(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
-    """The checkpoint policy of `selective`, for the stand-in too."""
+    """The checkpoint policy of `selective`, extended to the replacement."""
     return (
         CheckpointPolicy.MUST_SAVE
         if operation is torch.ops.cpt.planned_attention.default

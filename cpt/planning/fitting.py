@@ -1,4 +1,4 @@
-"""What fits a machine: values for `auto`, and changes to a recipe that does not fit."""
+"""Find settings that fit a machine: values for `auto`, and changes to a recipe that does not fit."""
 
 import json
 import math
@@ -42,7 +42,7 @@ USABLE = 0.98  # of the memory on a GPU's data sheet: the rest is its own
 USABLE_OF_HOST = 0.92  # the system and other programs have the rest
 CAREFUL = 0.95  # of what a run can have, for what is proposed
 CHANGE = 1.03  # how much slower a plan may be for one change fewer
-UNKNOWN_HOST = 1.1  # how much slower a plan may be that does not need host memory nobody has described
+UNKNOWN_HOST = 1.1  # how much slower a plan may be that needs no offloading to a host of unknown memory
 HALVED = 1.05  # a micro-batch half as large keeps a GPU less busy; a guess
 ACCUMULATION_KEY, COMPILING_KEY = f"training.{ACCUMULATION}", f"training.{COMPILING}"
 SYNCS = "training.accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
@@ -70,7 +70,7 @@ def with_chosen_values(
         config: of the model; by default it is loaded.
         target: the machine to plan for; by default this one.
         processes: by default those that run now.
-        nodes: machines that hold them, likewise.
+        nodes: number of machines; by default those of this run.
         share: of a GPU's memory that the run may have.
 
     Raises:
@@ -385,7 +385,7 @@ def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Cha
 
 
 def without_engine(setup: Setup) -> Changes:
-    """What is removed from a recipe that DeepSpeed or FSDP divides."""
+    """Changes that remove DeepSpeed or FSDP from a recipe."""
     if setup.zero is None:
         return {}
     if setup.zero.is_fsdp:

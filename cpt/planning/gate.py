@@ -113,7 +113,7 @@ def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightRep
 
 
 def found_in(recipe: Recipe) -> PreflightReport:
-    """What the gate finds in a recipe, with values in place of `auto`."""
+    """Check a recipe with values in place of `auto`."""
     chosen, unchosen = recipe, None
     try:
         chosen = with_chosen_values(recipe)

@@ -1,4 +1,4 @@
-"""What a practitioner would choose for these documents, this model and this machine."""
+"""Choose a recipe for these documents, this model and this machine, by rules with sources."""
 
 import importlib.util
 import math
@@ -90,7 +90,7 @@ class DocumentStatistics:
     documents_read: int = 0
     is_whole: bool = True
     languages: Counter[str] | None = None
-    """Of the sample; None without the package that identifies them."""
+    """Languages of the sample; None if py3langid is not installed."""
     sample: list[str] = field(default_factory=list)
     tokens: int = 0
     """Estimated from the sample, unless it holds all documents."""
@@ -184,7 +184,7 @@ def find_source(path: str, text_column: str | None) -> DocumentSource:
 
 
 def to_convert(path: str) -> str:
-    """What to type if a folder has files that only `cpt data ingest` reads."""
+    """The command to type if a folder has files that only `cpt data ingest` reads."""
     folder = Path(path).expanduser()
     found = {file.suffix for file in folder.rglob("*") if file.suffix.lower() in CONVERTED} if folder.is_dir() else ()
     if not found:
@@ -234,12 +234,12 @@ class TrainingMethod:
     hours: tuple[float, float, float]
     """Expected, and at the ends of published efficiency, without evaluation and saving."""
     refused: list[str]
-    """Ways tried before, with what they need."""
+    """Methods that do not fit, with the memory they need."""
 
 
 @dataclass(frozen=True)
 class RecipeChoices:
-    """What the recipe says, apart from the words."""
+    """The values of the recipe."""
 
     way: TrainingMethod
     sequence_length: int
@@ -260,7 +260,7 @@ class RecipeChoices:
         return self.replay == STRONG_REPLAY
 
     def tokens_between(self, times: int) -> int:
-        """Tokens between events that happen so many times in the run."""
+        """Tokens between events that happen `times` times in the run."""
         return max(self.batch_tokens, self.tokens // times)
 
 
@@ -285,7 +285,7 @@ def read_base(path: str) -> BaseModel:
 
 
 def own_run(path: str) -> KnownBase | None:
-    """How a run of ours trained the model that it exported to this folder."""
+    """Training details of an exported model, if this folder is the export of a cpt run."""
     run = Path(path).expanduser().parent
     metrics, recipe = run / "metrics.jsonl", run / RECIPE
     if not is_local(path) or Path(path).name != EXPORT or not metrics.is_file() or not recipe.is_file():
@@ -389,7 +389,7 @@ def training_methods(base: BaseModel, target: Target) -> Iterator[tuple[str, str
 def first_method_that_fits(
     base: BaseModel, target: Target, length: int, tokens: int, batch: int, full: bool | None
 ) -> TrainingMethod:
-    """The first way that fits, with its fastest micro-batch."""
+    """The first training method that fits, with its fastest micro-batch."""
     refused: list[str] = []
     gpus = max(1, target.gpus)
     for name, profile, lora in training_methods(base, target):
@@ -473,7 +473,7 @@ def learning_rate(base: BaseModel, *, is_full: bool, is_strong_shift: bool) -> t
 
 
 def round_down(number: float, digits: int = 2) -> int:
-    """To so many significant digits: 1,234,567 becomes 1,200,000."""
+    """Round to `digits` significant digits: 1,234,567 becomes 1,200,000."""
     if number < 10**digits:
         return math.floor(number)
     step = 10 ** (math.floor(math.log10(number)) - digits + 1)

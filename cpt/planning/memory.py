@@ -51,9 +51,9 @@ AHEAD = 2  # layers that FSDP2 has gathered at once: the one that computes and t
 @dataclass(frozen=True)
 class MemoryPlan:
     moments: tuple[MemorySnapshot, ...]
-    """Of each GPU; of all processes if there is none."""
+    """Memory of each GPU, or of all processes on a CPU."""
     host: MemorySnapshot
-    """Of each machine."""
+    """Memory of each machine's host."""
     is_counted: bool
     """False if activations are only estimated."""
     model_alone: float
@@ -307,7 +307,7 @@ def half_matrices(facts: ModelSizes) -> Term:
 
 
 def buffers_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
-    """What engines set aside, and 4-bit matrices that are brought back to half precision."""
+    """Buffers of DDP, DeepSpeed and FSDP2, and a 4-bit matrix that is dequantised to half precision."""
     zero = setup.zero
     if zero is None:
         each = 4 if setup.lora is not None else setup.weights_bytes
@@ -383,7 +383,7 @@ def sampling_snapshots(facts: ModelSizes, setup: Setup, activations: ActivationC
 def host_memory(
     facts: ModelSizes, setup: Setup, *, workers: int, snapshot: bool, activations: float = 0.0
 ) -> MemorySnapshot:
-    """Of one machine, with its GPUs' part of what all share.
+    """Memory of one machine's host, with its GPUs' part of what all share.
 
     Args:
         activations: bytes of each process that wait there for the backward pass.
@@ -415,7 +415,7 @@ def processes(setup: Setup, workers: int) -> Term:
 
 
 def offloaded(facts: ModelSizes, setup: Setup) -> list[Term]:
-    """What ZeRO keeps in pinned memory: torch rounds each pinned block up to a power of two."""
+    """Pinned memory of ZeRO. torch rounds each pinned block up to a power of two."""
     zero, trained, here = setup.zero, facts.trained, setup.gpus_per_node
     terms: list[Term] = []
     if zero is None:

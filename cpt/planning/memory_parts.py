@@ -71,12 +71,12 @@ def accumulates_in_fp32(setup: Setup) -> bool:
 
 
 def bytes_of_gradient(setup: Setup) -> int:
-    """Of one weight, without an engine."""
+    """Bytes of the gradient of one weight, without DeepSpeed or FSDP2."""
     return 4 if setup.lora is not None or accumulates_in_fp32(setup) else setup.weights_bytes
 
 
 def state_bytes(facts: ModelSizes, setup: Setup) -> float:
-    """Of the whole optimizer, without an engine."""
+    """Bytes of the whole optimizer, without DeepSpeed or FSDP2."""
     trained = facts.trained
     compensation = COMPENSATION * trained if rounding_of(setup) == "kahan" else 0
     if setup.optimizer in IN_8_BIT:
@@ -165,7 +165,7 @@ def logits_before(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
 
 
 def scored_logits(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
-    """Of an evaluation: of some positions at once if the model allows it, else all with a copy in fp32."""
+    """Logits of an evaluation: of some positions at once if the model allows it, else of all with a copy in fp32."""
     computed, tokens = computed_bytes(setup), setup.tokens_at_once
     size, note = (computed + 4) * tokens * facts.vocabulary, f"{facts.vocabulary:,} for each token"
     if facts.has_fused_loss:
@@ -185,17 +185,17 @@ def ready_gradient(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
 
 
 def computed_bytes(setup: Setup) -> int:
-    """Of a weight or an activation as layers compute with it; FSDP2 gathers weights in this precision."""
+    """Bytes of a number in the precision of the forward pass; FSDP2 gathers weights in it."""
     return 2 if setup.half or setup.weights_bytes == 2 else 4
 
 
 def half_head(facts: ModelSizes, setup: Setup) -> Term:
-    """What autocast makes of the head."""
+    """The copy of the head that autocast makes."""
     return Term("half-precision head", 2.0 * facts.head if setup.half and setup.weights_bytes == 4 else 0.0)
 
 
 def tile_bytes(facts: ModelSizes, setup: Setup, copies: int) -> float:
-    """Of one tile, or of two with a teacher."""
+    """Bytes of one tile of logits, or of two with a teacher."""
     tokens = min(scored_tokens(setup), TILE_TOKENS)
     is_taught = setup.needs.logits == TAUGHT_IN_TILES
     buffer = (8 if is_taught else 2 if setup.half else 4) * tokens * TILE_WORDS

@@ -39,7 +39,7 @@ class ModelSizes:
     active: int
     trained: int
     head: int
-    """Of the layer that computes the logits, tied or not."""
+    """Numbers in the layer that computes the logits, tied or not."""
     vocabulary: int
     """Rows of that layer."""
     hidden: int
@@ -53,9 +53,9 @@ class ModelSizes:
     in_linear_layers: int = 0
     """Without the head: what can be in 4 bit."""
     largest_in_layers: int = 0
-    """Of one matrix, without embedding and head."""
+    """The largest matrix apart from embedding and head."""
     cached: int = 0
-    """Of keys and values, for each token of a completion's context."""
+    """Keys and values for each token of a completion's context."""
 
 
 def sizes_of_model(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_length: int) -> ModelSizes:
@@ -103,7 +103,7 @@ def cached_numbers(model: PreTrainedModel) -> int:
 
 @dataclass(frozen=True)
 class StageKind:
-    """What a stage needs whatever the recipe says, and the defaults of its config class."""
+    """Needs of a stage that are the same in every recipe, and defaults of its config class."""
 
     logits: str
     reference: bool = False
@@ -150,26 +150,26 @@ class FrozenModel:
 
 @dataclass(frozen=True)
 class StageNeeds:
-    """What a run holds and computes besides the model that it trains; by default nothing."""
+    """Models and computation of a run besides the model that it trains; empty by default."""
 
     stage: str = "cpt"
     logits: str = WHOLE
     sequences: int = 1
-    """Of each row, with gradients."""
+    """Sequences with gradients for each row."""
     completion: int = 0
     """Tokens that the model adds to a row itself."""
     reference: bool = False
     teacher: FrozenModel | None = None
     judges: tuple[FrozenModel, ...] = ()
     forward_passes: float = 0.0
-    """Of the model or its reference without gradients, for each one with them."""
+    """Forward passes without gradients, for each one with gradients."""
     steps_per_generation: int | None = None
     generation_batch: int | None = None
     keeps_cache: bool = True
     gathers: bool = True
     """Under ZeRO-3, whole weights on each GPU while it samples."""
     uncounted: tuple[str, ...] = ()
-    """What the plan leaves out, in words."""
+    """Memory that the plan leaves out, as text."""
 
     def sampled(self, micro_batch: int, accumulation: int, gpus: int) -> int:
         if not self.completion:

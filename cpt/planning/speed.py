@@ -61,7 +61,7 @@ class Target:
     gpus: int
     """0: the CPU of this machine."""
     memory_gib: float
-    """Of each GPU; of the host if there is none."""
+    """Memory of each GPU, or of the host without GPUs."""
     peak_flops: float
     """In bfloat16, dense; of a CPU in float32."""
     host_memory_gib: float
@@ -69,7 +69,7 @@ class Target:
     host_is_known: bool = True
     """False if the host's memory is only assumed."""
     other_peaks: Mapping[str, float] = field(default_factory=dict)
-    """Of `fp32` and `tf32`, if the table has them."""
+    """Peaks in `fp32` and `tf32`, if the table has them."""
     gpu_link: float = 0.0
     """Bytes/s each way from one GPU to others of its machine; 0 leaves communication out of the plan."""
     network: float = 0.0
@@ -128,7 +128,7 @@ def find_target(
         gpus: on all machines together.
         host_memory: GiB of each machine; by default this machine's if it has that GPU, else an assumption.
         memory: GiB of each GPU, for one that is not in the table.
-        peak_tflops: its dense bf16 peak, likewise.
+        peak_tflops: dense bf16 peak of a GPU that is not in the table.
         network_gbit: Gbit/s of each machine's network.
 
     Raises:
@@ -182,7 +182,7 @@ def find_gpu_type(name: str) -> GpuType:
 
 
 def peak_of(name: str) -> float:
-    """Operations a second of a GPU as its driver calls it; a usual figure if it is not in the table."""
+    """Peak operations per second of a GPU by its driver's name; an assumed value if it is not in the table."""
     kind = known_gpu(name)
     return (kind.peak_tflops if kind is not None else USUAL_TFLOPS) * 1e12
 
@@ -201,7 +201,7 @@ def cpu_peak() -> float:
 @dataclass(frozen=True)
 class Speed:
     tokens_per_second: float
-    """Of all GPUs together."""
+    """Tokens per second of all GPUs together."""
     source: str
     waits: str = ""
     """A sentence about what slows a step, or empty."""
@@ -250,7 +250,7 @@ def extra_flops(facts: ModelSizes, setup: Setup) -> float:
 
 
 def moving_seconds(facts: ModelSizes, setup: Setup) -> float:
-    """Of a micro-batch: what ZeRO moves between host and GPU, both ways at once."""
+    """Seconds per micro-batch in which ZeRO moves weights and gradients between host and GPU, in both directions."""
     zero = setup.zero
     if zero is None or not zero.offload_optimizer:
         return 0.0
@@ -261,13 +261,13 @@ def moving_seconds(facts: ModelSizes, setup: Setup) -> float:
 
 
 def paging_seconds(facts: ModelSizes, setup: Setup) -> float:
-    """Of a step: paged states come from the host and go back, both ways at once."""
+    """Seconds per step in which paged states move from the host and back, in both directions."""
     is_paged = setup.optimizer == PAGED and setup.zero is None
     return state_bytes(facts, setup) / (BOTH_WAYS * PCIE_BANDWIDTH) if is_paged else 0.0
 
 
 def update_seconds(facts: ModelSizes, setup: Setup, target: Target) -> float:
-    """Of AdamW, on the host or in the GPU's memory."""
+    """Seconds of an AdamW update, on the host or in the GPU's memory."""
     zero = setup.zero
     if zero is None or not zero.offload_optimizer:
         here = facts.trained / (1 if zero is None else setup.gpus)
@@ -277,7 +277,7 @@ def update_seconds(facts: ModelSizes, setup: Setup, target: Target) -> float:
 
 
 def waiting_seconds(facts: ModelSizes, setup: Setup, target: Target, *, computing: float, backward: float) -> float:
-    """Of a step: communication that computing does not hide.
+    """Seconds per step of communication that does not overlap with computing.
 
     Args:
         computing: seconds of a micro-batch.

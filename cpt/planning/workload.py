@@ -1,4 +1,4 @@
-"""What of a recipe decides how much memory and time its run takes, compiled layers included."""
+"""Read from a recipe the settings that decide how much memory and time its run takes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -66,7 +66,7 @@ class Setup:
     half: bool
     """Computes in bf16 or fp16."""
     weights_bytes: int
-    """Of one weight: of the copy that layers compute with, or the frozen one."""
+    """Bytes of one weight that layers compute with, or of a frozen one."""
     checkpointing: bool
     fused_loss: bool
     """Wanted; `logits.fuses` knows whether the model allows it."""
@@ -80,7 +80,7 @@ class Setup:
     recomputing: Recomputing = Recomputing()
     """Which layers are computed again under checkpointing, and where kept activations wait."""
     rounding: str | None = None
-    """Of bfloat16 weights that have no master copy."""
+    """Rounding of bfloat16 weights without a master copy."""
     releases: bool = False
     """Each gradient is used and dropped as soon as it is there."""
     needs: StageNeeds = StageNeeds()
@@ -92,7 +92,7 @@ class Setup:
     """Computes in fp16."""
     compiles: bool = False
     from_scratch: bool = False
-    """There are no trained weights that adapters could be added to."""
+    """The model starts from random weights, so adapters cannot be added."""
 
     @property
     def gpus_per_node(self) -> int:
@@ -251,7 +251,7 @@ def read_deepspeed_sharding(profile: Mapping[str, Any]) -> Sharding | None:
 
 
 def read_fsdp_sharding(training: Mapping[str, Any]) -> Sharding | None:
-    """What `training.fsdp` divides; None without it."""
+    """Sharding by `training.fsdp`; None without it."""
     if not training.get("fsdp"):
         return None
     written, config = training.get("fsdp_config"), training.get("accelerator_config")
