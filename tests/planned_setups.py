@@ -62,7 +62,6 @@ WAYS = {
 FACTS = ModelSizes(
     name="llama",
     parameters=1000,
-    active=1000,
     trained=1000,
     head=100,
     vocabulary=50,

@@ -82,7 +82,7 @@ def cell(model: str, length: int, way: str) -> dict[str, Any]:
     formula = plan_memory(
         sizes_of_model(config, setup.lora, length), setup, count_activations(config, setup)
     ).model_alone
-    exact = dry_run(config, setup).peak
+    exact = dry_run(config, setup)
     print(
         f"{model}, {length} tokens, {way}: {formula / 2**30:.2f} GiB, {100 * (formula / exact - 1):+.1f} %", flush=True
     )

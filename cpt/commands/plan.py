@@ -327,7 +327,7 @@ def compared(planned: PlannedRun) -> str:
         setup = replace(setup, compiles=False)
         activations = count_activations(config, setup)
     setup = setup.as_computed
-    peak, alone = dry_run(config, setup).peak, plan_memory(planned.facts, setup, activations).model_alone
+    peak, alone = dry_run(config, setup), plan_memory(planned.facts, setup, activations).model_alone
     difference = f"{alone / peak - 1:+.1%}".replace("%", " %")
     sizes = f"{peak / GIB:.2f} GiB for the model, the formula says {alone / GIB:.2f} ({difference})"
     return f"  A dry run of a whole step, not compiled, takes {sizes}."

@@ -42,7 +42,7 @@ from cpt.torch_internals import (
 )
 
 SHORT_ROW = 256
-SIZES = ("kept", "largest_layer", "layer_inputs", "backward", "again", "attention", "forward")
+SIZES = ("kept", "layer_inputs", "backward", "again", "attention", "forward")
 LAYERS_ON_THEIR_WAY = 2
 log = logging.getLogger(__name__)
 Storages = Set[torch.UntypedStorage | None]
@@ -54,12 +54,10 @@ class Activations:
 
     kept: int
     """By all layers, without checkpointing."""
-    largest_layer: int
-    """By the layer that keeps most."""
     layer_inputs: int
     """Saved under full checkpointing: the inputs of all layers, and what is outside of layers."""
     backward: int
-    """Peak of that layer's backward pass beyond what the layer keeps."""
+    """Peak of a backward pass beyond what its layer keeps, in the layer that keeps most."""
     again: int
     """The same with the layer's own forward pass, where it is computed again."""
     is_counted: bool = True
@@ -194,7 +192,7 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
         for hook in hooks:
             hook.remove()
     if not calls:
-        return Activations(saved.total, saved.total, 0, 0, saved.total, forward=saved.total)
+        return Activations(saved.total, 0, 0, saved.total, forward=saved.total)
     outside = saved.total - sum(call.kept for call in calls)
     known = saved.known.keys() - {storage for call in calls for storage in call.storages}
     inputs = {id(each): each.nbytes() for call in calls for each in call.inputs.values() if id(each) not in known}
@@ -204,7 +202,7 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     sizes = compiled_sizes(calls, outside, known, setup) if setup.compiles else None
     if sizes is None:
         backward, again = peaks_of_layer(largest.layer, largest.given, largest.options, setup)
-        sizes = {"kept": saved.total, "largest_layer": largest.kept, "backward": backward, "again": again}
+        sizes = {"kept": saved.total, "backward": backward, "again": again}
     fixed: dict[str, Any] = {"layer_inputs": outside + sum(inputs.values()), "layers": len(calls)}
     return Activations(**sizes, **fixed, attention=attention, forward=forward)
 
@@ -235,7 +233,7 @@ def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Se
         known |= inputs.keys()
     largest = max(kinds.values(), key=lambda found: found.kept)
     peaks = {"backward": largest.backward, "again": largest.again, "layer_gradients": largest.gradients}
-    return {"kept": kept, "largest_layer": largest.kept, **peaks}
+    return {"kept": kept, **peaks}
 
 
 def forward_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], setup: Setup) -> int:
@@ -290,12 +288,12 @@ def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     norms = layers * 2 * width * (4 + each)
     tokens = rows * setup.length
     kept = int(tokens * (numbers * each + norms))
-    of_layer, backward = kept // layers, 3 * tokens * widest * each
+    backward = 3 * tokens * widest * each
     attention = attention_outputs(model, setup, rows)
     inputs = tokens * layers * width * each
-    again = of_layer + backward
+    again = kept // layers + backward
     return Activations(
-        kept, of_layer, inputs, backward, again, is_counted=False, attention=attention, layers=layers, forward=backward
+        kept, inputs, backward, again, is_counted=False, attention=attention, layers=layers, forward=backward
     )
 
 

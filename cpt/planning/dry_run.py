@@ -4,7 +4,6 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -80,17 +79,11 @@ def drop_gradient(parameter: torch.Tensor) -> None:
     parameter.grad = None
 
 
-@dataclass(frozen=True)
-class DryRun:
-    peak: int
-    """Weights, gradients, optimizer, activations and logits at the moment that takes most."""
-    weights: int
+def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
+    """Peak bytes of weights, gradients, optimizer, activations and logits, in the second of two steps on fake tensors.
 
-
-def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
-    """Two steps on fake tensors, of which the second counts: the optimizer's states are there from its beginning.
-
-    Under an engine, gradients leave as they are made, and neither they nor the optimizer's states are counted.
+    In the second step the optimizer's states are there from its beginning. Under DeepSpeed or FSDP2, gradients leave
+    as they are made, and neither they nor the optimizer's states are counted.
     """
     model = model_on_meta(config, setup)
     with fake_tensors():
@@ -119,7 +112,7 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
                     optimizer.step()
                     optimizer.zero_grad()
                     leave_out_pages(storages, optimizer)
-        return DryRun(storages.peak, sum(each.numel() * each.element_size() for each in model.parameters()))
+        return storages.peak
 
 
 def optimizer_of(setup: Setup, model: nn.Module) -> torch.optim.Optimizer | None:

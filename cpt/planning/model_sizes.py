@@ -36,7 +36,6 @@ class ModelSizes:
     name: str
     """The model type."""
     parameters: int
-    active: int
     trained: int
     head: int
     """Numbers in the layer that computes the logits, tied or not."""
@@ -71,7 +70,6 @@ def sizes_of_model(config: PreTrainedConfig, lora: Mapping[str, Any] | None, seq
     return ModelSizes(
         name=str(config.model_type),
         parameters=count.total,
-        active=count.active,
         trained=count.total if lora is None else count_lora_parameters(model, lora),
         head=head.numel(),
         vocabulary=head.shape[0],
@@ -256,7 +254,6 @@ def with_own_head(facts: ModelSizes, needs: StageNeeds, *, adapters: bool) -> Mo
     return replace(
         facts,
         parameters=facts.parameters - gone + facts.hidden,
-        active=facts.active - gone + facts.hidden,
         trained=facts.trained + facts.hidden - (0 if adapters else gone),
         head=facts.hidden,
         vocabulary=1,

@@ -127,14 +127,9 @@ class Setup:
         return "half" if self.half else "tf32" if self.tf32 else "fp32"
 
     @property
-    def rows_at_once(self) -> int:
-        """Over all processes."""
-        return self.gpus * self.micro_batch
-
-    @property
     def tokens_per_step(self) -> int:
         """Over all processes, with each row counted as `sequence_length`."""
-        return self.rows_at_once * self.accumulation * self.sequence_length
+        return self.gpus * self.micro_batch * self.accumulation * self.sequence_length
 
 
 def read_setup(

@@ -16,7 +16,7 @@ from cpt.planning.model_sizes import TILES, FrozenModel, StageNeeds, sizes_of_mo
 from cpt.planning.workload import Sharding
 
 SMALL = replace(FACTS, in_linear_layers=700, largest_in_layers=60)
-ROW = Activations(kept=10_000, largest_layer=2_000, layer_inputs=500, backward=300, again=2_300, forward=640)
+ROW = Activations(kept=10_000, layer_inputs=500, backward=300, again=2_300, forward=640)
 COUNTED = ActivationCounts(ROW, replace(ROW, kept=20_000, layer_inputs=1_000, backward=600, again=4_600, forward=1280))
 AUTOCAST = replace(PLAIN, weights_bytes=4, sequence_length=8)
 ZERO3 = Sharding(3, prefetch_bucket=0, max_live=0, max_reuse_distance=0)
