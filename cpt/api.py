@@ -17,11 +17,9 @@ from cpt.evaluation.evaluate import EvaluationRequest, known_positions, measure,
 from cpt.evaluation.findings import findings
 from cpt.evaluation.judged_sets import judges_of_texts
 from cpt.export import export
-from cpt.planning.advice import cheapest_that_fits, fits
-from cpt.planning.automatic import with_chosen_values
+from cpt.planning.fitting import cheapest_that_fits, fits, with_chosen_values
 from cpt.planning.gate import refuse_mistakes
-from cpt.planning.speed import assumed_mfu, planned_speed
-from cpt.planning.target import find_target, named_gpus
+from cpt.planning.speed import assumed_mfu, find_target, named_gpus, planned_speed
 from cpt.recipe.schema import Recipe
 from cpt.runs.listing import find_run
 from cpt.stages import build as stages

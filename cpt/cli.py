@@ -37,7 +37,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "Memory, time and money of a run, and the cheapest change that makes it fit.",
         ),
         "rehearse": (
-            "cpt.commands.rehearse.command:command",
+            "cpt.commands.rehearse:command",
             "Try everything a run will do, once and in minutes, before it takes days.",
         ),
         "schema": ("cpt.recipe.json_schema:command", "Print the recipe's JSON schema, for editors."),

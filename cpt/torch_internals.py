@@ -3,12 +3,22 @@
 Read in torch 2.11 and 2.13.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
+from torch import fx
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.distributed import distributed_c10d
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_unflatten as tree_unflatten
 
+FAKE = "torch._subclasses.fake_tensor"
 USED = {  # dotted name -> its parameters ("" for what is not called), why, what ends it
     "torch._foreach_norm": ("self, ord, dtype", "norms of all gradients in a few kernels", "a public foreach norm"),
     "torch._foreach_mul_": ("self, tensor", "scale all gradients in a few kernels", "a public foreach product"),
@@ -20,7 +30,27 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
         "a public way to change it",
     ),
     "torch.optim.Adam._step_supports_amp_scaling": ("", "skip an update without a wait", "a public attribute"),
+    f"{FAKE}.FakeTensorMode": ("allow_non_fake_inputs", "a model's step without memory", "a public fake mode"),
+    f"{FAKE}.DataDependentOutputException": ("", "raised where an operation needs values", "a public fake mode"),
+    f"{FAKE}.DynamicOutputShapeException": ("", "raised where values decide a shape", "a public fake mode"),
+    "torch.utils._python_dispatch.TorchDispatchMode": ("", "sees each operation's storages", "a public dispatch mode"),
+    "torch.utils._pytree.tree_leaves": ("tree", "tensors in arguments and results", "a public `torch.utils.pytree`"),
+    "torch.utils._pytree.tree_flatten": ("tree", "tensors in arguments and results", "a public `torch.utils.pytree`"),
+    "torch.utils._pytree.tree_unflatten": ("leaves, treespec", "the same", "a public `torch.utils.pytree`"),
+    "torch._functorch.aot_autograd.aot_export_joint_simple": (
+        "func, args, trace_joint, decompositions",
+        "both passes of a layer as one graph, as `torch.compile` traces it",
+        "a public export of the joint graph",
+    ),
+    "torch._inductor.decomposition.select_decomp_table": ("", "Inductor's decompositions", "the same"),
+    "torch._functorch.partitioners.min_cut_rematerialization_partition": (
+        "joint_module, num_fwd_outputs, static_lifetime_input_indices",
+        "which tensors a compiled layer saves",
+        "the same",
+    ),
+    "torch._functorch.partitioners.get_default_op_list": ("", "which operations Inductor fuses", "the same"),
 }
+CANNOT_FAKE = (DynamicOutputShapeException, DataDependentOutputException)
 
 
 def foreach_norm(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -45,3 +75,46 @@ def set_group_timeouts(timeout: timedelta) -> None:
 def reads_scale(optimizer: torch.optim.Optimizer) -> bool:
     """True where the optimizer's kernel reads `grad_scale` and `found_inf` from the device."""
     return bool(vars(optimizer).get("_step_supports_amp_scaling", False))
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Create tensors with shapes and no values. Silences torch, which logs what fake tensors cannot do and raises it
+    too."""
+    logger = logging.getLogger(FAKE)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def trace_both_passes(function: Callable[..., Any], arguments: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """The graph of the forward and the backward pass. After the inputs come the gradients of the outputs."""
+    from torch._functorch.aot_autograd import aot_export_joint_simple  # a second to import
+    from torch._inductor.decomposition import select_decomp_table
+
+    joint: Any = aot_export_joint_simple(
+        function, tuple(arguments), trace_joint=True, decompositions=select_decomp_table()
+    )
+    return joint
+
+
+def split_passes(joint: fx.GraphModule, num_outputs: int, num_weights: int) -> tuple[fx.Graph, fx.Graph]:
+    """The forward graph, with what it saves after its outputs, and the backward graph, as `torch.compile` splits
+    them."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    forward, backward = min_cut_rematerialization_partition(
+        joint, None, num_fwd_outputs=num_outputs, static_lifetime_input_indices=list(range(num_weights))
+    )
+    return forward.graph, backward.graph
+
+
+def fusible_operations() -> Callable[[fx.Node], bool]:
+    """Whether Inductor can fuse an operation with others."""
+    from torch._functorch.partitioners import get_default_op_list
+
+    return get_default_op_list().is_fusible

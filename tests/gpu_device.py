@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cpt.planning.storages import PeakOfStorages
+from cpt.planning.dry_run import PeakOfStorages
 
 DEVICE = os.environ.get("CPT_GPU_TESTS_ON", "cuda")
 ON_GPU = DEVICE == "cuda"

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from cpt.planning.setup import Setup, Zero
+from cpt.planning.model_sizes import ModelSizes
+from cpt.planning.workload import Setup, Sharding
 
 PLAIN = Setup(
     gpus=1,
@@ -52,11 +53,26 @@ WAYS = {
     "master, released": {"releases": True, "checkpointing": True, "fused_loss": True},
     "fused loss": AGAIN,
     "fused loss on the CPU": {"fused_loss": True, "on_cpu": True, "half": False, "weights_bytes": 4, "micro_batch": 4},
-    "ZeRO-3": {"zero": Zero(3), "checkpointing": True},
+    "ZeRO-3": {"zero": Sharding(3), "checkpointing": True},
     "flash": {"attention": "flash_attention_2", "micro_batch": 2},
     "one document in a row": {"packed": False, "micro_batch": 2},
     "on the CPU": {"on_cpu": True, "half": False, "weights_bytes": 4},
 }
+# a model whose sums can be made with a pencil: 1,000 numbers, of which 100 are the head's
+FACTS = ModelSizes(
+    name="llama",
+    parameters=1000,
+    trained=1000,
+    head=100,
+    vocabulary=50,
+    hidden=2,
+    largest_matrix=100,
+    largest_layer=300,
+    embedding=100,
+    is_tied=False,
+    flops_per_token=6000,
+    has_fused_loss=True,
+)
 
 
 def setup_for(**changes: object) -> Setup:

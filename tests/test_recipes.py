@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from cpt.commands.plan import config_without_weights
+from cpt.hardware import GIB
 from cpt.optim.build import check_rounding
 from cpt.optim.released import check_release
 from cpt.planning.activations import count_activations
-from cpt.planning.advice import fits
-from cpt.planning.facts import facts_of
+from cpt.planning.fitting import fits
 from cpt.planning.memory import plan_memory
-from cpt.planning.setup import setup_of
-from cpt.planning.target import find_target
-from cpt.planning.terms import GIB
+from cpt.planning.model_sizes import sizes_of_model
+from cpt.planning.speed import find_target
+from cpt.planning.workload import read_setup
 from cpt.recipe.load import load_recipe
 from cpt.recipe.references import REPOSITORY
 
@@ -111,8 +111,10 @@ def test_the_prototype_fits_a_24_gb_card_in_a_machine_with_64_gb(path):
     gradient in each chunk."""
     recipe = load_recipe(path)
     config = config_without_weights(recipe.model)
-    setup = setup_of(recipe, 1, None, attention="sdpa")
-    plan = plan_memory(facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup))
+    setup = read_setup(recipe, 1, None, attention="sdpa")
+    plan = plan_memory(
+        sizes_of_model(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)
+    )
     target = find_target("RTX 4090", 1, 64.0)
     assert fits(plan, target, 1.0)
     assert recipe.model.lora is not None or plan.model_alone <= 20.5 * GIB

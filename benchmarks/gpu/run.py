@@ -20,9 +20,9 @@ from cpt.errors import ResourceError
 from cpt.hardware import find_gpus
 from cpt.models.config import config_from
 from cpt.planning.activations import count_activations
-from cpt.planning.facts import facts_of
 from cpt.planning.memory import plan_memory
-from cpt.planning.setup import attention_on_gpu, setup_of
+from cpt.planning.model_sizes import sizes_of_model
+from cpt.planning.workload import attention_on_gpu, read_setup
 
 LIBRARIES = (
     "torch",
@@ -76,9 +76,9 @@ def planned_peak(start: Start) -> float:
     """Bytes that `cpt plan` expects the model to take, as torch counts allocations."""
     config = config_from(dict(start.case.config))
     attention = attention_on_gpu(start.recipe, config) if start.on_gpu else "sdpa"
-    setup = setup_of(start.recipe, 1, None, attention=attention, on_cpu=not start.on_gpu)
+    setup = read_setup(start.recipe, 1, None, attention=attention, on_cpu=not start.on_gpu)
     return plan_memory(
-        facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)
+        sizes_of_model(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)
     ).model_alone
 
 

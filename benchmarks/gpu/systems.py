@@ -28,7 +28,7 @@ from cpt.data.build import build_data
 from cpt.data.prepared import PreparedData
 from cpt.models.varlen_attention import attend_each, has_kernel, torch_kernel
 from cpt.optim.groups import parameter_groups
-from cpt.planning.automatic import with_chosen_values
+from cpt.planning.fitting import with_chosen_values
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import build_trainer
 from cpt.stages.models import model_for

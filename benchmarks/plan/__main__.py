@@ -18,9 +18,9 @@ from typing import Any
 from cpt.models.config import config_from
 from cpt.planning.activations import count_activations
 from cpt.planning.dry_run import dry_run
-from cpt.planning.facts import facts_of
 from cpt.planning.memory import plan_memory
-from cpt.planning.setup import Setup, Zero
+from cpt.planning.model_sizes import sizes_of_model
+from cpt.planning.workload import Setup, Sharding
 from cpt.recipe.tree import Mistakes, plain
 from cpt.recipe.yaml_lines import read_yaml
 
@@ -57,7 +57,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "adapters, checkpointing": {"weights_bytes": 2, "lora": {"r": 16}, "checkpointing": True},
     "ZeRO-3, checkpointing, fused loss": {
         "weights_bytes": 2,
-        "zero": Zero(3),
+        "zero": Sharding(3),
         "checkpointing": True,
         "fused_loss": True,
     },
@@ -79,8 +79,10 @@ def cell(model: str, length: int, way: str) -> dict[str, Any]:
     """Bytes by the sum and by the dry run."""
     shape = plain(read_yaml(ROOT / "recipes" / "models" / f"{model}.yaml", Mistakes()))["config"]
     config, setup = config_from(shape), replace(PLAIN, sequence_length=length, **WAYS[way])
-    formula = plan_memory(facts_of(config, setup.lora, length), setup, count_activations(config, setup)).model_alone
-    exact = dry_run(config, setup).peak
+    formula = plan_memory(
+        sizes_of_model(config, setup.lora, length), setup, count_activations(config, setup)
+    ).model_alone
+    exact = dry_run(config, setup)
     print(
         f"{model}, {length} tokens, {way}: {formula / 2**30:.2f} GiB, {100 * (formula / exact - 1):+.1f} %", flush=True
     )

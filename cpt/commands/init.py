@@ -18,9 +18,18 @@ from cpt.errors import DataError, RecipeError
 from cpt.evaluation.paired import FEW
 from cpt.formatting import format_duration
 from cpt.hardware import find_gpus
-from cpt.planning.init_documents import TOKENISED, DocumentFacts, read_documents
-from cpt.planning.init_rules import ADAPTERS_ONLY, BaseModel, Choices, Shift, choose, read_base
-from cpt.planning.target import Target, find_target
+from cpt.planning.init_recipe import (
+    ADAPTERS_ONLY,
+    TOKENISED,
+    BaseModel,
+    DocumentStatistics,
+    RecipeChoices,
+    Shift,
+    choose,
+    read_base,
+    read_documents,
+)
+from cpt.planning.speed import Target, find_target
 from cpt.ranks import tell
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import DocumentSource
@@ -87,9 +96,6 @@ def command(
 
 
 def check_general(general: str | None) -> None:
-    """Raises:
-    DataError: a local folder to replay does not exist.
-    """
     if general in (None, NO_REPLAY) or kind_of(str(general)) != "local":
         return
     try:
@@ -99,7 +105,7 @@ def check_general(general: str | None) -> None:
         raise DataError(f"--general: {text}. Without --general, the public {PUBLIC_GENERAL} is taken.") from problem
 
 
-def format_documents(facts: DocumentFacts) -> str:
+def format_documents(facts: DocumentStatistics) -> str:
     formats = ", ".join(f"{count:,} {name}" for name, count in facts.formats.most_common())
     number = f"{'' if facts.is_whole else 'about '}{facts.documents:,}"
     parts = [f"{number} in {formats} files, {facts.text_bytes / 1e6:,.3g} MB of text"]
@@ -114,13 +120,13 @@ def format_documents(facts: DocumentFacts) -> str:
     return "; ".join(parts) + "."
 
 
-def format_tokens(facts: DocumentFacts) -> str:
+def format_tokens(facts: DocumentStatistics) -> str:
     is_count = facts.is_whole and facts.documents <= TOKENISED
     how = "" if is_count else f", estimated from {TOKENISED} documents"
     return f"{'' if is_count else 'about '}{facts.tokens:,} with the base's tokenizer{how}."
 
 
-def format_cost(choices: Choices, target: Target, price: float | None) -> str:
+def format_cost(choices: RecipeChoices, target: Target, price: float | None) -> str:
     expected, least, most = choices.way.hours
     money = ""
     if price is not None and target.gpus:
@@ -131,10 +137,10 @@ def format_cost(choices: Choices, target: Target, price: float | None) -> str:
 
 
 def recipe_text(
-    facts: DocumentFacts,
+    facts: DocumentStatistics,
     base: BaseModel,
     target: Target,
-    choices: Choices,
+    choices: RecipeChoices,
     cost: str,
     *,
     output: Path,

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,18 +15,36 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
 from cpt.optim.released import check_release
-from cpt.planning.activations import Counted, count_activations
-from cpt.planning.advice import cheapest_that_fits, fits, host_that_is_needed
-from cpt.planning.automatic import with_chosen_values
+from cpt.planning.activations import ActivationCounts, count_activations
 from cpt.planning.check_resources import disk_needs
 from cpt.planning.dry_run import dry_run
-from cpt.planning.facts import ModelFacts
-from cpt.planning.memory import MemoryPlan, facts_for, plan_memory
-from cpt.planning.page import format_plan, format_proposal, format_setup, format_speed
-from cpt.planning.setup import Setup, attention_on_gpu, setup_of
-from cpt.planning.speed import ASSUMED_MFU, ASSUMED_MFU_NOT_COMPILED, assumed_mfu, measured_speed, planned_speed
-from cpt.planning.stage_terms import KINDS
-from cpt.planning.target import Target, find_target, named_gpus, refuse_too_many
+from cpt.planning.fitting import (
+    USABLE,
+    USABLE_OF_HOST,
+    Proposal,
+    cheapest_that_fits,
+    fits,
+    gpu_room,
+    host_room,
+    host_that_is_needed,
+    with_chosen_values,
+)
+from cpt.planning.memory import SAMPLING, MemoryPlan, count_model, plan_memory
+from cpt.planning.memory_parts import MemorySnapshot
+from cpt.planning.model_sizes import KINDS, ModelSizes
+from cpt.planning.speed import (
+    ASSUMED_MFU,
+    ASSUMED_MFU_NOT_COMPILED,
+    Speed,
+    Target,
+    assumed_mfu,
+    find_target,
+    measured_speed,
+    named_gpus,
+    planned_speed,
+    refuse_too_many,
+)
+from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Recipe
@@ -91,14 +109,14 @@ def command(
     planned = plan_recipe(loaded, target, number, nodes, max_memory)
     setup, facts = planned.setup, planned.facts
     tell(f"{format_setup(facts, setup, target)}\n")
-    tell_all(format_plan(planned.memory, setup, target, max_memory))
+    print_lines(format_plan(planned.memory, setup, target, max_memory))
     if exact:
         tell(compared(planned))
     tell("")
     mfu = mfu or assumed_mfu(setup)
     speed = measured_speed(measured) if measured is not None else planned_speed(facts, setup, target, mfu)
     tokens, is_measured = planned.recipe.budget.tokens, measured is not None
-    tell_all(format_speed(speed, tokens, target, setup, price_per_gpu_hour, is_measured=is_measured))
+    print_lines(format_speed(speed, tokens, target, setup, price_per_gpu_hour, is_measured=is_measured))
     needs = disk_needs(planned.recipe, facts, setup)
     checkpoints = f"{needs.checkpoints_at_once} checkpoints of {needs.checkpoint / GIB:.1f} GiB at once"
     tell(f"Disk: {needs.total / GIB:,.0f} GiB: {checkpoints}, and the model of {needs.export / GIB:.1f}.\n")
@@ -115,33 +133,152 @@ def command(
     if proposal is None:
         tell("No change keeps this model and these rows and fits. Use a smaller model, shorter rows, or more GPUs.")
         raise typer.Exit(DOES_NOT_FIT)
-    tell_all(format_proposal(proposal, target))
+    print_lines(format_proposal(proposal, target))
     if write is None:
         raise typer.Exit(DOES_NOT_FIT)
     write_fitted(recipe, write, overrides or (), proposal.changes, lora=lora, force=force)
     tell(f"{write} is written. Next: cpt check {write}")
 
 
-def tell_all(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str]) -> None:
     for line in lines:
         tell(line)
 
 
+def format_setup(facts: ModelSizes, setup: Setup, target: Target) -> str:
+    """Model, sharding, batch and machine in one sentence."""
+    trained = "all trained" if setup.lora is None else f"{facts.trained / 1e6:,.0f}M of them trained, in adapters"
+    where = f"{setup.gpus} x {target.name}" + (f" in {setup.nodes} machines" if setup.nodes > 1 else "")
+    if target.on_cpu:
+        where = f"{setup.gpus} process{'es' if setup.gpus > 1 else ''} on the CPU"
+    pairs = f" ({setup.micro_batch} pairs)" if setup.needs.sequences > 1 else ""
+    at_once = f"{setup.sequences} x {setup.length:,} tokens at once{pairs}, {setup.tokens_per_step:,} in a step"
+    what = f"{facts.parameters / 1e9:.3g}B parameters ({facts.name}), {trained}"
+    return f"{what}; {format_zero(setup)}; {at_once}; {where}."
+
+
+def format_zero(setup: Setup) -> str:
+    if setup.zero is None:
+        return "no ZeRO"
+    if setup.zero.is_fsdp:
+        return "FSDP2"
+    parts = {"the optimizer": setup.zero.offload_optimizer, "the weights": setup.zero.offload_parameters}
+    on_host = " and ".join(part for part, there in parts.items() if there)
+    return f"ZeRO-{setup.zero.stage}" + (f" with {on_host} on the host" if on_host else "")
+
+
+def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1.0) -> Iterator[str]:
+    """The tables, and what they leave out."""
+    usable = USABLE_OF_HOST if target.on_cpu else USABLE
+    who, of = ("the machine", "all processes") if target.on_cpu else (target.name, "each GPU")
+    yield from table(f"Memory of {of}, at its peak ({plan.peak.name}):", plan.peak)
+    yield format_room(who, gpu_room(plan, target, share), target.memory_gib, usable * share, plan.peak.size)
+    if not target.on_cpu:
+        yield ""
+        yield from table("Memory of the host:" if setup.nodes == 1 else "Memory of each machine's host:", plan.host)
+        if target.host_is_known:
+            who, room = f"the host ({target.host_source})", host_room(plan, target)
+            yield format_room(who, room, target.host_memory_gib, USABLE_OF_HOST, plan.host.size)
+        else:
+            yield f"  Takes a host with {host_that_is_needed(plan):.0f} GiB; set yours with --host-memory."
+    if not plan.is_counted:
+        yield "  The activations are estimated: this architecture's code cannot be run without values."
+    needs = setup.needs
+    if needs.reference and setup.lora is None:
+        divided = "" if setup.zero is not None and setup.zero.stage == 3 else ", and ZeRO-3 divides it over GPUs"
+        yield f"  With an adapter (`model.lora`) no reference model is needed{divided}."
+    if plan.peak.name == SAMPLING:
+        fewer = "`training.steps_per_generation`, or shorter ones: `max_completion_length`"
+        fewer = "`max_new_tokens`" if needs.stage == "gkd" else fewer
+        yield f"  Sampling takes the most: {setup.sampled} completions at once. To have fewer: {fewer}."
+    if needs.uncounted:
+        yield f"  Not counted: {'; '.join(needs.uncounted)}."
+
+
+def table(title: str, moment: MemorySnapshot) -> Iterator[str]:
+    yield f"{title:<48}{'GiB':>8}"
+    for term in moment.terms:
+        yield f"  {term.name:<46}{term.size / GIB:>8.2f}  {term.note}".rstrip()
+    yield f"  {'sum':<46}{moment.size / GIB:>8.2f}"
+
+
+def format_room(who: str, room: float, memory: float, usable: float, size: float) -> str:
+    there = f"{usable * memory:.1f} GiB of {memory:.4g} that a run can have on {who}"
+    if room < 0:
+        return f"  Does not fit: {-room / GIB:.1f} GiB more than the {there}."
+    return f"  Fits in the {there}: {size / GIB / (usable * memory):.0%} used."
+
+
+def format_speed(
+    speed: Speed, tokens: int | None, target: Target, setup: Setup, price: float | None, *, is_measured: bool
+) -> Iterator[str]:
+    text = f"Speed: {speed.tokens_per_second:,.0f} tokens a second ({speed.source})"
+    if tokens is None:
+        yield f"{text}. The budget is in epochs: `cpt mixture` counts the tokens."
+    else:
+        hours = speed.hours(tokens)
+        time = f"{hours / 24:.1f} days" if hours > 48 else f"{hours:.1f} hours"
+        money = "" if price is None else f", {hours * max(1, target.gpus) * price:,.0f} at {price:g} per GPU hour"
+        yield f"{text}: {time} for {tokens:,} tokens{money}, without evaluation and saving."
+        if speed.waits:
+            yield f"  {speed.waits}."
+    if setup.sampled and not is_measured:
+        yield "  Sampling and judging completions are not planned; --measured RUN includes them."
+
+
+def format_proposal(proposal: Proposal, target: Target) -> Iterator[str]:
+    """The change that makes the run fit, and alternatives."""
+    which = "cheapest" if all(proposal.slower <= other.slower for other in proposal.others) else "nearest"
+    yield f"The {which} change that makes it fit{kind_of_change(proposal) if proposal.others else ''}:"
+    yield from format_changes(proposal, target)
+    for other in proposal.others:
+        yield f"Another change that makes it fit{kind_of_change(other)}:"
+        yield from format_changes(other, target)
+
+
+def kind_of_change(proposal: Proposal) -> str:
+    if "model.lora" in proposal.changes:
+        return ", adapters"
+    return (
+        ", the optimizer on the host"
+        if proposal.setup.zero is not None
+        else ", all parameters with a smaller optimizer"
+    )
+
+
+def format_changes(proposal: Proposal, target: Target) -> Iterator[str]:
+    for key, value in proposal.changes.items():
+        yield f"  {key}: {in_yaml(value)}"
+    host = "" if target.on_cpu else f", {proposal.plan.host.size / GIB:.0f} GiB on the host"
+    longer = proposal.slower - 1
+    time = f"about {abs(longer):.0%} {'more' if longer > 0 else 'less'} time than"
+    if longer >= 1:
+        time = f"about {proposal.slower:.1f} times the time of"
+    elif abs(longer) < 0.005:
+        time = "as much time as"
+    yield f"  Then {proposal.plan.peak.size / GIB:.1f} GiB on each GPU{host}, {time} the recipe if it fitted."
+    if "model.dtype" in proposal.changes:
+        yield "  Each update rounds the weights to bfloat16, with no copy in fp32; see docs/optimizers.md."
+    if proposal.setup.releases:
+        tokens = f"{proposal.setup.tokens_per_step:,}"
+        yield f"  A step is one micro-batch of {tokens} tokens, and gradients are not clipped by their norm."
+
+
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     recipe: Recipe
     """With values in place of `auto`."""
     config: PreTrainedConfig
     setup: Setup
-    facts: ModelFacts
-    activations: Counted
+    facts: ModelSizes
+    activations: ActivationCounts
     memory: MemoryPlan
 
-    def count(self, setup: Setup) -> tuple[ModelFacts, Counted]:
-        return facts_for(self.config, setup), count_activations(self.config, setup)
+    def count(self, setup: Setup) -> tuple[ModelSizes, ActivationCounts]:
+        return count_model(self.config, setup)
 
 
-def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int, share: float) -> Planned:
+def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int, share: float) -> PlannedRun:
     """Count the model, and add up its memory.
 
     Args:
@@ -158,19 +295,15 @@ def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int, share: fl
     recipe = with_chosen_values(recipe, config=config, target=target, processes=gpus, nodes=nodes, share=share)
     profile = read_profile(recipe.training["deepspeed"]) if recipe.training.get("deepspeed") else None
     attention = attention_on_gpu(recipe, config)
-    setup = setup_of(recipe, gpus, profile, attention=attention, on_cpu=target.on_cpu, nodes=nodes)
-    facts, activations = facts_for(config, setup), count_activations(config, setup)
+    setup = read_setup(recipe, gpus, profile, attention=attention, on_cpu=target.on_cpu, nodes=nodes)
+    facts, activations = count_model(config, setup)
     workers, snapshot = int(recipe.training.get("dataloader_num_workers", 0)), recipe.checkpoints.in_background
     plan = plan_memory(facts, setup, activations, workers=workers, snapshot=snapshot)
-    return Planned(recipe, config, setup, facts, activations, plan)
+    return PlannedRun(recipe, config, setup, facts, activations, plan)
 
 
 def config_without_weights(model: Model) -> PreTrainedConfig:
-    """The architecture, from the recipe if the Hub cannot be reached.
-
-    Raises:
-        ResourceError: the Hub cannot be reached, and the recipe has no shape.
-    """
+    """The architecture, from the recipe if the Hub cannot be reached."""
     try:
         return load_config(model)
     except ResourceError as problem:
@@ -184,22 +317,16 @@ def config_without_weights(model: Model) -> PreTrainedConfig:
         return config_from(model.config)
 
 
-def compared(planned: Planned) -> str:
-    """Compare the plan with a dry run of one process, without buffers of engines, kernels and libraries.
-
-    Raises:
-        RecipeError: the stage has another loss than a language model's own.
-    """
+def compared(planned: PlannedRun) -> str:
+    """Compare the plan with a dry run of one process, without buffers of engines, kernels and libraries."""
     config, setup, activations = planned.config, planned.setup, planned.activations
-    if setup.beside.stage in KINDS:
-        raise RecipeError(
-            f"--exact: stage `{setup.beside.stage}` has a loss that a dry run cannot make. Leave it out."
-        )
+    if setup.needs.stage in KINDS:
+        raise RecipeError(f"--exact: stage `{setup.needs.stage}` has a loss that a dry run cannot make. Leave it out.")
     if setup.compiles:  # a dry run does not compile
         setup = replace(setup, compiles=False)
         activations = count_activations(config, setup)
     setup = setup.as_computed
-    peak, alone = dry_run(config, setup).peak, plan_memory(planned.facts, setup, activations).model_alone
+    peak, alone = dry_run(config, setup), plan_memory(planned.facts, setup, activations).model_alone
     difference = f"{alone / peak - 1:+.1%}".replace("%", " %")
     sizes = f"{peak / GIB:.2f} GiB for the model, the formula says {alone / GIB:.2f} ({difference})"
     return f"  A dry run of a whole step, not compiled, takes {sizes}."
@@ -218,9 +345,6 @@ def write_fitted(
 
     Args:
         changes: key with dots -> value.
-
-    Raises:
-        RecipeError: the output exists, or the changed recipe has mistakes.
     """
     if output.exists() and not force:
         raise RecipeError(f"{output} exists. Choose another name with --write, or write over it with --force.")

@@ -15,10 +15,10 @@ from cpt.launch.attempts import BY_THE_LAUNCHER, MOST_RESTARTS
 from cpt.launch.nodes import compare_nodes
 from cpt.launch.processes import LaunchedAs, join_processes, leave_processes
 from cpt.launch.supervise import supervise_run
-from cpt.planning.automatic import with_chosen_values
 from cpt.planning.check_model import refuse_unreachable_model
-from cpt.planning.findings import placed
+from cpt.planning.fitting import with_chosen_values
 from cpt.planning.gate import refuse_mistakes
+from cpt.planning.preflight import placed
 from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node

@@ -1,37 +1,51 @@
-"""What a forward pass keeps for the backward pass, counted on the model itself with fake tensors: no memory, about a
-second."""
+"""Count the activations that a forward pass saves for the backward pass, on the model itself with fake tensors."""
 
 import logging
 import math
-from collections.abc import Iterator, Set
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Set
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from operator import getitem
+from typing import Any
 
 import torch
-from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch import fx, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from torch.utils.checkpoint import CheckpointPolicy
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from cpt.models.adapters import adaptable, add_lora
+from cpt.models.adapters import adaptable
 from cpt.models.compiled import has_experts
-from cpt.models.families.register import register_families
 from cpt.models.inventory import RECURRENT, attention_heads
 from cpt.models.recomputing import Recomputing
-from cpt.models.zero3 import without_zero3
-from cpt.planning.compiled_layers import CompiledLayer, count_compiled
-from cpt.planning.planned_attention import attention_to_count
-from cpt.planning.setup import Setup
-from cpt.planning.storages import PeakOfStorages, let_go
+from cpt.planning.dry_run import (
+    PeakOfStorages,
+    computing_as,
+    drop_gradient,
+    fake_row,
+    keep_planned_attention,
+    model_on_meta,
+    move_from_meta,
+)
+from cpt.planning.workload import Setup
+from cpt.torch_internals import (
+    CANNOT_FAKE,
+    fake_tensors,
+    fusible_operations,
+    split_passes,
+    trace_both_passes,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
 
 SHORT_ROW = 256
-SIZES = ("kept", "largest_layer", "layer_inputs", "backward", "again", "attention", "forward")
+SIZES = ("kept", "layer_inputs", "backward", "again", "attention", "forward")
 LAYERS_ON_THEIR_WAY = 2
 log = logging.getLogger(__name__)
+Storages = Set[torch.UntypedStorage | None]
 
 
 @dataclass(frozen=True)
@@ -40,12 +54,10 @@ class Activations:
 
     kept: int
     """By all layers, without checkpointing."""
-    largest_layer: int
-    """By the layer that keeps most."""
     layer_inputs: int
-    """What is kept when each layer is computed again: its inputs, and what is outside of layers."""
+    """Saved under full checkpointing: the inputs of all layers, and what is outside of layers."""
     backward: int
-    """Peak of that layer's backward pass beyond what the layer keeps."""
+    """Peak of a backward pass beyond what its layer keeps, in the layer that keeps most."""
     again: int
     """The same with the layer's own forward pass, where it is computed again."""
     is_counted: bool = True
@@ -56,18 +68,18 @@ class Activations:
     forward: int = 0
     """Peak of one layer's forward pass without gradients."""
     layer_gradients: int = 0
-    """Of a compiled layer's parameters: its backward pass returns them all at once. Not in `backward`; 0 if layers are
-    not compiled."""
+    """Gradients of a compiled layer's parameters, which its backward pass returns together. Not in `backward`; 0 if
+    layers are not compiled."""
 
     def of_rows(self, rows: int, two: "Activations") -> "Activations":
         """From these, of one row, and those of two: copies of weights and of positions are there once."""
-        first, second = vars(self), vars(two)
+        first, second = asdict(self), asdict(two)
         sizes: dict[str, Any] = {name: first[name] + (rows - 1) * (second[name] - first[name]) for name in SIZES}
         return replace(self, **sizes)
 
     def times(self, factor: float) -> "Activations":
-        """Of rows so many times as long, if nothing grows with the square of their length."""
-        sizes: dict[str, Any] = {name: int(factor * vars(self)[name]) for name in SIZES}
+        """Scale to rows that are `factor` times as long, if no size grows with the square of their length."""
+        sizes: dict[str, Any] = {name: int(factor * asdict(self)[name]) for name in SIZES}
         return replace(self, **sizes)
 
     def kept_with(self, *, checkpointing: bool, how: Recomputing) -> float:
@@ -88,7 +100,7 @@ class Activations:
 
 
 @dataclass(frozen=True)
-class Counted:
+class ActivationCounts:
     """Activations of one row and of two, from which those of any number follow."""
 
     one: Activations
@@ -103,14 +115,14 @@ class SavedBytes:
 
     def __init__(self, model: nn.Module) -> None:
         storages = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
-        self.known = {storage._cdata: storage for storage in storages}
+        self.known = {id(storage): storage for storage in storages}
         self.total = 0
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """The hook of autograd for what it keeps."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in self.known:
-            self.known[storage._cdata] = storage  # held, so that no other storage gets its address
+        if id(storage) not in self.known:
+            self.known[id(storage)] = storage  # held, so that no other storage gets its address
             self.total += storage.nbytes()
         return tensor
 
@@ -134,7 +146,7 @@ class LayerCall:
         }
 
 
-def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
+def count_activations(config: PreTrainedConfig, setup: Setup) -> ActivationCounts:
     """Run rows through the model's layers, without its head, on fake tensors."""
     setup = setup.as_computed
     model = model_on_meta(config, setup)
@@ -142,46 +154,17 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
         # their code may go through a row token by token
         short = min(setup.length, SHORT_ROW)
         tokens = setup.length / short
-        setup = replace(setup, sequence_length=short, beside=replace(setup.beside, completion=0), compiles=False)
+        setup = replace(setup, sequence_length=short, needs=replace(setup.needs, completion=0), compiles=False)
     else:
         tokens = 1.0
-    with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
+    with fake_tensors():
         move_from_meta(model)
         # where documents begin may decide shapes: then each row is counted as one document
         for one in (setup, replace(setup, packed=False)):
             # routers and their kernels raise these
-            with suppress(DynamicOutputShapeException, DataDependentOutputException, RuntimeError):
-                return Counted(counted(model, one, 1).times(tokens), counted(model, one, 2).times(tokens))
-        return Counted(estimated(model, setup, 1).times(tokens), estimated(model, setup, 2).times(tokens))
-
-
-def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
-    """The model as the run builds it, adapters included, without its weights."""
-    register_families()
-    config = type(config).from_dict(config.to_dict())
-    config.use_cache = False
-    dtype = torch.bfloat16 if setup.weights_bytes == 2 else torch.float32
-    with without_zero3(), torch.device("meta"):
-        model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
-        attention = attention_to_count(setup) if model_class._supports_sdpa else "eager"
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
-        if setup.lora is not None:
-            add_lora(model, setup.lora)  # puts the adapters into the model's own layers
-    model.train()
-    return model
-
-
-def move_from_meta(model: nn.Module) -> None:
-    """Inside a FakeTensorMode, replace tensors on meta, which autocast would skip; a tied weight stays one."""
-    moved: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                fake = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad)
-                setattr(module, name, moved.setdefault(id(parameter), fake))  # torch's LSTM updates its own list
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = moved.setdefault(id(buffer), torch.empty_like(buffer, device="cpu"))
+            with suppress(*CANNOT_FAKE, RuntimeError):
+                return ActivationCounts(counted(model, one, 1).times(tokens), counted(model, one, 2).times(tokens))
+        return ActivationCounts(estimated(model, setup, 1).times(tokens), estimated(model, setup, 2).times(tokens))
 
 
 def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
@@ -209,19 +192,17 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
         for hook in hooks:
             hook.remove()
     if not calls:
-        return Activations(saved.total, saved.total, 0, 0, saved.total, forward=saved.total)
+        return Activations(saved.total, 0, 0, saved.total, forward=saved.total)
     outside = saved.total - sum(call.kept for call in calls)
     known = saved.known.keys() - {storage for call in calls for storage in call.storages}
-    inputs = {
-        each._cdata: each.nbytes() for call in calls for each in call.inputs.values() if each._cdata not in known
-    }
+    inputs = {id(each): each.nbytes() for call in calls for each in call.inputs.values() if id(each) not in known}
     largest = max(calls, key=lambda call: call.kept)
     forward = forward_of_layer(largest.layer, largest.given, largest.options, setup)
     attention = attention_outputs(model, setup, rows)
     sizes = compiled_sizes(calls, outside, known, setup) if setup.compiles else None
     if sizes is None:
         backward, again = peaks_of_layer(largest.layer, largest.given, largest.options, setup)
-        sizes = {"kept": saved.total, "largest_layer": largest.kept, "backward": backward, "again": again}
+        sizes = {"kept": saved.total, "backward": backward, "again": again}
     fixed: dict[str, Any] = {"layer_inputs": outside + sum(inputs.values()), "layers": len(calls)}
     return Activations(**sizes, **fixed, attention=attention, forward=forward)
 
@@ -247,12 +228,12 @@ def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Se
             except Exception as problem:  # torch's tracer raises whatever a model's own code meets in it
                 log.debug("torch cannot trace a layer", exc_info=problem)
                 return None
-        inputs = {(storage := call.inputs[position])._cdata: storage.nbytes() for position in kinds[kind].saved_inputs}
+        inputs = {id(storage := call.inputs[position]): storage.nbytes() for position in kinds[kind].saved_inputs}
         kept += kinds[kind].kept + sum(size for storage, size in inputs.items() if storage not in known)
         known |= inputs.keys()
     largest = max(kinds.values(), key=lambda found: found.kept)
     peaks = {"backward": largest.backward, "again": largest.again, "layer_gradients": largest.gradients}
-    return {"kept": kept, "largest_layer": largest.kept, **peaks}
+    return {"kept": kept, **peaks}
 
 
 def forward_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], setup: Setup) -> int:
@@ -270,7 +251,7 @@ def peaks_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, 
     inputs = [
         t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in given
     ]
-    hooks = [p.register_post_accumulate_grad_hook(let_go) for p in layer.parameters() if p.requires_grad]
+    hooks = [p.register_post_accumulate_grad_hook(drop_gradient) for p in layer.parameters() if p.requires_grad]
     with PeakOfStorages() as storages:
         for tensor in (*layer.parameters(), *layer.buffers()):
             storages.ignore(tensor.untyped_storage())
@@ -307,12 +288,12 @@ def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     norms = layers * 2 * width * (4 + each)
     tokens = rows * setup.length
     kept = int(tokens * (numbers * each + norms))
-    of_layer, backward = kept // layers, 3 * tokens * widest * each
+    backward = 3 * tokens * widest * each
     attention = attention_outputs(model, setup, rows)
     inputs = tokens * layers * width * each
-    again = of_layer + backward
+    again = kept // layers + backward
     return Activations(
-        kept, of_layer, inputs, backward, again, is_counted=False, attention=attention, layers=layers, forward=backward
+        kept, inputs, backward, again, is_counted=False, attention=attention, layers=layers, forward=backward
     )
 
 
@@ -326,27 +307,132 @@ def attention_outputs(model: PreTrainedModel, setup: Setup, rows: int) -> int:
     return rows * setup.length * heads * each * layers
 
 
-def fake_row(setup: Setup, rows: int = 1) -> dict[str, torch.Tensor]:
-    """The model's inputs; positions only if documents share a row, since they need a mask."""
-    ids = torch.zeros((rows, setup.length), dtype=torch.long)
-    return {"input_ids": ids} | ({"position_ids": torch.zeros_like(ids)} if setup.packed else {})
+@dataclass(frozen=True)
+class CompiledLayer:
+    """Bytes of one layer's two graphs."""
+
+    kept: int
+    """Computed in the forward graph and saved for the backward graph."""
+    saved_inputs: tuple[int, ...]
+    """Positions of inputs that are saved, among all leaves of the layer's arguments. Not in `kept`, since layers may
+    share them."""
+    backward: int
+    """Peak of the backward graph beyond what is saved, without the gradients of parameters."""
+    again: int
+    """Peak of the backward graph of a checkpointed layer, which repeats the forward pass."""
+    gradients: int
+    """Gradients of the layer's parameters, which the backward graph returns together."""
 
 
-@contextmanager
-def computing_as(setup: Setup) -> Iterator[None]:
-    """Under autocast if fp32 weights or adapters are computed in half precision."""
-    mixed = setup.half and (setup.weights_bytes == 4 or setup.lora is not None) and setup.zero is None
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
-        yield
+def count_compiled(
+    module: nn.Module, given: tuple[Any, ...], options: dict[str, Any], *, selective: bool
+) -> CompiledLayer:
+    """Trace a layer and count the bytes of its graphs. Runs inside a FakeTensorMode, on fake inputs.
+
+    Args:
+        selective: a checkpointed layer keeps the outputs of attention.
+    """
+    leaves, layout = tree_flatten((given, options))
+    positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    num_positional = len(tree_flatten(given)[0])  # rotary embeddings and masks are keywords, and need no gradients
+    state: dict[str, torch.Tensor] = dict((*module.named_parameters(), *module.named_buffers()))
+    num_outputs = 0
+
+    def call(*flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        nonlocal num_outputs
+        inputs = dict(zip(positions, flat[len(state) :], strict=True))
+        arguments, keywords = tree_unflatten([inputs.get(index, leaf) for index, leaf in enumerate(leaves)], layout)
+        result = torch.func.functional_call(module, dict(zip(state, flat, strict=False)), arguments, keywords)
+        outputs = tuple(leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor))
+        num_outputs = len(outputs)
+        return outputs
+
+    inputs = [leaves[index].detach() for index in positions]
+    for index, leaf in zip(positions, inputs, strict=True):
+        leaf.requires_grad_(index < num_positional and leaf.is_floating_point())
+    weights = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in state.values()]
+    joint = trace_both_passes(call, (*weights, *inputs))
+    placeholders = [storage_of(node) for node in joint.graph.find_nodes(op="placeholder")]
+    of_state = set(placeholders[: len(state)])
+    of_inputs = dict(zip(placeholders[len(state) :], positions, strict=False))
+    stays = of_state | of_inputs.keys()
+    saved, backward = split(joint, num_outputs, len(state), recompute=False, selective=selective)
+    few, again = split(joint, num_outputs, len(state), recompute=True, selective=selective)
+    return CompiledLayer(
+        kept=bytes_of(saved - stays),
+        saved_inputs=tuple(position for found, position in of_inputs.items() if found in saved),
+        backward=peak_of(backward, len(state), saved, stays),
+        again=peak_of(again, len(state), few, stays),
+        gradients=sum(weight.nbytes for weight in weights if weight.requires_grad),
+    )
 
 
-@contextmanager
-def quiet_fake_tensors() -> Iterator[None]:
-    """Silence torch, which logs what fake tensors cannot do and raises it too."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+def split(
+    joint: fx.GraphModule, num_outputs: int, num_state: int, *, recompute: bool, selective: bool
+) -> tuple[Storages, fx.Graph]:
+    """The storages that the forward graph saves, and the backward graph."""
+    graph = fx.Graph()  # a copy: the partitioner changes its argument
+    graph.output(graph.graph_copy(joint.graph, {}))
+    module = fx.GraphModule(joint, graph)
+    for node in module.graph.nodes if recompute else ():
+        if node.op == "call_function" and node.target is not getitem:
+            # the marks that dynamo puts on the body of a checkpoint
+            saves = selective and keep_planned_attention(None, node.target) is CheckpointPolicy.MUST_SAVE
+            policy = CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
+            node.meta |= {"recompute": policy, "ac_graph_id": 0}
+    forward, backward = split_passes(module, num_outputs, num_state)
+    return {storage_of(node) for node in outputs_of(forward)[num_outputs:]}, backward
+
+
+def peak_of(graph: fx.Graph, num_state: int, saved: Storages, stays: Storages) -> int:
+    """Bytes that a backward graph adds at most to what was saved for it.
+
+    Fused operations need no buffers, except for results that an operation outside of the fusion reads, such as a
+    matrix product.
+
+    Args:
+        num_state: outputs that are gradients of parameters. They come first and are not counted.
+        stays: storages that outlive the graph.
+    """
+    is_fusible = fusible_operations()
+    nodes, outputs = list(graph.nodes), outputs_of(graph)
+    written = {storage_of(node) for node in outputs[num_state:]}
+    for node in nodes:
+        if node.op == "call_function" and not is_fusible(node):
+            written |= {
+                storage_of(node),
+                *(found for read in node.all_input_nodes if (found := storage_of(read)) != storage_of(node)),
+            }
+    written -= {storage_of(node) for node in outputs[:num_state]} | stays
+    last_use: dict[torch.UntypedStorage | None, int] = {}
+    for position, node in reversed(list(enumerate(nodes))):
+        own = storage_of(node)
+        # a fused operation runs where it is used
+        runs = position if own is None or own in written else last_use.get(own, position)
+        for read in node.all_input_nodes:
+            last_use[storage_of(read)] = max(last_use.get(storage_of(read), 0), runs)
+    alive = {storage_of(node) for node in nodes if node.op == "placeholder"} - stays
+    peak = bytes_of(alive)
+    for position, node in enumerate(nodes):
+        still_used = {found for found in alive if last_use.get(found, 0) > position}
+        if node.op == "call_function":
+            result = {storage_of(node)} & written
+            # fused kernels reuse their inputs' buffers
+            peak = max(peak, bytes_of((still_used if is_fusible(node) else alive) | result))
+            still_used |= result
+        alive = still_used
+    return peak - bytes_of(saved - stays)
+
+
+def outputs_of(graph: fx.Graph) -> list[fx.Node | None]:
+    return list(graph.output_node().args[0])  # type: ignore[arg-type]
+
+
+def storage_of(node: fx.Node | None) -> torch.UntypedStorage | None:
+    """Views share it; None for what is not one tensor."""
+    value = None if node is None else node.meta.get("val")
+    return value.untyped_storage() if isinstance(value, torch.Tensor) else None
+
+
+def bytes_of(storages: Storages) -> int:
+    return sum(each.nbytes() for each in storages if each is not None)

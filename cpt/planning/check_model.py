@@ -1,7 +1,8 @@
-"""Model and tokenizer at the gate: they exist, fit each other, and can read the recipe's rows."""
+"""Model, tokenizer and first examples at the gate: they exist, fit each other, and can read the rows."""
 
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,14 @@ from huggingface_hub.errors import GatedRepoError
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from cpt.data.examples.chat_template import Refused
+from cpt.data.examples.encoder import ExampleEncoder
 from cpt.data.examples.encoders import encoder_of
 from cpt.data.open_sources import keyed_sources
-from cpt.data.readers.forms import sections_of
+from cpt.data.readers.documents import Document
+from cpt.data.readers.example import example_of
+from cpt.data.readers.forms import form_of_source, sections_of
+from cpt.data.readers.sources import kind_of, pieces_of, read_piece
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.hub import TOKENIZER, WEIGHTS, hub_is_reachable, is_cached, refuse_unreachable
@@ -24,13 +30,13 @@ from cpt.models.new_rows import new_ids
 from cpt.models.scoring import check_scoring
 from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
 from cpt.models.varlen_attention import VARLEN
-from cpt.planning.check_examples import check_first_examples
-from cpt.planning.findings import PreflightReport
+from cpt.planning.preflight import PreflightReport
 from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import result_of_run
-from cpt.recipe.schema import Model, Recipe, Source
+from cpt.recipe.schema import Data, DocumentSource, Model, Recipe, Source
 from cpt.recipe.sense import TAUGHT
 from cpt.stages.models import check_vocabulary
+from cpt.stages.rewards import check_columns
 from cpt.tokenizer.load import load_tokenizer
 
 TEACHER = "teacher_model_name_or_path"
@@ -212,3 +218,50 @@ def check_encoders(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: Pr
             found.run(encoder_of, source, DocumentEncoder(tokenizer), key)
     if not any(isinstance(mistake, DataError) for mistake in found.mistakes):  # else their files cannot be read
         check_first_examples(recipe, tokenizer, found)
+
+
+def check_first_examples(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport) -> None:
+    """Check each local source of examples; others are reported as unchecked."""
+    for key, source in keyed_sources(*sections_of(recipe)):
+        if form_of_source(source) != "document" and kind_of(source.path) == "local":
+            found.run(check_first, recipe, source, key, DocumentEncoder(tokenizer))
+
+
+def check_conversations(data: Data) -> None:
+    keyed = [(f"data.sources[{number}]", source) for number, source in enumerate(data.sources)]
+    if any(form_of_source(source) != "conversation" or kind_of(source.path) != "local" for _, source in keyed):
+        return
+    firsts = [(key, first_document(source, key)) for key, source in keyed]
+    texts = [(key, first) for key, first in firsts if first is not None and is_plain_text(first)]
+    if texts and len(texts) == len(firsts):
+        key, first = texts[0]
+        raise DataError(
+            f"`{key}.path`: {first.where} is plain text, and stage `sft` needs conversations. To train on text write"
+            " `stage: cpt`; for conversations, `chat` names their columns: `chat: messages`, `chat: {prompt: question,"
+            " completion: answer}`."
+        )
+
+
+def is_plain_text(document: Document) -> bool:
+    example = example_of(document.text)
+    return example is not None and isinstance(example.messages, str)
+
+
+def first_document(source: DocumentSource, key: str) -> Document | None:
+    first = next(
+        (item for piece in islice(pieces_of(source, key), 1) for item in read_piece(source, piece, key)), None
+    )
+    return first if isinstance(first, Document) else None
+
+
+def check_first(recipe: Recipe, source: DocumentSource, key: str, plain: DocumentEncoder) -> None:
+    encoder = encoder_of(source, plain, key)
+    first = first_document(source, key)
+    if not isinstance(encoder, ExampleEncoder) or first is None:
+        return  # the check of documents reports bad rows
+    with suppress(Refused):  # a run skips such a document and counts it
+        encoder.writer.write(first.text)
+    example = example_of(first.text)
+    if example is not None and example.columns is not None and key.startswith("data."):
+        with suppress(RecipeError):  # the check of rewards reports it
+            check_columns(recipe.rewards, list(example.columns))

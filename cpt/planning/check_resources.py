@@ -11,14 +11,13 @@ from cpt.cache import size_of
 from cpt.errors import CptError, ResourceError
 from cpt.hardware import GIB, find_gpus, free_disk_gib
 from cpt.planning.activations import count_activations
-from cpt.planning.advice import fits
-from cpt.planning.automatic import nodes_here, this_machine
-from cpt.planning.facts import ModelFacts
-from cpt.planning.findings import PreflightReport
-from cpt.planning.memory import facts_for, plan_memory
-from cpt.planning.setup import Setup, attention_on_gpu, setup_of
+from cpt.planning.fitting import fits, nodes_here, this_machine
+from cpt.planning.memory import plan_memory, sizes_for_stage
+from cpt.planning.memory_parts import IN_8_BIT, MOMENTS, checkpoint_bytes
+from cpt.planning.model_sizes import ModelSizes
+from cpt.planning.preflight import PreflightReport
 from cpt.planning.speed import assumed_mfu, planned_speed
-from cpt.planning.terms import IN_8_BIT, MOMENTS, checkpoint_bytes
+from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.ranks import world_size
 from cpt.recipe.schema import Recipe
 
@@ -27,7 +26,7 @@ LAST = 3  # of the rule `newest`
 
 @dataclass(frozen=True)
 class DiskNeeds:
-    """What a run takes at its largest, in bytes; an estimate from below."""
+    """The largest size of a run on disk, in bytes; a lower bound."""
 
     checkpoint: float
     export: float
@@ -38,7 +37,7 @@ class DiskNeeds:
         return self.checkpoints_at_once * self.checkpoint + self.export
 
 
-def disk_needs(recipe: Recipe, facts: ModelFacts, setup: Setup) -> DiskNeeds:
+def disk_needs(recipe: Recipe, facts: ModelSizes, setup: Setup) -> DiskNeeds:
     checkpoint = checkpoint_bytes(facts, setup)
     if setup.optimizer not in (*MOMENTS, *IN_8_BIT):  # its states are unknown
         checkpoint = float(setup.weights_bytes * facts.trained)
@@ -66,9 +65,6 @@ def checkpoints_at_once(recipe: Recipe) -> int:
 
 
 def check_disk(recipe: Recipe, needs: DiskNeeds, freed: int = 0) -> None:
-    """Raises:
-    ResourceError: the disk will be full before the run ends, even with `freed` more bytes.
-    """
     folder = recipe.output_dir / recipe.name
     there = sum(size_of(path) for pattern in ("checkpoint-*", "final") for path in folder.glob(pattern))
     free = free_disk_gib(folder) + (there + freed) / GIB
@@ -100,8 +96,8 @@ def check_resources(
     nodes = nodes_here()
     try:
         attention = attention_on_gpu(recipe, config)
-        setup = setup_of(recipe, world_size(), profile, attention=attention, on_cpu=not gpus, nodes=nodes)
-        facts = facts_for(config, setup)
+        setup = read_setup(recipe, world_size(), profile, attention=attention, on_cpu=not gpus, nodes=nodes)
+        facts = sizes_for_stage(config, setup)
         if has_disk:
             found.run(check_disk, recipe, disk_needs(recipe, facts, setup))
         if not gpus:

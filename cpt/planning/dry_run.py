@@ -1,44 +1,92 @@
-"""A whole step on fake tensors, with every storage that is alive added up: what `cpt plan --exact` compares with."""
+"""Run a model on fake tensors, which have shapes but use no memory, and add up the storages of a whole step."""
 
 import warnings
-from dataclasses import dataclass
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.checkpoint import create_selective_checkpoint_contexts
-from transformers import PreTrainedConfig
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AttentionInterface,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask, sdpa_mask
 
+from cpt.hf_internals import supports_sdpa
+from cpt.models.adapters import add_lora
+from cpt.models.families.register import register_families
 from cpt.models.fused_loss import FusedLoss, why_not_fused
 from cpt.models.quantized import BYTES_OF_4_BIT, quantization_of
+from cpt.models.recomputing import keep_attention
+from cpt.models.varlen_attention import VARLEN, computing_dtype
+from cpt.models.zero3 import without_zero3
 from cpt.optim.build import build_optimizer
 from cpt.optim.one_kernel_adamw import OneKernelAdamW
 from cpt.optim.released import RELEASING, ReleasedGradients
-from cpt.planning.activations import computing_as, fake_row, model_on_meta, move_from_meta, quiet_fake_tensors
-from cpt.planning.planned_attention import keep_planned_attention
-from cpt.planning.setup import Setup
-from cpt.planning.storages import PeakOfStorages, let_go
+from cpt.planning.workload import Setup
 from cpt.recipe.schema import Optimizer
+from cpt.torch_internals import TorchDispatchMode, fake_tensors, tree_leaves
 
 IN_4_BIT = ".base_layer.weight"  # peft's name of an adapted layer
+STAND_IN = "cpt_planned"
 
 
-@dataclass(frozen=True)
-class DryRun:
-    peak: int
-    """Weights, gradients, optimizer, activations and logits at the moment that takes most."""
-    weights: int
+class PeakOfStorages(TorchDispatchMode):
+    """Peak bytes of all storages that operations return, of real tensors or fake ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self.now = 0
+        self.peak = 0
+
+    def ignore(self, storage: torch.UntypedStorage) -> None:
+        self.alive[id(storage)] = (weakref.ref(storage), 0)
+
+    def watch(self, storage: torch.UntypedStorage) -> None:
+        """Count it until it is freed."""
+        key = id(storage)
+        known = self.alive.get(key)
+        if known is not None and known[0]() is storage:
+            return
+        size = storage.nbytes()
+        self.alive[key] = (weakref.ref(storage, lambda _: self.gone(key, size)), size)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def gone(self, key: int, size: int) -> None:
+        self.alive.pop(key, None)
+        self.now -= size
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        result = function(*arguments, **(options or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.watch(leaf.untyped_storage())
+        return result
 
 
-def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
-    """Two steps on fake tensors, of which the second counts: the optimizer's states are there from its beginning.
+def drop_gradient(parameter: torch.Tensor) -> None:
+    """Drop the gradient, like an engine that has taken it."""
+    parameter.grad = None
 
-    Under an engine, gradients leave as they are made, and neither they nor the optimizer's states are counted.
+
+def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
+    """Peak bytes of weights, gradients, optimizer, activations and logits, in the second of two steps on fake tensors.
+
+    In the second step the optimizer's states are there from its beginning. Under DeepSpeed or FSDP2, gradients leave
+    as they are made, and neither they nor the optimizer's states are counted.
     """
     model = model_on_meta(config, setup)
-    with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
+    with fake_tensors():
         move_from_meta(model)
         if setup.checkpointing:
             keeps: dict[str, Any] = {"use_reentrant": False}
@@ -64,7 +112,7 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
                     optimizer.step()
                     optimizer.zero_grad()
                     leave_out_pages(storages, optimizer)
-        return DryRun(storages.peak, sum(each.numel() * each.element_size() for each in model.parameters()))
+        return storages.peak
 
 
 def optimizer_of(setup: Setup, model: nn.Module) -> torch.optim.Optimizer | None:
@@ -72,7 +120,7 @@ def optimizer_of(setup: Setup, model: nn.Module) -> torch.optim.Optimizer | None
     if setup.zero is not None:
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(let_go)
+                parameter.register_post_accumulate_grad_hook(drop_gradient)
         return None
     options: dict[str, Any] = {} if setup.rounding is None else {"rounding": setup.rounding}
     name = setup.optimizer if setup.optimizer in RELEASING else "adamw"
@@ -98,3 +146,120 @@ def leave_out_pages(storages: PeakOfStorages, optimizer: torch.optim.Optimizer) 
         storage = optimizer.arena.memory.untyped_storage()
         storages.now -= storages.alive[id(storage)][1]
         storages.ignore(storage)
+
+
+def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
+    """The model as the run builds it, adapters included, without its weights."""
+    register_families()
+    config = type(config).from_dict(config.to_dict())
+    config.use_cache = False
+    dtype = torch.bfloat16 if setup.weights_bytes == 2 else torch.float32
+    with without_zero3(), torch.device("meta"):
+        model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+        attention = attention_to_count(setup) if supports_sdpa(model_class) else "eager"
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+        if setup.lora is not None:
+            add_lora(model, setup.lora)  # puts the adapters into the model's own layers
+    model.train()
+    return model
+
+
+def move_from_meta(model: nn.Module) -> None:
+    """Inside a FakeTensorMode, replace tensors on meta, which autocast would skip; a tied weight stays one."""
+    moved: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            fake = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad)
+            setattr(module, name, moved.setdefault(id(parameter), fake))  # torch's LSTM updates its own list
+        for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+            setattr(module, name, moved.setdefault(id(buffer), torch.empty_like(buffer, device="cpu")))
+
+
+def fake_row(setup: Setup, rows: int = 1) -> dict[str, torch.Tensor]:
+    """The model's inputs; positions only if documents share a row, since they need a mask."""
+    ids = torch.zeros((rows, setup.length), dtype=torch.long)
+    return {"input_ids": ids} | ({"position_ids": torch.zeros_like(ids)} if setup.packed else {})
+
+
+@contextmanager
+def computing_as(setup: Setup) -> Iterator[None]:
+    """Under autocast if fp32 weights or adapters are computed in half precision."""
+    mixed = setup.half and (setup.weights_bytes == 4 or setup.lora is not None) and setup.zero is None
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
+        yield
+
+
+def attention_to_count(setup: Setup) -> str:
+    """The attention to count: a replacement that saves what a GPU's kernels save, which cannot run on fake tensors."""
+    if setup.on_cpu or not setup.attention.startswith(("flash", "sdpa", VARLEN)):
+        return "sdpa" if setup.attention == VARLEN else setup.attention  # on a CPU it keeps at most what sdpa keeps
+    with_mask = setup.attention == "sdpa" and setup.packed
+    AttentionInterface.register(STAND_IN, planned_attention)
+    AttentionMaskInterface.register(STAND_IN, sdpa_mask if with_mask else flash_attention_mask)
+    return STAND_IN
+
+
+def empty_attention(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Empty tensors in the shapes that flash kernels return: output, and one fp32 number for each head and token.
+
+    Shapes: [rows, heads, tokens, head dimension]; returns [rows, tokens, heads, head dimension].
+    """
+    output = queries.new_empty(queries.shape[0], queries.shape[2], queries.shape[1], values.shape[-1])
+    return output, queries.new_empty(queries.shape[:-1], dtype=torch.float32)
+
+
+def empty_gradients(
+    gradient: torch.Tensor,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    output: torch.Tensor,
+    sums: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values)
+
+
+def keep_for_backward(ctx: Any, inputs: tuple[torch.Tensor | None, ...], output: tuple[torch.Tensor, ...]) -> None:
+    """Save what flash kernels save: queries, keys, values, mask and outputs."""
+    ctx.save_for_backward(*inputs, *output)
+
+
+def differentiate(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    queries, keys, values, _, output, sums = ctx.saved_tensors
+    return *stand_in_backward(gradient, queries, keys, values, output, sums), None
+
+
+stand_in = torch.library.custom_op("cpt::planned_attention", empty_attention, mutates_args=())
+stand_in_backward = torch.library.custom_op("cpt::planned_attention_backward", empty_gradients, mutates_args=())
+stand_in.register_fake(empty_attention)
+stand_in_backward.register_fake(empty_gradients)
+stand_in.register_autograd(differentiate, setup_context=keep_for_backward)
+
+
+def planned_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """As transformers calls an attention function. With a mask, sdpa repeats keys and values and casts the mask."""
+    dtype = computing_dtype(query, key, value)
+    query, key, value = (states.to(dtype) for states in (query, key, value))
+    if attention_mask is not None:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = repeat_kv(key, repeats), repeat_kv(value, repeats)
+        attention_mask = attention_mask.to(query.dtype)
+    return stand_in(query, key, value, attention_mask)[0], None
+
+
+def keep_planned_attention(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+    """The checkpoint policy of `selective`, extended to the replacement."""
+    return (
+        CheckpointPolicy.MUST_SAVE
+        if operation is torch.ops.cpt.planned_attention.default
+        else keep_attention(context, operation)
+    )

@@ -10,26 +10,32 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedConfig
 
+from cpt.hardware import GIB
 from cpt.models.quantized import quantization_of
-from cpt.planning.activations import Activations, Counted
-from cpt.planning.facts import ModelFacts, facts_of
-from cpt.planning.logits import fuses, head_gradient, logits_before, logits_of, ready_gradient, scored_logits
-from cpt.planning.setup import Setup, Zero
-from cpt.planning.stage_terms import Other, with_own_head
-from cpt.planning.terms import (
-    GIB,
+from cpt.planning.activations import ActivationCounts, Activations, count_activations
+from cpt.planning.memory_parts import (
     MASTER,
     PAGED,
-    Moment,
+    REDUCED,
+    MemorySnapshot,
     Term,
     accumulates_in_fp32,
     bytes_of_gradient,
     checkpoint_bytes,
+    computed_bytes,
+    fuses,
+    head_gradient,
+    logits_before,
+    logits_of,
     moment_bytes,
+    ready_gradient,
+    scored_logits,
     state_bytes,
     states_on_gpu,
     weight_bytes,
 )
+from cpt.planning.model_sizes import FrozenModel, ModelSizes, sizes_of_model, with_own_head
+from cpt.planning.workload import Setup, Sharding
 
 CONTEXT = 0.6 * GIB  # CUDA's context and the workspaces of its matrix products
 COMMUNICATION = 0.4 * GIB  # NCCL's buffers, with more than one GPU
@@ -37,7 +43,6 @@ FRAGMENTATION = 0.03  # of what is allocated: room between blocks that nothing f
 MOVED, BUCKETS = "the largest matrix on its way to the host", "communication buckets"
 SAMPLING = "sampling completions"
 WORD_BYTES = 16  # of a logit of a completion's next token: in fp32, as log-softmax, sorted, and as probability
-REDUCED = 4  # bytes: FSDP2 reduces gradients in fp32
 PROCESS = 3 * GIB  # Python, torch and CUDA's libraries in host memory
 WORKER = 0.5 * GIB
 AHEAD = 2  # layers that FSDP2 has gathered at once: the one that computes and the next
@@ -45,27 +50,33 @@ AHEAD = 2  # layers that FSDP2 has gathered at once: the one that computes and t
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    moments: tuple[Moment, ...]
-    """Of each GPU; of all processes if there is none."""
-    host: Moment
-    """Of each machine."""
+    moments: tuple[MemorySnapshot, ...]
+    """Memory of each GPU, or of all processes on a CPU."""
+    host: MemorySnapshot
+    """Memory of each machine's host."""
     is_counted: bool
     """False if activations are only estimated."""
     model_alone: float
     """Bytes of one process, without what engines, kernels and libraries set aside: what a dry run sees."""
 
     @property
-    def peak(self) -> Moment:
+    def peak(self) -> MemorySnapshot:
         return max(self.moments, key=lambda moment: moment.size)
 
 
-def facts_for(config: PreTrainedConfig, setup: Setup) -> ModelFacts:
+def sizes_for_stage(config: PreTrainedConfig, setup: Setup) -> ModelSizes:
     """Sizes of the model as the setup's stage trains it."""
-    return with_own_head(facts_of(config, setup.lora, setup.length), setup.beside, adapters=setup.lora is not None)
+    return with_own_head(
+        sizes_of_model(config, setup.lora, setup.length), setup.needs, adapters=setup.lora is not None
+    )
+
+
+def count_model(config: PreTrainedConfig, setup: Setup) -> tuple[ModelSizes, ActivationCounts]:
+    return sizes_for_stage(config, setup), count_activations(config, setup)
 
 
 def plan_memory(
-    facts: ModelFacts, setup: Setup, activations: Counted, *, workers: int = 0, snapshot: bool = False
+    facts: ModelSizes, setup: Setup, activations: ActivationCounts, *, workers: int = 0, snapshot: bool = False
 ) -> MemoryPlan:
     """Add up all moments.
 
@@ -73,11 +84,13 @@ def plan_memory(
         workers: processes that read data, for each GPU.
         snapshot: checkpoints are written in the background, from a copy on the host.
     """
-    moments = moments_of_run(facts, setup, activations)
+    moments = snapshots_of_run(facts, setup, activations)
     alone, is_counted = bytes_of_model(facts, setup, activations), activations.one.is_counted
     if setup.on_cpu:  # all processes share one memory
         whole = tuple(
-            Moment(m.name, (*(Term(t.name, t.size * setup.gpus, t.note) for t in m.terms), processes(setup, workers)))
+            MemorySnapshot(
+                m.name, (*(Term(t.name, t.size * setup.gpus, t.note) for t in m.terms), processes(setup, workers))
+            )
             for m in moments
         )
         return MemoryPlan(whole, max(whole, key=lambda moment: moment.size), is_counted, alone)
@@ -87,10 +100,10 @@ def plan_memory(
     return MemoryPlan(whole, host, is_counted, alone)
 
 
-def with_fixed(moment: Moment, setup: Setup) -> Moment:
+def with_fixed(moment: MemorySnapshot, setup: Setup) -> MemorySnapshot:
     fixed = CONTEXT + (COMMUNICATION if setup.gpus > 1 else 0)
     between = Term("room between blocks", FRAGMENTATION * moment.size, f"{FRAGMENTATION:.0%} of the above")
-    return Moment(moment.name, (*moment.terms, between, Term("CUDA and its libraries", fixed, "assumed")))
+    return MemorySnapshot(moment.name, (*moment.terms, between, Term("CUDA and its libraries", fixed, "assumed")))
 
 
 def offloaded_bytes(setup: Setup, rows: Activations) -> float:
@@ -98,21 +111,21 @@ def offloaded_bytes(setup: Setup, rows: Activations) -> float:
     return 0.0 if setup.on_cpu else rows.offloaded_with(checkpointing=setup.checkpointing, how=setup.recomputing)
 
 
-def bytes_of_model(facts: ModelFacts, setup: Setup, activations: Counted) -> float:
+def bytes_of_model(facts: ModelSizes, setup: Setup, activations: ActivationCounts) -> float:
     """Peak of one process with all weights; under an engine, without gradients and optimizer."""
-    zero = None if setup.zero is None else Zero(2, offload_optimizer=True)
+    zero = None if setup.zero is None else Sharding(2, offload_optimizer=True)
     alone = replace(setup, gpus=1, zero=zero, recomputing=replace(setup.recomputing, offload=False))
-    moments = moments_of_run(facts, alone, activations)
+    moments = snapshots_of_run(facts, alone, activations)
     return max(sum(term.size for term in moment.terms if term.name not in (MOVED, BUCKETS)) for moment in moments)
 
 
-def moments_of_run(facts: ModelFacts, setup: Setup, activations: Counted) -> tuple[Moment, ...]:
+def snapshots_of_run(facts: ModelSizes, setup: Setup, activations: ActivationCounts) -> tuple[MemorySnapshot, ...]:
     """Those of a step, and of sampling what it trains on."""
-    step = moments_of_step(facts, setup, activations.of_rows(setup.sequences))
-    return (*step, *sampling_moments(facts, setup, activations))
+    step = snapshots_of_step(facts, setup, activations.of_rows(setup.sequences))
+    return (*step, *sampling_snapshots(facts, setup, activations))
 
 
-def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple[Moment, ...]:
+def snapshots_of_step(facts: ModelSizes, setup: Setup, rows: Activations) -> tuple[MemorySnapshot, ...]:
     states, buffers = states_of(facts, setup), buffers_of(facts, setup)
     gradients = gradients_of(facts, setup)
     is_kept_by_engine = setup.zero is not None and not setup.zero.is_fsdp  # DeepSpeed allocates them once
@@ -152,13 +165,13 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
             of_layer = Term(gradients.name, float(setup.weights_bytes * facts.largest_in_layers), gradients.note)
         moments["the head's update"] = (*states, gradients, activations, *buffers, *of_update)
         moments["a layer's update"] = (*states, of_layer, *tied, activations, one_layer, *buffers)
-    return tuple(Moment(name, tuple(term for term in terms if term.size)) for name, terms in moments.items())
+    return tuple(MemorySnapshot(name, tuple(term for term in terms if term.size)) for name, terms in moments.items())
 
 
 # --- states ----------------------------------------------------------------------------------------------------------
 
 
-def states_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+def states_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     zero, others = setup.zero, other_models(facts, setup)
     if zero is None:
         return (Term("weights", weight_bytes(facts, setup), weights_note(setup)), states_on_gpu(facts, setup), *others)
@@ -167,7 +180,7 @@ def states_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     over_gpus = f"{setup.optimizer}, over {setup.gpus} GPUs"
     if zero.is_fsdp:
         held = facts.parameters if zero.keeps_gathered else AHEAD * facts.largest_layer + facts.head
-        in_use = float(computing_bytes(setup) * min(facts.parameters, held))
+        in_use = float(computed_bytes(setup) * min(facts.parameters, held))
         each = (0 if setup.weights_bytes == MASTER else MASTER) + moment_bytes(setup)
         return (
             Term("weights", whole / setup.gpus, of_part),
@@ -193,12 +206,7 @@ def weights_note(setup: Setup) -> str:
     return "fp32" if setup.weights_bytes == 4 else "half precision"
 
 
-def computing_bytes(setup: Setup) -> int:
-    """Of each weight that FSDP2 has gathered."""
-    return 2 if setup.half else setup.weights_bytes
-
-
-def gathered(model: ModelFacts | Other, zero: Zero) -> float:
+def gathered(model: ModelSizes | FrozenModel, zero: Sharding) -> float:
     """Numbers of whole layers that ZeRO-3 has fetched: in use, ahead of their use, or not released yet."""
     held = zero.prefetch_bucket + model.largest_layer
     if zero.max_reuse_distance > 0:
@@ -206,14 +214,14 @@ def gathered(model: ModelFacts | Other, zero: Zero) -> float:
     return min(max(held, model.largest_matrix), model.parameters)
 
 
-def other_models(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+def other_models(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     """Models without gradients on one GPU: divided where ZeRO-3 divides the trained one, else whole."""
-    beside, zero = setup.beside, setup.zero
-    models: list[tuple[str, ModelFacts | Other, int]] = []
-    if beside.reference and setup.lora is None:
+    needs, zero = setup.needs, setup.zero
+    models: list[tuple[str, ModelSizes | FrozenModel, int]] = []
+    if needs.reference and setup.lora is None:
         models.append(("reference model", facts, setup.weights_bytes))
-    if beside.teacher is not None:
-        models.append(("teacher", beside.teacher, beside.teacher.weights_bytes))
+    if needs.teacher is not None:
+        models.append(("teacher", needs.teacher, needs.teacher.weights_bytes))
     terms: list[Term] = []
     for name, model, each in models:
         whole = float(each * model.parameters)
@@ -223,15 +231,15 @@ def other_models(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
         here = 0.0 if zero.offload_parameters else whole / setup.gpus
         terms.append(Term(name, here, f"a {setup.gpus}th part" if setup.gpus > 1 else ""))
         terms.append(Term(f"layers in use of the {name}", each * gathered(model, zero), "gathered"))
-    if judges := sum(judge.weights_bytes * judge.parameters for judge in beside.judges):
-        terms.append(Term("reward model" + "s" * (len(beside.judges) > 1), float(judges), "whole"))
+    if judges := sum(judge.weights_bytes * judge.parameters for judge in needs.judges):
+        terms.append(Term("reward model" + "s" * (len(needs.judges) > 1), float(judges), "whole"))
     return tuple(terms)
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------
 
 
-def gradients_of(facts: ModelFacts, setup: Setup) -> Term:
+def gradients_of(facts: ModelSizes, setup: Setup) -> Term:
     """On one GPU, when all are there."""
     zero, note = setup.zero, ""
     if setup.releases:
@@ -260,7 +268,7 @@ def keeps_whole_gradients(setup: Setup) -> bool:
     return zero is not None and zero.is_fsdp and setup.accumulation > 1 and not zero.reduces_each_micro_batch
 
 
-def without_embedding(facts: ModelFacts, setup: Setup, gradients: Term) -> Term:
+def without_embedding(facts: ModelSizes, setup: Setup, gradients: Term) -> Term:
     """The embedding's gradient comes last, unless it is the head's too."""
     is_alone = setup.zero is None and setup.gpus == 1 and setup.accumulation == 1
     is_missing = is_alone and setup.lora is None and not facts.is_tied and not setup.releases
@@ -268,7 +276,7 @@ def without_embedding(facts: ModelFacts, setup: Setup, gradients: Term) -> Term:
     return Term(gradients.name, gradients.size - missing, gradients.note)
 
 
-def embedding_twice(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+def embedding_twice(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     """A tied embedding has the head's gradient already and adds its own; a fused loss's cannot be added to in place.
 
     One of them is counted among the gradients, but where an engine takes gradients away the last one is still there.
@@ -287,19 +295,19 @@ def embedding_twice(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
 # --- what comes and goes ---------------------------------------------------------------------------------------------
 
 
-def cast_weights(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+def cast_weights(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     """Autocast keeps what it cast until the forward pass is over; without checkpointing the layers keep it anyway."""
     is_cast = setup.half and setup.weights_bytes == 4 and setup.checkpointing and setup.zero is None
     return (half_matrices(facts),) if is_cast else ()
 
 
-def half_matrices(facts: ModelFacts) -> Term:
+def half_matrices(facts: ModelSizes) -> Term:
     matrices = facts.parameters - (0 if facts.is_tied else facts.embedding)
     return Term("half-precision weights", 2.0 * matrices, "of autocast")
 
 
-def buffers_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """What engines set aside, and 4-bit matrices that are brought back to half precision."""
+def buffers_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
+    """Buffers of DDP, DeepSpeed and FSDP2, and a 4-bit matrix that is dequantised to half precision."""
     zero = setup.zero
     if zero is None:
         each = 4 if setup.lora is not None else setup.weights_bytes
@@ -309,7 +317,7 @@ def buffers_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
             return buckets
         return (*buckets, Term("a matrix in half precision", 2.0 * facts.largest_in_layers, "of 4 bit"))
     if zero.is_fsdp:
-        size = float((computing_bytes(setup) + REDUCED) * facts.largest_layer)
+        size = float((computed_bytes(setup) + REDUCED) * facts.largest_layer)
         return (Term("communication buffers", size, "a layer and its gradients"),)
     each, twice = setup.weights_bytes, 2 if zero.overlap_comm else 1
     reduce = each * min(zero.reduce_bucket, facts.trained) * twice
@@ -319,7 +327,7 @@ def buffers_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     return Term(BUCKETS, float(reduce + gather), note), Term(MOVED, float(moved))
 
 
-def update_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+def update_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     """DeepSpeed casts the gradients to fp32."""
     zero = setup.zero
     if zero is None or zero.offload_optimizer or zero.is_fsdp:
@@ -330,29 +338,29 @@ def update_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     return (Term("gradients in fp32", 4.0 * part, "for the update"),)
 
 
-def another_forward(facts: ModelFacts, setup: Setup, of_layer: float) -> tuple[Term, ...]:
+def another_forward(facts: ModelSizes, setup: Setup, of_layer: float) -> tuple[Term, ...]:
     """One layer of a model without gradients that runs while the trained one's activations are kept.
 
     Args:
         of_layer: bytes of a layer's forward pass in the trained model; a teacher's goes by its width.
     """
-    beside = setup.beside
-    if beside.teacher is not None:
-        return (Term("the teacher's forward pass", of_layer * beside.teacher.hidden / facts.hidden, "one layer"),)
-    is_amid = beside.reference and not beside.completion  # else the reference reads completions ahead of the step
+    needs = setup.needs
+    if needs.teacher is not None:
+        return (Term("the teacher's forward pass", of_layer * needs.teacher.hidden / facts.hidden, "one layer"),)
+    is_amid = needs.reference and not needs.completion  # else the reference reads completions ahead of the step
     return (Term("the reference's forward pass", of_layer, "one layer"),) if is_amid else ()
 
 
-def sampling_moments(facts: ModelFacts, setup: Setup, activations: Counted) -> tuple[Moment, ...]:
+def sampling_snapshots(facts: ModelSizes, setup: Setup, activations: ActivationCounts) -> tuple[MemorySnapshot, ...]:
     """Completions are sampled together: their keys and values, and the first pass through their prompts."""
-    sampled, zero, beside = setup.sampled, setup.zero, setup.beside
+    sampled, zero, needs = setup.sampled, setup.zero, setup.needs
     if not sampled:
         return ()
-    cache = float(sampled * setup.length * facts.cached * (2 if setup.half else 4)) if beside.keeps_cache else 0.0
+    cache = float(sampled * setup.length * facts.cached * (2 if setup.half else 4)) if needs.keeps_cache else 0.0
     of_layer = activations.of_rows(sampled).forward / setup.length + 4.0 * sampled * facts.hidden
     prompts, words = of_layer * setup.sequence_length, float(WORD_BYTES * sampled * facts.vocabulary)
-    steps = beside.steps_per_generation
-    is_amid = zero is not None or beside.stage == "gkd" or (steps is not None and steps < setup.accumulation)
+    steps = needs.steps_per_generation
+    is_amid = zero is not None or needs.stage == "gkd" or (steps is not None and steps < setup.accumulation)
     terms = [
         *states_of(facts, setup),
         *([gradients_of(facts, setup)] if is_amid else []),  # of the step's other micro-batches
@@ -363,17 +371,19 @@ def sampling_moments(facts: ModelFacts, setup: Setup, activations: Counted) -> t
     ]
     if setup.half and setup.weights_bytes == 4 and zero is None:
         terms.append(half_matrices(facts))
-    if zero is not None and zero.stage == 3 and beside.gathers:
+    if zero is not None and zero.stage == 3 and needs.gathers:
         whole = float(setup.weights_bytes * facts.parameters)
         terms.append(Term("whole weights", whole, "gathered (training.ds3_gather_for_generation)"))
-    return (Moment(SAMPLING, tuple(term for term in terms if term.size)),)
+    return (MemorySnapshot(SAMPLING, tuple(term for term in terms if term.size)),)
 
 
 # --- the host --------------------------------------------------------------------------------------------------------
 
 
-def host_memory(facts: ModelFacts, setup: Setup, *, workers: int, snapshot: bool, activations: float = 0.0) -> Moment:
-    """Of one machine, with its GPUs' part of what all share.
+def host_memory(
+    facts: ModelSizes, setup: Setup, *, workers: int, snapshot: bool, activations: float = 0.0
+) -> MemorySnapshot:
+    """Memory of one machine's host, with its GPUs' part of what all share.
 
     Args:
         activations: bytes of each process that wait there for the backward pass.
@@ -383,11 +393,11 @@ def host_memory(facts: ModelFacts, setup: Setup, *, workers: int, snapshot: bool
     if zero is None and setup.optimizer == PAGED:
         terms.append(Term("optimizer", here * state_bytes(facts, setup), f"{setup.optimizer}, pinned"))
     if zero is not None and zero.offload_parameters:
-        beside = setup.beside
-        if beside.reference and setup.lora is None:
+        needs = setup.needs
+        if needs.reference and setup.lora is None:
             terms.append(Term("reference model", whole / setup.nodes, "half precision, pinned"))
-        if beside.teacher is not None:
-            of_teacher = beside.teacher.weights_bytes * beside.teacher.parameters
+        if needs.teacher is not None:
+            of_teacher = needs.teacher.weights_bytes * needs.teacher.parameters
             terms.append(Term("teacher", of_teacher / setup.nodes, "pinned"))
     terms.append(Term("activations", here * activations, "pinned"))
     if snapshot:  # without an engine the first process has all of it
@@ -396,7 +406,7 @@ def host_memory(facts: ModelFacts, setup: Setup, *, workers: int, snapshot: bool
     if not any(term.size > whole for term in terms):
         copies = 1 if zero is not None and zero.stage == 3 and not zero.is_fsdp else here
         terms.append(Term("weights while they are loaded", copies * whole, "for a moment"))
-    return Moment("host", (*(term for term in terms if term.size), processes(setup, workers)))
+    return MemorySnapshot("host", (*(term for term in terms if term.size), processes(setup, workers)))
 
 
 def processes(setup: Setup, workers: int) -> Term:
@@ -404,8 +414,8 @@ def processes(setup: Setup, workers: int) -> Term:
     return Term("processes", here * (PROCESS + workers * WORKER), f"{here} of training, {workers * here} of data")
 
 
-def offloaded(facts: ModelFacts, setup: Setup) -> list[Term]:
-    """What ZeRO keeps in pinned memory: torch rounds each pinned block up to a power of two."""
+def offloaded(facts: ModelSizes, setup: Setup) -> list[Term]:
+    """Pinned memory of ZeRO. torch rounds each pinned block up to a power of two."""
     zero, trained, here = setup.zero, facts.trained, setup.gpus_per_node
     terms: list[Term] = []
     if zero is None:

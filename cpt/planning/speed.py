@@ -1,15 +1,46 @@
-"""How long a run takes: from the GPU's peak and the share of it that is reached, or from a measured run."""
+"""How fast the target machine is, and how long a run takes there."""
 
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cpt.errors import RecipeError
-from cpt.planning.facts import ModelFacts
-from cpt.planning.setup import Setup
-from cpt.planning.target import Target
-from cpt.planning.terms import PAGED, accumulates_in_fp32, bytes_of_gradient, state_bytes, update_traffic
+import torch
+
+from cpt.errors import RecipeError, ResourceError
+from cpt.hardware import GPU_TYPES, Gpu, GpuType, find_gpus, host_memory_gib, known_gpu, simplified_gpu
+from cpt.parallelism import groups_of_rows
+from cpt.planning.memory_parts import (
+    PAGED,
+    REDUCED,
+    accumulates_in_fp32,
+    bytes_of_gradient,
+    computed_bytes,
+    state_bytes,
+    update_traffic,
+)
+from cpt.planning.model_sizes import ModelSizes
+from cpt.planning.workload import Setup
+from cpt.plugins import closest
+from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS, read_objects
 
+ASSUMED_HOST_GIB = 64.0
+MATRIX = 1024
+USUAL_TFLOPS = 150.0
+# GB/s each way that collectives reach: from one GPU to others of its machine, and from a machine with such GPUs to
+# others. NVLink at 77 to 80 % of its data sheet, PCIe at 76 %, or 32 % between GeForce cards, which copy through the
+# host (NVIDIA/nccl-tests issue 307); InfiniBand at 90 %, with an adapter for each NVLink GPU.
+LINKS = {
+    **dict.fromkeys(("A100-40GB", "A100-80GB"), (231.0, 180.0)),
+    **dict.fromkeys(("H100", "H200"), (360.0, 360.0)),
+    "B200": (720.0, 360.0),
+    "H100 PCIe": (48.0, 22.5),
+    **dict.fromkeys(("RTX 3090", "RTX 4080", "RTX 4090"), (10.0, 1.0)),
+    "RTX 5090": (20.0, 1.0),
+    **dict.fromkeys(("A10G", "L4", "L40S", "RTX A6000", "RTX 6000 Ada"), (24.0, 6.25)),
+}
+LINKS_OF_OTHERS = (24.0, 1.0)
 # Python peers on one H100: 0.35 to 0.47 with compiled layers; LLMQ in C++: up to 0.6
 ASSUMED_MFU, MFU_RANGE = 0.35, (0.25, 0.5)
 ASSUMED_MFU_NOT_COMPILED = 0.30  # torchtitan, Llama 3.1 8B, one node of H100: compiled layers are 1.16 times as fast
@@ -20,15 +51,157 @@ PCIE_BANDWIDTH = 22e9  # bytes/s each way, of 16 lanes of PCIe 4.0
 BOTH_WAYS = 0.85  # of that, while as much goes the other way
 REACHED_BANDWIDTH = 0.85  # of the GPU's memory, by kernels that only read and write
 HIDDEN = 0.8  # share of the computing that communication can overlap with; assumed
-REDUCED = 4  # bytes of a gradient that FSDP2 reduces
 NOTED = 0.05  # share of a step that is worth a line
 IN_WORDS = {"half": "", "tf32": " in tf32", "fp32": " in fp32"}
 
 
 @dataclass(frozen=True)
+class Target:
+    name: str
+    gpus: int
+    """0: the CPU of this machine."""
+    memory_gib: float
+    """Memory of each GPU, or of the host without GPUs."""
+    peak_flops: float
+    """In bfloat16, dense; of a CPU in float32."""
+    host_memory_gib: float
+    host_source: str
+    host_is_known: bool = True
+    """False if the host's memory is only assumed."""
+    other_peaks: Mapping[str, float] = field(default_factory=dict)
+    """Peaks in `fp32` and `tf32`, if the table has them."""
+    gpu_link: float = 0.0
+    """Bytes/s each way from one GPU to others of its machine; 0 leaves communication out of the plan."""
+    network: float = 0.0
+    """Bytes/s each way from one machine to the others."""
+    bandwidth: float = 0.0
+    """Bytes/s of each GPU's memory; 0 if unknown."""
+
+    def peak(self, precision: str) -> float:
+        """Operations a second of matrix products in `half`, `tf32` or `fp32`."""
+        return self.other_peaks.get(precision, self.peak_flops)
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.gpus == 0
+
+
+def named_gpus(gpu: str | None, gpus: int | None, nodes: int, found: Sequence[Gpu]) -> tuple[str, int]:
+    """Name and total number of the GPUs to plan for: what was given, else what is here."""
+    if gpu is None and not found:
+        raise ResourceError('this machine has no GPU. Name one, such as --gpu "RTX 4090", or --gpu cpu.')
+    if gpu is not None and gpu.strip().lower() == "cpu" and nodes > 1:
+        raise ResourceError("--gpu cpu: only one machine can be planned. Leave out --nodes.")
+    if gpus is None and gpu is not None and nodes > 1:
+        raise ResourceError(
+            f"--nodes {nodes}: say how many GPUs all machines have together, such as --gpus {8 * nodes}."
+        )
+    number = gpus or (1 if gpu is not None else nodes * len(found))
+    if number % nodes:
+        raise ResourceError(f"--gpus {number} cannot be divided evenly over --nodes {nodes}.")
+    return gpu or found[0].name, number
+
+
+def refuse_too_many(recipe: Recipe, gpus: int) -> None:
+    """Each process, or group of processes that share rows, needs a row of each step."""
+    tokens, length = recipe.budget.global_batch_tokens, recipe.data.sequence_length
+    readers = groups_of_rows(recipe.training, gpus)
+    if tokens is not None and tokens // length < readers:
+        raise RecipeError(
+            f"`budget.global_batch_tokens` is {tokens:,}: {tokens // length} rows of {length:,} tokens, fewer than the"
+            f" {readers} that {gpus} GPUs take at once. Use fewer GPUs, shorter rows, or {readers * length:,} tokens."
+        )
+
+
+def find_target(
+    gpu: str,
+    gpus: int,
+    host_memory: float | None,
+    *,
+    memory: float | None = None,
+    peak_tflops: float | None = None,
+    network_gbit: float | None = None,
+) -> Target:
+    """The machine that `--gpu "RTX 4090" --gpus 2` means.
+
+    Args:
+        gpus: on all machines together.
+        host_memory: GiB of each machine; by default this machine's if it has that GPU, else an assumption.
+        memory: GiB of each GPU, for one that is not in the table.
+        peak_tflops: dense bf16 peak of a GPU that is not in the table.
+        network_gbit: Gbit/s of each machine's network.
+
+    Raises:
+        ResourceError: the GPU is unknown.
+    """
+    here = host_memory_gib()
+    if gpu.strip().lower() == "cpu":
+        memory_here = host_memory or here
+        return Target("CPU", 0, memory_here, cpu_peak(), memory_here, "this machine")
+    is_described = memory is not None and peak_tflops is not None
+    kind = GpuType(gpu, memory or 0.0, peak_tflops or 0.0) if is_described else find_gpu_type(gpu)
+    if peak_tflops is not None:
+        kind = replace(kind, peak_tflops=peak_tflops)
+    known = True
+    if host_memory is not None:
+        in_host, source = host_memory, "as given"
+    elif any(simplified_gpu(found.name) == simplified_gpu(kind.name) for found in find_gpus()):
+        in_host, source = here, "this machine"
+    else:
+        in_host, source, known = ASSUMED_HOST_GIB, "assumed; set it with --host-memory GIB", False
+    others = {"fp32": kind.fp32_tflops, "tf32": kind.tf32_tflops}
+    link, network = LINKS.get(kind.name, LINKS_OF_OTHERS)
+    return Target(
+        kind.name,
+        max(1, gpus),
+        memory or kind.memory_gib,
+        kind.peak_tflops * 1e12,
+        in_host,
+        source,
+        known,
+        {precision: 1e12 * tflops for precision, tflops in others.items() if tflops is not None},
+        1e9 * link,
+        1e9 * (network if network_gbit is None else network_gbit / 8),
+        1e9 * (kind.bandwidth_gb or 0),
+    )
+
+
+def find_gpu_type(name: str) -> GpuType:
+    """The kind of GPU, however its name is written."""
+    by_name = {simplified_gpu(kind.name): kind for kind in GPU_TYPES}
+    word = simplified_gpu(name)
+    if kind := by_name.get(word) or by_name.get(f"RTX{word}"):
+        return kind
+    near = next((known for known in by_name if word and known.startswith(word)), None)
+    near = near or closest(word, by_name) or closest(f"RTX{word}", by_name)
+    hint = f" Did you mean `{by_name[near].name}`?" if near else ""
+    raise ResourceError(
+        f"--gpu: unknown GPU `{name}`.{hint} Known: {', '.join(kind.name for kind in GPU_TYPES)}, and cpu. For others,"
+        " `cpt plan` has --memory-gib and --peak-tflops (dense bf16); for `cpt init` name one with as much memory."
+    )
+
+
+def peak_of(name: str) -> float:
+    """Peak operations per second of a GPU by its driver's name; an assumed value if it is not in the table."""
+    kind = known_gpu(name)
+    return (kind.peak_tflops if kind is not None else USUAL_TFLOPS) * 1e12
+
+
+def cpu_peak() -> float:
+    """Floating-point operations a second of the best of a few fp32 matrix products."""
+    matrix = torch.rand(MATRIX, MATRIX)
+    seconds = []
+    for _ in range(4):
+        start = time.perf_counter()
+        matrix @ matrix
+        seconds.append(time.perf_counter() - start)
+    return 2 * MATRIX**3 / min(seconds)
+
+
+@dataclass(frozen=True)
 class Speed:
     tokens_per_second: float
-    """Of all GPUs together."""
+    """Tokens per second of all GPUs together."""
     source: str
     waits: str = ""
     """A sentence about what slows a step, or empty."""
@@ -43,7 +216,7 @@ def assumed_mfu(setup: Setup) -> float:
     return ASSUMED_MFU if setup.compiles else ASSUMED_MFU_NOT_COMPILED
 
 
-def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -> Speed:
+def planned_speed(facts: ModelSizes, setup: Setup, target: Target, mfu: float) -> Speed:
     again = (COMPUTED_AGAIN - 1) / setup.recomputing.every_n_layers if setup.checkpointing else 0.0
     operations = setup.tokens_at_once * (facts.flops_per_token * (1 + again) + extra_flops(facts, setup))
     peak = target.peak(setup.precision)
@@ -69,15 +242,15 @@ def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -
     return Speed(setup.tokens_per_step / step, source, waits)
 
 
-def extra_flops(facts: ModelFacts, setup: Setup) -> float:
+def extra_flops(facts: ModelSizes, setup: Setup) -> float:
     """For each token, of forward passes without gradients: of the reference, the model itself, and a teacher."""
     own = facts.flops_per_token / (3 if setup.lora is None else 2)
-    teacher = setup.beside.teacher
-    return setup.beside.forward_passes * own + (2.0 * teacher.parameters if teacher is not None else 0.0)
+    teacher = setup.needs.teacher
+    return setup.needs.forward_passes * own + (2.0 * teacher.parameters if teacher is not None else 0.0)
 
 
-def moving_seconds(facts: ModelFacts, setup: Setup) -> float:
-    """Of a micro-batch: what ZeRO moves between host and GPU, both ways at once."""
+def moving_seconds(facts: ModelSizes, setup: Setup) -> float:
+    """Seconds per micro-batch in which ZeRO moves weights and gradients between host and GPU, in both directions."""
     zero = setup.zero
     if zero is None or not zero.offload_optimizer:
         return 0.0
@@ -87,14 +260,14 @@ def moving_seconds(facts: ModelFacts, setup: Setup) -> float:
     return max(down, up) / setup.gpus / PCIE_BANDWIDTH
 
 
-def paging_seconds(facts: ModelFacts, setup: Setup) -> float:
-    """Of a step: paged states come from the host and go back, both ways at once."""
+def paging_seconds(facts: ModelSizes, setup: Setup) -> float:
+    """Seconds per step in which paged states move from the host and back, in both directions."""
     is_paged = setup.optimizer == PAGED and setup.zero is None
     return state_bytes(facts, setup) / (BOTH_WAYS * PCIE_BANDWIDTH) if is_paged else 0.0
 
 
-def update_seconds(facts: ModelFacts, setup: Setup, target: Target) -> float:
-    """Of AdamW, on the host or in the GPU's memory."""
+def update_seconds(facts: ModelSizes, setup: Setup, target: Target) -> float:
+    """Seconds of an AdamW update, on the host or in the GPU's memory."""
     zero = setup.zero
     if zero is None or not zero.offload_optimizer:
         here = facts.trained / (1 if zero is None else setup.gpus)
@@ -103,8 +276,8 @@ def update_seconds(facts: ModelFacts, setup: Setup, target: Target) -> float:
     return ADAM_TRAFFIC * facts.trained / setup.nodes / HOST_BANDWIDTH + back
 
 
-def waiting_seconds(facts: ModelFacts, setup: Setup, target: Target, *, computing: float, backward: float) -> float:
-    """Of a step: communication that computing does not hide.
+def waiting_seconds(facts: ModelSizes, setup: Setup, target: Target, *, computing: float, backward: float) -> float:
+    """Seconds per step of communication that does not overlap with computing.
 
     Args:
         computing: seconds of a micro-batch.
@@ -122,7 +295,7 @@ def waiting_seconds(facts: ModelFacts, setup: Setup, target: Target, *, computin
     return max(0.0, overlapped / slowest - HIDDEN * window) + alone / slowest
 
 
-def sent_bytes(facts: ModelFacts, setup: Setup) -> tuple[float, float]:
+def sent_bytes(facts: ModelSizes, setup: Setup) -> tuple[float, float]:
     """Bytes that each GPU sends in a step, while it computes and after that.
 
     A ring of n GPUs sends (n-1)/n of the data from each for a gather or a reduce-scatter, and twice that for an
@@ -134,7 +307,7 @@ def sent_bytes(facts: ModelFacts, setup: Setup) -> tuple[float, float]:
         sent = 2 * ring * bytes_of_gradient(setup) * facts.trained
         return (0.0, sent) if accumulates_in_fp32(setup) else (sent, 0.0)
     if zero.is_fsdp:
-        weights = (2 if setup.half else setup.weights_bytes) * facts.parameters
+        weights = computed_bytes(setup) * facts.parameters
         gathers = steps * (1 if zero.keeps_gathered else 2)
         reduces = steps if zero.reduces_each_micro_batch else 1
         return ring * (gathers * weights + reduces * REDUCED * facts.trained), 0.0
@@ -147,11 +320,7 @@ def sent_bytes(facts: ModelFacts, setup: Setup) -> tuple[float, float]:
 
 
 def measured_speed(run: Path) -> Speed:
-    """The median tokens a second of a run.
-
-    Raises:
-        RecipeError: it has none.
-    """
+    """The median tokens a second of a run."""
     key = "tokens_per_second"
     figures = sorted(float(row[key]) for row in read_objects(run / METRICS, []) if key in row)
     if not figures:

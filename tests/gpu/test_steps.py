@@ -13,9 +13,9 @@ from cpt.models.config import config_from
 from cpt.models.fused_loss import FusedLoss
 from cpt.models.varlen_attention import VARLEN
 from cpt.planning.activations import count_activations
-from cpt.planning.facts import facts_of
 from cpt.planning.memory import plan_memory
-from cpt.planning.setup import setup_of
+from cpt.planning.model_sizes import sizes_of_model
+from cpt.planning.workload import read_setup
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 
@@ -113,8 +113,8 @@ def test_a_run_takes_the_memory_that_is_planned(tiny_recipe, tmp_path):
         recipe = run(tiny_recipe, tmp_path, training={"bf16": True}, shape=LARGEST, data=data, budget=budget)
 
     measured = peak_of(whole_run)
-    config, setup = config_from(recipe.model.config), setup_of(recipe, 1, None, attention=VARLEN, on_cpu=not ON_GPU)
+    config, setup = config_from(recipe.model.config), read_setup(recipe, 1, None, attention=VARLEN, on_cpu=not ON_GPU)
     planned = plan_memory(
-        facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)
+        sizes_of_model(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)
     ).model_alone
     assert 0.95 < planned / measured < 1.1

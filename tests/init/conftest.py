@@ -13,8 +13,7 @@ from cpt.models.build import build_model
 from cpt.models.config import config_from
 from cpt.models.inventory import build_on_meta, count_model_parameters, longest_row
 from cpt.models.known_bases import known_base
-from cpt.planning.init_documents import DocumentFacts, read_documents
-from cpt.planning.init_rules import BaseModel
+from cpt.planning.init_recipe import BaseModel, DocumentStatistics, read_documents
 from cpt.recipe.schema import Model
 
 LLAMA = {"model_type": "llama", "max_position_embeddings": 131072, "num_key_value_heads": 8}
@@ -55,7 +54,7 @@ def base_of(tokenizer_folder: Path) -> Callable[..., BaseModel]:
 
 
 @pytest.fixture(scope="session")
-def facts(corpus: Path, tokenizer_folder: Path) -> DocumentFacts:
+def facts(corpus: Path, tokenizer_folder: Path) -> DocumentStatistics:
     """Of the domain's documents."""
     encoder = DocumentEncoder(AutoTokenizer.from_pretrained(tokenizer_folder))
     return read_documents(str(corpus / "domain.jsonl"), None, encoder)

@@ -7,10 +7,9 @@ from transformers import AutoTokenizer
 
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, ResourceError
-from cpt.planning import init_documents as documents
-from cpt.planning.init_documents import read_documents
-from cpt.planning.init_rules import choose, own_run
-from cpt.planning.target import find_target
+from cpt.planning import init_recipe as documents
+from cpt.planning.init_recipe import choose, own_run, read_documents
+from cpt.planning.speed import find_target
 
 FAR = {"bytes_per_token": 2.4, "compared_with_english": 0.6}
 

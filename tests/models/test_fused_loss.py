@@ -20,7 +20,7 @@ from cpt.models.fused_loss import (
     fused_scores,
     why_not_fused,
 )
-from cpt.planning.storages import PeakOfStorages
+from cpt.planning.dry_run import PeakOfStorages
 from cpt.recipe.schema import Model
 
 FAMILIES = ("llama", "gpt2", "minimind2", "minimind2_moe", "nemotron", "qwen3")

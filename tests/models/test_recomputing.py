@@ -12,7 +12,7 @@ from cpt.errors import RecipeError
 from cpt.models import recomputing
 from cpt.models.build import build_model
 from cpt.models.recomputing import OffloadedActivations, keep_attention, read_recomputing, set_up_recomputing
-from cpt.planning.storages import PeakOfStorages
+from cpt.planning.dry_run import PeakOfStorages
 from cpt.recipe.schema import Model
 
 LAYERS = 4

@@ -6,9 +6,10 @@ from functools import lru_cache
 import pytest
 from planned_setups import PLAIN
 
+from cpt.hardware import GIB
 from cpt.models.config import config_from
 from cpt.planning.activations import count_activations
-from cpt.planning.advice import (
+from cpt.planning.fitting import (
     PROFILES,
     cheapest_that_fits,
     fits,
@@ -16,9 +17,8 @@ from cpt.planning.advice import (
     with_all_parameters,
     with_small_states,
 )
-from cpt.planning.facts import facts_of
-from cpt.planning.target import find_target
-from cpt.planning.terms import GIB
+from cpt.planning.model_sizes import sizes_of_model
+from cpt.planning.speed import find_target
 
 LLAMA_1B = config_from(
     {
@@ -38,7 +38,7 @@ LLAMA_1B = config_from(
 @lru_cache
 def cached(weights_bytes, lora):
     setup = replace(PLAIN, sequence_length=4096, weights_bytes=weights_bytes, lora=dict(lora) if lora else None)
-    return facts_of(LLAMA_1B, setup.lora, 4096), count_activations(LLAMA_1B, setup)
+    return sizes_of_model(LLAMA_1B, setup.lora, 4096), count_activations(LLAMA_1B, setup)
 
 
 def count(setup):

@@ -15,10 +15,10 @@ from cpt.models.compiled import Compiling, compile_layers, move_checkpoints_into
 from cpt.models.config import config_from
 from cpt.models.recomputing import Recomputing
 from cpt.planning import activations
-from cpt.planning.activations import SavedBytes, computing_as, count_activations, fake_row, model_on_meta
-from cpt.planning.facts import facts_of
+from cpt.planning.activations import SavedBytes, count_activations
+from cpt.planning.dry_run import computing_as, fake_row, keep_planned_attention, model_on_meta
 from cpt.planning.memory import plan_memory
-from cpt.planning.planned_attention import keep_planned_attention
+from cpt.planning.model_sizes import sizes_of_model
 
 GPT2_SMALL = {"model_type": "gpt2", "n_embd": 768, "n_layer": 1, "n_head": 12, "vocab_size": 512, "n_positions": 1024}
 GPT2_SMALL |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
@@ -96,6 +96,6 @@ def test_a_layer_that_cannot_be_traced_is_counted_without_the_compiler(monkeypat
     monkeypatch.setattr(activations, "count_compiled", fail)
     found = count("llama")
     assert found == eager
-    plan = plan_memory(facts_of(config_from(SHAPES["llama"]), None, 128), setup_for(**SHORT), found)
+    plan = plan_memory(sizes_of_model(config_from(SHAPES["llama"]), None, 128), setup_for(**SHORT), found)
     notes = [term.note for moment in plan.moments for term in moment.terms if term.name == "activations"]
     assert all("not compiled" in note for note in notes)

@@ -5,7 +5,7 @@ from tiny_models import tiny_config
 
 from cpt.models.config import load_config
 from cpt.models.inventory import build_on_meta
-from cpt.planning.compiling import compiles
+from cpt.planning.workload import compiles
 from cpt.recipe.schema import Model, Recipe
 
 

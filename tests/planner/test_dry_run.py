@@ -6,11 +6,10 @@ from planned_setups import SHAPES, WAYS, setup_for
 from transformers import AutoModelForCausalLM
 
 from cpt.models.config import config_from
-from cpt.planning.activations import count_activations, fake_row
-from cpt.planning.dry_run import dry_run
-from cpt.planning.facts import facts_of
+from cpt.planning.activations import count_activations
+from cpt.planning.dry_run import PeakOfStorages, dry_run, fake_row
 from cpt.planning.memory import plan_memory
-from cpt.planning.storages import PeakOfStorages
+from cpt.planning.model_sizes import sizes_of_model
 
 FAST = [
     ("llama", "half"),
@@ -38,9 +37,9 @@ CASES = [pytest.param(*pair, id=" ".join(pair), marks=mark_of(pair)) for pair in
 def test_the_formula_is_within_five_per_cent_of_a_dry_run_and_hardly_below(shape, way):
     config, setup = config_from(SHAPES[shape]), setup_for(**WAYS[way])
     formula = plan_memory(
-        facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)
+        sizes_of_model(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)
     ).model_alone
-    assert 0.97 <= formula / dry_run(config, setup).peak <= 1.05
+    assert 0.97 <= formula / dry_run(config, setup) <= 1.05
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -62,4 +61,4 @@ def test_a_dry_run_is_a_real_step_without_its_memory(checkpointing):
             model(**row, labels=row["input_ids"]).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert dry_run(config, setup).peak == pytest.approx(storages.peak, rel=0.01)
+    assert dry_run(config, setup) == pytest.approx(storages.peak, rel=0.01)

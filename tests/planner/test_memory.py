@@ -3,26 +3,25 @@
 from dataclasses import replace
 
 import pytest
-from planned_setups import PLAIN, SHAPES, setup_for
-from planner_facts import FACTS
+from planned_setups import FACTS, PLAIN, SHAPES, setup_for
 
+from cpt.hardware import GIB
 from cpt.models.config import config_from
 from cpt.models.recomputing import Recomputing
 from cpt.optim.paged_states import BUFFER, BUFFERS
-from cpt.planning.activations import Activations, Counted, count_activations
-from cpt.planning.facts import facts_of
+from cpt.planning.activations import ActivationCounts, Activations, count_activations
 from cpt.planning.memory import plan_memory
-from cpt.planning.setup import Zero
-from cpt.planning.stage_terms import TILES, Beside, Other
-from cpt.planning.terms import GIB, state_bytes
+from cpt.planning.memory_parts import state_bytes
+from cpt.planning.model_sizes import TILES, FrozenModel, StageNeeds, sizes_of_model
+from cpt.planning.workload import Sharding
 
 SMALL = replace(FACTS, in_linear_layers=700, largest_in_layers=60)
-ROW = Activations(kept=10_000, largest_layer=2_000, layer_inputs=500, backward=300, again=2_300, forward=640)
-COUNTED = Counted(ROW, replace(ROW, kept=20_000, layer_inputs=1_000, backward=600, again=4_600, forward=1280))
+ROW = Activations(kept=10_000, layer_inputs=500, backward=300, again=2_300, forward=640)
+COUNTED = ActivationCounts(ROW, replace(ROW, kept=20_000, layer_inputs=1_000, backward=600, again=4_600, forward=1280))
 AUTOCAST = replace(PLAIN, weights_bytes=4, sequence_length=8)
-ZERO3 = Zero(3, prefetch_bucket=0, max_live=0, max_reuse_distance=0)
+ZERO3 = Sharding(3, prefetch_bucket=0, max_live=0, max_reuse_distance=0)
 ON_HOST = {"offload_optimizer": True, "offload_parameters": True}
-FSDP = Zero(3, is_fsdp=True)
+FSDP = Sharding(3, is_fsdp=True)
 
 
 def moments(setup, facts=SMALL):
@@ -35,11 +34,11 @@ def host(setup, **options):
 
 
 def test_a_loss_in_tiles_scores_what_the_model_wrote():
-    setup = replace(AUTOCAST, half=False, micro_batch=2, beside=Beside("dpo", TILES))
+    setup = replace(AUTOCAST, half=False, micro_batch=2, needs=StageNeeds("dpo", TILES))
     tile = 4 * 16 * 32768
     assert moments(setup)["the forward pass ends"]["logits"] == tile
     assert moments(setup)["the loss"]["logits"] == tile + 4 * 16 * 2 + 4 * 100
-    written = replace(setup, beside=Beside("grpo", TILES, completion=3))
+    written = replace(setup, needs=StageNeeds("grpo", TILES, completion=3))
     assert moments(written)["the forward pass ends"]["logits"] == 4 * 6 * 32768
 
 
@@ -77,7 +76,7 @@ def test_weights_in_4_bit(double, each):
 
 
 def test_what_is_offloaded_is_on_the_host_in_pinned_blocks():
-    zero = Zero(3, sub_group=100, **ON_HOST)
+    zero = Sharding(3, sub_group=100, **ON_HOST)
     found = host(replace(AUTOCAST, zero=zero, weights_bytes=2))
     assert found["optimizer and fp32 weights"] == 12_000 and found["gradients"] == 2000
     assert found["rounding of pinned blocks"] == pytest.approx(4000 * (512 / 400 - 1))
@@ -85,7 +84,7 @@ def test_what_is_offloaded_is_on_the_host_in_pinned_blocks():
 
 
 def test_each_of_several_machines_has_its_part():
-    setup = replace(AUTOCAST, gpus=4, weights_bytes=2, zero=Zero(3, sub_group=250, **ON_HOST))
+    setup = replace(AUTOCAST, gpus=4, weights_bytes=2, zero=Sharding(3, sub_group=250, **ON_HOST))
     whole, each = host(setup, snapshot=True), host(replace(setup, nodes=2), snapshot=True)
     for name in ("weights", "optimizer and fp32 weights", "gradients", "processes"):
         assert each[name] == whole[name] / 2, name
@@ -103,15 +102,17 @@ def test_each_of_several_machines_has_its_part():
     ],
 )
 def test_a_reference_is_whole_but_under_zero_3_and_free_with_an_adapter(changes, expected):
-    setup = replace(PLAIN, gpus=4, beside=Beside("dpo", TILES, reference=True), **changes)
+    setup = replace(PLAIN, gpus=4, needs=StageNeeds("dpo", TILES, reference=True), **changes)
     assert moments(setup)["the loss"].get("reference model") == expected
     on_host = setup.zero is not None and setup.zero.offload_parameters
     assert host(setup).get("reference model") == (2000 if on_host else None)
 
 
 def test_teachers_and_reward_models_have_their_own_sizes():
-    judges = (Other(100, 10, 10, 2, 4), Other(100, 10, 10, 2, 2))
-    setup = replace(PLAIN, lora={"r": 1}, beside=Beside("distill", teacher=Other(5000, 700, 500, 4, 2), judges=judges))
+    judges = (FrozenModel(100, 10, 10, 2, 4), FrozenModel(100, 10, 10, 2, 2))
+    setup = replace(
+        PLAIN, lora={"r": 1}, needs=StageNeeds("distill", teacher=FrozenModel(5000, 700, 500, 4, 2), judges=judges)
+    )
     there = moments(setup)["the update"]
     assert (there["teacher"], there["reward models"]) == (10_000, 600)
     assert moments(replace(setup, zero=ZERO3, gpus=2))["the update"]["teacher"] == 5_000
@@ -119,12 +120,12 @@ def test_teachers_and_reward_models_have_their_own_sizes():
 
 def test_sampling_takes_keys_and_values_of_whole_completions():
     setup = replace(AUTOCAST, half=False, sequence_length=6, micro_batch=2, accumulation=3, on_cpu=True)
-    setup = replace(setup, beside=Beside("grpo", TILES, completion=2))
+    setup = replace(setup, needs=StageNeeds("grpo", TILES, completion=2))
     there = moments(setup, replace(SMALL, cached=10))["sampling completions"]
     assert there["generation cache"] == 6 * 8 * 10 * 4 and there["logits"] == 16 * 6 * 50
     assert there["one layer's forward pass"] == pytest.approx(6 * 640 * 6 / 8 + 4 * 6 * 2 * 6)
     assert "gradients" not in there
-    often = replace(setup, beside=replace(setup.beside, steps_per_generation=2))
+    often = replace(setup, needs=replace(setup.needs, steps_per_generation=2))
     assert "gradients" in moments(often)["sampling completions"]
     under_zero3 = replace(setup, zero=ZERO3, half=True, weights_bytes=2, gpus=2, on_cpu=False)
     assert moments(under_zero3)["sampling completions"]["whole weights"] == 2000
@@ -135,7 +136,7 @@ def test_offloaded_activations_are_on_the_host():
     plans = []
     for how in (Recomputing(), Recomputing(offload=True)):
         setup = setup_for(micro_batch=8, recomputing=how)
-        plans.append(plan_memory(facts_of(config, None, 512), setup, count_activations(config, setup)))
+        plans.append(plan_memory(sizes_of_model(config, None, 512), setup, count_activations(config, setup)))
     here, away = (
         max(term.size for moment in plan.moments for term in moment.terms if term.name == "activations")
         for plan in plans

@@ -4,7 +4,7 @@ import pytest
 from planned_setups import PLAIN
 from transformers import AutoConfig
 
-from cpt.planning.setup import Zero, attention_on_gpu, fsdp_of, setup_of, zero_of
+from cpt.planning.workload import Sharding, attention_on_gpu, read_deepspeed_sharding, read_fsdp_sharding, read_setup
 from cpt.recipe.schema import Recipe
 
 
@@ -21,7 +21,7 @@ def recipe(*, model: dict | None = None, budget: dict | None = None, **training:
 
 
 def setup(gpus=1, profile=None, on_cpu=False, **written):
-    return setup_of(recipe(**written), gpus, profile, attention="sdpa", on_cpu=on_cpu)
+    return read_setup(recipe(**written), gpus, profile, attention="sdpa", on_cpu=on_cpu)
 
 
 def test_weights_are_fp32_unless_something_else_keeps_masters():
@@ -46,15 +46,15 @@ def test_auto_attention_means_on_a_gpu_what_a_run_there_would_take(written, expe
 
 
 def test_what_a_profile_leaves_out_is_as_deepspeed_has_it():
-    zero = zero_of({"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}})
+    zero = read_deepspeed_sharding({"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}})
     assert zero is not None and (zero.reduce_bucket, zero.sub_group) == (500_000_000, 1_000_000_000)
-    assert zero.overlap_comm and zero_of({"zero_optimization": {"stage": 0}}) is None
+    assert zero.overlap_comm and read_deepspeed_sharding({"zero_optimization": {"stage": 0}}) is None
 
 
 def test_fsdp_divides_as_zero3_does_with_weights_as_layers_see_them():
-    kept = fsdp_of({"fsdp": "full_shard", "fsdp_config": {"fsdp_reshard_after_forward": False}})
-    assert kept is not None and kept.stage == 3 and kept.keeps_gathered and fsdp_of({"bf16": True}) is None
+    kept = read_fsdp_sharding({"fsdp": "full_shard", "fsdp_config": {"fsdp_reshard_after_forward": False}})
+    assert kept is not None and kept.stage == 3 and kept.keeps_gathered and read_fsdp_sharding({"bf16": True}) is None
     synced = {"fsdp": True, "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
-    assert fsdp_of(synced).reduces_each_micro_batch
-    divided = replace(PLAIN, weights_bytes=4, zero=Zero(3, is_fsdp=True))
+    assert read_fsdp_sharding(synced).reduces_each_micro_batch
+    divided = replace(PLAIN, weights_bytes=4, zero=Sharding(3, is_fsdp=True))
     assert divided.as_computed.weights_bytes == 2 and replace(divided, half=False).as_computed.weights_bytes == 4

@@ -4,17 +4,16 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from planner_facts import FACTS
+from planned_setups import FACTS
 from stage_steps import SHAPE, measured_peak, recipe_of
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from cpt.errors import RecipeError
 from cpt.models.config import config_from
 from cpt.planning.activations import count_activations
-from cpt.planning.facts import facts_of
-from cpt.planning.memory import facts_for, plan_memory
-from cpt.planning.setup import setup_of
-from cpt.planning.stage_terms import KINDS, LMBDA, SCORE, Beside, beside_of, with_own_head
+from cpt.planning.memory import plan_memory, sizes_for_stage
+from cpt.planning.model_sizes import KINDS, LMBDA, SCORE, StageNeeds, read_stage_needs, sizes_of_model, with_own_head
+from cpt.planning.workload import read_setup
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.schema import Reward
 from cpt.training.find_stage import find_stage
@@ -50,7 +49,7 @@ def test_defaults_are_those_of_the_config_class(stage):
     ],
 )
 def test_what_a_stage_has_besides(stage, training, reference, sequences, completion, tmp_path):
-    found = beside_of(recipe_of(stage, tmp_path, **training))
+    found = read_stage_needs(recipe_of(stage, tmp_path, **training))
     assert (found.reference, found.sequences, found.completion) == (reference, sequences, completion)
 
 
@@ -65,36 +64,36 @@ def test_a_teacher_is_counted_from_its_config(tmp_path):
     path = saved(tmp_path / "teacher")
     config = config_from({**SHAPE, "hidden_size": 32, "intermediate_size": 48})
     for training, each in (({}, 4), ({"bf16": True}, 2)):
-        teacher = beside_of(recipe_of("distill", tmp_path, teacher_model_name_or_path=path, **training)).teacher
+        teacher = read_stage_needs(recipe_of("distill", tmp_path, teacher_model_name_or_path=path, **training)).teacher
         assert (
             teacher is not None
             and teacher.weights_bytes == each
-            and teacher.parameters == facts_of(config, None, 1).parameters
+            and teacher.parameters == sizes_of_model(config, None, 1).parameters
         )
     with pytest.raises(RecipeError, match="teacher_model_name_or_path` is missing"):
-        beside_of(recipe_of("distill", tmp_path))
+        read_stage_needs(recipe_of("distill", tmp_path))
 
 
 def test_reward_models_are_counted_without_a_language_models_head_or_named_where_they_cannot_be(tmp_path):
     path = saved(tmp_path / "judge", AutoModelForSequenceClassification)
     recipe = recipe_of("grpo", tmp_path)
-    (judge,) = beside_of(recipe.model_copy(update={"rewards": [Reward(name="reward_model", path=path)]})).judges
+    (judge,) = read_stage_needs(recipe.model_copy(update={"rewards": [Reward(name="reward_model", path=path)]})).judges
     real = AutoModelForSequenceClassification.from_pretrained(path)
     assert (
         judge.parameters == pytest.approx(sum(p.numel() for p in real.parameters()), rel=0.001)
         and judge.weights_bytes == 4
     )
-    found = beside_of(
+    found = read_stage_needs(
         recipe.model_copy(update={"rewards": [Reward(name="reward_model", path=str(tmp_path / "nowhere"))]})
     )
     assert found.judges == () and "the reward model" in found.uncounted[0]
 
 
 def test_one_score_takes_the_place_of_the_head_and_values_come_beside_it():
-    score = with_own_head(FACTS, Beside("reward", logits=SCORE), adapters=False)
+    score = with_own_head(FACTS, StageNeeds("reward", logits=SCORE), adapters=False)
     assert (score.parameters, score.trained, score.head, score.vocabulary) == (902, 902, 2, 1)
-    assert with_own_head(FACTS, Beside("ppo"), adapters=False).trained == 1003
-    assert with_own_head(FACTS, Beside("dpo"), adapters=False) is FACTS
+    assert with_own_head(FACTS, StageNeeds("ppo"), adapters=False).trained == 1003
+    assert with_own_head(FACTS, StageNeeds("dpo"), adapters=False) is FACTS
 
 
 def planned_and_measured(stage, folder, **options):
@@ -106,10 +105,10 @@ def planned_and_measured(stage, folder, **options):
         options["teacher_model_name_or_path"] = str(folder / "t")
     recipe = recipe_of(stage, folder, **options)
     config = config_from(recipe.model.config)
-    setup = setup_of(recipe, 1, None, attention="sdpa", on_cpu=True)
-    return plan_memory(facts_for(config, setup), setup, count_activations(config, setup)).model_alone, measured_peak(
-        recipe
-    )
+    setup = read_setup(recipe, 1, None, attention="sdpa", on_cpu=True)
+    return plan_memory(
+        sizes_for_stage(config, setup), setup, count_activations(config, setup)
+    ).model_alone, measured_peak(recipe)
 
 
 SAMPLES_MUCH = {

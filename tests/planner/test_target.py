@@ -2,14 +2,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from planned_setups import PLAIN
-from planner_facts import FACTS
+from planned_setups import FACTS, PLAIN
 
 from cpt.errors import RecipeError
 from cpt.hardware import GPU_TYPES, Gpu, simplified_gpu
-from cpt.planning.setup import Zero
-from cpt.planning.speed import measured_speed, planned_speed, sent_bytes
-from cpt.planning.target import LINKS, find_gpu_type, find_target
+from cpt.planning.speed import LINKS, find_gpu_type, find_target, measured_speed, planned_speed, sent_bytes
+from cpt.planning.workload import Sharding
 
 HERE = [Gpu("NVIDIA L4", 24, 23, "550", "8.9")] * 4
 H100 = replace(find_target("H100", 1, 64.0), bandwidth=0.0)  # updates take no time
@@ -44,7 +42,7 @@ def test_tokens_a_second_are_the_peak_over_the_operations():
 
 
 def test_offloading_waits_for_the_bus_and_the_host():
-    zero = Zero(3, offload_optimizer=True, offload_parameters=True)
+    zero = Sharding(3, offload_optimizer=True, offload_parameters=True)
     slow, many = (planned_speed(LARGE, replace(PLAIN, zero=zero, micro_batch=rows), H100, 0.35) for rows in (1, 64))
     assert "update in host memory" in slow.waits
     assert many.tokens_per_second > 10 * slow.tokens_per_second
@@ -54,11 +52,11 @@ def test_offloading_waits_for_the_bus_and_the_host():
     ("zero", "sent", "after"),
     [
         (None, 2 * 2000, 0),
-        (Zero(1), 2 * 2000, 2000),
-        (Zero(2), 4 * 2 * 2000, 2000),
-        (Zero(3), 4 * 3 * 2000, 0),
-        (Zero(3, overlap_comm=False), 0, 4 * 3 * 2000),
-        (Zero(3, is_fsdp=True), 4 * 2 * 2000 + 4000, 0),
+        (Sharding(1), 2 * 2000, 2000),
+        (Sharding(2), 4 * 2 * 2000, 2000),
+        (Sharding(3), 4 * 3 * 2000, 0),
+        (Sharding(3, overlap_comm=False), 0, 4 * 3 * 2000),
+        (Sharding(3, is_fsdp=True), 4 * 2 * 2000 + 4000, 0),
     ],
 )
 def test_what_a_gpu_sends_in_a_step_of_four_micro_batches(zero, sent, after):
@@ -67,7 +65,7 @@ def test_what_a_gpu_sends_in_a_step_of_four_micro_batches(zero, sent, after):
 
 
 def test_slow_links_make_a_step_longer():
-    setup = replace(PLAIN, gpus=8, zero=Zero(3))
+    setup = replace(PLAIN, gpus=8, zero=Sharding(3))
     cards = find_target("RTX 4090", 8, 64.0)
     slow, alone = (planned_speed(LARGE, setup, card, 0.4) for card in (cards, replace(cards, gpu_link=0.0)))
     assert "waiting for other GPUs" in slow.waits and slow.tokens_per_second < 0.5 * alone.tokens_per_second

@@ -3,9 +3,9 @@ import torch
 from planned_setups import SHAPES
 
 from cpt.errors import RecipeError
-from cpt.planning import automatic
-from cpt.planning.automatic import with_chosen_values, with_placeholders
-from cpt.planning.target import find_target
+from cpt.planning import fitting
+from cpt.planning.fitting import with_chosen_values, with_placeholders
+from cpt.planning.speed import find_target
 from cpt.recipe.schema import Budget, Recipe
 
 
@@ -49,7 +49,7 @@ def test_a_model_that_cannot_be_planned_asks_for_a_number(monkeypatch):
     def fails(*_):
         raise KeyError("no layers")
 
-    monkeypatch.setattr(automatic, "count_activations", fails)
+    monkeypatch.setattr(fitting, "count_model", fails)
     with pytest.raises(RecipeError, match=r"gradient_checkpointing: auto.*Write a number"):
         with_chosen_values(recipe(gradient_checkpointing="auto"))
 

@@ -1,7 +1,6 @@
 import pytest
 
-from cpt.planning.craft import craft_warnings
-from cpt.planning.gate import check_reality
+from cpt.planning.gate import check_reality, craft_warnings
 from cpt.recipe.schema import Recipe
 
 

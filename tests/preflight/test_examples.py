@@ -4,8 +4,8 @@ import pytest
 from tiny_tasks import TINY
 from transformers import AutoTokenizer
 
-from cpt.planning.check_examples import check_first_examples
-from cpt.planning.findings import PreflightReport
+from cpt.planning.check_model import check_first_examples
+from cpt.planning.preflight import PreflightReport
 from cpt.recipe.load import load_recipe
 
 

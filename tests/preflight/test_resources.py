@@ -2,15 +2,14 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from planned_setups import PLAIN, SHAPES
-from planner_facts import FACTS
+from planned_setups import FACTS, PLAIN, SHAPES
 
 from cpt.errors import ResourceError
 from cpt.hardware import Gpu
 from cpt.models.config import config_from
 from cpt.planning.check_resources import DiskNeeds, check_disk, check_resources, checkpoints_at_once, disk_needs
-from cpt.planning.findings import PreflightReport
-from cpt.planning.setup import Zero
+from cpt.planning.preflight import PreflightReport
+from cpt.planning.workload import Sharding
 from cpt.recipe.schema import Recipe
 
 
@@ -38,8 +37,8 @@ def test_what_stays_and_the_one_being_written_are_counted(load, checkpoints, at_
         ({"rounding": "kahan"}, 2 + 8 + 2, 2),
         ({"optimizer": "sgd"}, 2, 2),
         ({"optimizer": "my_lab.optim:sophia"}, 2, 2),
-        ({"zero": Zero(2)}, 2 + 12 + 2, 2),
-        ({"zero": Zero(3, is_fsdp=True), "weights_bytes": 4}, 4 + 12, 4),
+        ({"zero": Sharding(2)}, 2 + 12 + 2, 2),
+        ({"zero": Sharding(3, is_fsdp=True), "weights_bytes": 4}, 4 + 12, 4),
     ],
 )
 def test_a_checkpoint_is_weights_moments_and_a_master_copy(load, changes, each, exported):

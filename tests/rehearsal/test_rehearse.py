@@ -9,7 +9,7 @@ from launching import ROOT, environment_of_a_run, launch, zero_profile
 from tiny import write_documents, write_recipe
 
 from cpt.checkpoints.manifest import hash_file
-from cpt.commands.rehearse.command import scratch_folder
+from cpt.commands.rehearse import scratch_folder
 from cpt.recipe.load import load_recipe
 
 STEPS = ["recipe", "longest rows", "first steps", "save", "export", "disk", "resume"]

@@ -1,14 +1,25 @@
-"""What a practitioner would choose for these documents, this model and this machine, by a few rules with sources."""
+"""Choose a recipe for these documents, this model and this machine, by rules with sources."""
 
+import importlib.util
 import math
+import random
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from xxhash import xxh3_64_intdigest
 
+from cpt.data.filters.built_in import language_identifier
+from cpt.data.readers.documents import BadRow, Document, Piece
+from cpt.data.readers.files import CONVERTED
+from cpt.data.readers.opening import format_of
+from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of, read_piece
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError, ResourceError
+from cpt.hardware import GIB
 from cpt.models.adapters import adaptable, count_lora_parameters
 from cpt.models.config import load_config
 from cpt.models.inventory import (
@@ -19,25 +30,32 @@ from cpt.models.inventory import (
     vocabulary_size,
 )
 from cpt.models.known_bases import KnownBase, known_base
-from cpt.planning.activations import count_activations
-from cpt.planning.advice import fits, shipped_profiles
-from cpt.planning.automatic import fastest_that_fits
-from cpt.planning.init_documents import DocumentFacts
-from cpt.planning.memory import facts_for, plan_memory
-from cpt.planning.setup import attention_on_gpu, setup_of
-from cpt.planning.speed import MFU_RANGE, assumed_mfu, planned_speed
-from cpt.planning.target import Target
-from cpt.planning.terms import GIB
+from cpt.planning.fitting import fastest_that_fits, fits, shipped_profiles
+from cpt.planning.memory import count_model, plan_memory
+from cpt.planning.speed import MFU_RANGE, Target, assumed_mfu, planned_speed
+from cpt.planning.workload import attention_on_gpu, read_setup
 from cpt.recipe.load import load_recipe
-from cpt.recipe.paths import is_local
+from cpt.recipe.paths import TEXT_FILES, is_local
 from cpt.recipe.references import REPOSITORY
 from cpt.recipe.run_results import result_of_run
-from cpt.recipe.schema import Model, Recipe, Tokenizer
+from cpt.recipe.schema import DocumentSource, Model, Recipe, Tokenizer
 from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, RECIPE
 from cpt.tokenizer.load import load_tokenizer
 from cpt.training.engine_profiles import read_profile
 
+READ_BYTES = 64 * 2**20  # of files; of more, pieces are drawn
+PIECE_BYTES = 4 * 2**20
+TOKENISED = 400  # documents
+LONGEST_TOKENISED = 100_000  # characters of one
+TEXT_COLUMNS = ("text", "content", "body", "document", "article", "raw_content", "page_content", "markdown", "code")
+FEWEST_DOCUMENTS = 50  # of which a fifth, 10, can be held out
+MOST_BAD = 0.05
+ENGLISH = (
+    "The question of how a machine can learn from what people have written is an old one. A reader who opens a book"
+    " brings along most of what is needed to understand it: the words, the order in which they may stand, and a large"
+    " part of the world that they speak about."
+)
 Shift = Literal["weak", "strong"]
 LONGEST_ROW, LONGEST_ROW_ON_CPU = 4096, 512
 SHIFT_BELOW = 0.75  # of English's bytes per token
@@ -58,6 +76,139 @@ HELD_OUT_DOCUMENTS, MOST_HELD_OUT, LEAST_HELD_OUT = 100, 0.2, 0.005
 MOST_EVALUATIONS, EVALUATION_SHARE = 5, 0.1
 
 
+@dataclass
+class DocumentStatistics:
+    source: DocumentSource
+    formats: Counter[str]
+    documents: int = 0
+    """Estimated if not all was read."""
+    text_bytes: int = 0
+    bad_rows: int = 0
+    first_bad: str = ""
+    repeats: int = 0
+    """Documents among those read whose text was read before."""
+    documents_read: int = 0
+    is_whole: bool = True
+    languages: Counter[str] | None = None
+    """Languages of the sample; None if py3langid is not installed."""
+    sample: list[str] = field(default_factory=list)
+    tokens: int = 0
+    """Estimated from the sample, unless it holds all documents."""
+    bytes_per_token: float = 0.0
+    compared_with_english: float = 1.0
+    """Bytes per token as a share of plain English's: far below 1, the tokenizer was not made for these documents."""
+
+    @property
+    def bad_share(self) -> float:
+        return self.bad_rows / max(1, self.bad_rows + self.documents_read)
+
+    @property
+    def main_language(self) -> str | None:
+        return self.languages.most_common(1)[0][0] if self.languages else None
+
+
+def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder) -> DocumentStatistics:
+    """Read the documents, or 64 MiB of them drawn by chance, and tokenise a sample.
+
+    Args:
+        path: file, folder or glob.
+        text_column: by default the first of the usual names.
+
+    Raises:
+        DataError: there are none, too few to evaluate on, or too many bad rows.
+    """
+    source = find_source(path, text_column)
+    files = files_with_sizes(source, "DOCUMENTS")
+    facts = DocumentStatistics(source, Counter(format_of(name).removeprefix(".") for name, _ in files))
+    draw, seen, done_bytes = random.Random(0), set[int](), 0
+    pieces = list(pieces_of(source, "DOCUMENTS", PIECE_BYTES))
+    for piece in draw.sample(pieces, len(pieces)):
+        if done_bytes >= READ_BYTES:
+            facts.is_whole = False
+            break
+        for item in read_piece(source, piece, "DOCUMENTS"):
+            add_row(facts, item, seen, draw)
+        done_bytes += (piece.stop or Path(piece.path).stat().st_size) - piece.start
+    scale = 1.0 if facts.is_whole else sum(size for _, size in files) / done_bytes
+    facts.documents, facts.text_bytes = round(facts.documents_read * scale), round(facts.text_bytes * scale)
+    refuse_unusable(facts)
+    if importlib.util.find_spec("py3langid") is not None:
+        identifier = language_identifier()
+        facts.languages = Counter(identifier.classify(text[:2000])[0] for text in facts.sample[:200])
+    texts = [text[:LONGEST_TOKENISED] for text in facts.sample]
+    tokens = int(encoder.encode(texts)[1].sum())
+    facts.bytes_per_token = sum(len(text.encode()) for text in texts) / max(1, tokens)
+    facts.tokens = round(facts.text_bytes / facts.bytes_per_token)
+    english = len(ENGLISH.encode()) / int(encoder.encode([ENGLISH])[1].sum())
+    facts.compared_with_english = facts.bytes_per_token / english
+    return facts
+
+
+def add_row(facts: DocumentStatistics, item: Document | BadRow, seen: set[int], draw: random.Random) -> None:
+    """Count one row; each document has the same chance to be in the sample."""
+    if isinstance(item, BadRow):
+        facts.bad_rows += item.num_rows
+        facts.first_bad = facts.first_bad or f"{item.where}: {item.detail}"
+        return
+    facts.documents_read += 1
+    encoded = item.text.encode()
+    facts.text_bytes += len(encoded)
+    digest = xxh3_64_intdigest(encoded)
+    facts.repeats += digest in seen
+    seen.add(digest)
+    if len(facts.sample) < TOKENISED:
+        facts.sample.append(item.text)
+    elif (place := draw.randrange(facts.documents_read)) < TOKENISED:
+        facts.sample[place] = item.text
+
+
+def find_source(path: str, text_column: str | None) -> DocumentSource:
+    """The recipe's source for these documents, with the column of their texts."""
+    if kind_of(path) != "local":
+        raise DataError(f"{path}: DOCUMENTS is a file, folder or glob of this machine.")
+    try:
+        files = [name for name, _ in files_with_sizes(DocumentSource(path=path), "DOCUMENTS")]
+    except DataError as problem:
+        text = str(problem).split(" Set `DOCUMENTS.path`")[0]
+        raise DataError(f"{text} {to_convert(path) or 'Give another DOCUMENTS.'}") from problem
+    first = next((name for name in files if format_of(name) not in TEXT_FILES), files[0])
+    missing: BadRow | None = None
+    for column in [text_column] if text_column else TEXT_COLUMNS:
+        source = DocumentSource(path=path, text_column=column)
+        item = next(read_piece(source, Piece(first, 0, None, 0), "DOCUMENTS"), None)
+        if not isinstance(item, BadRow) or item.reason != "missing column":
+            return source
+        missing = missing or item
+    assert missing is not None, "one column at least was tried"
+    raise DataError(f"{missing.where}: {missing.detail}. Say which column holds the text: --text-column NAME.")
+
+
+def to_convert(path: str) -> str:
+    """The command to type if a folder has files that only `cpt data ingest` reads."""
+    folder = Path(path).expanduser()
+    found = {file.suffix for file in folder.rglob("*") if file.suffix.lower() in CONVERTED} if folder.is_dir() else ()
+    if not found:
+        return ""
+    name = f"{folder.name}-text"
+    return f"Convert its {', '.join(sorted(found))} files with: cpt data ingest {folder} --output {name}"
+
+
+def refuse_unusable(facts: DocumentStatistics) -> None:
+    path, converted = facts.source.path, to_convert(facts.source.path)
+    if facts.bad_share > MOST_BAD:
+        rows = facts.bad_rows + facts.documents_read
+        raise DataError(
+            f"{path}: {facts.bad_rows:,} of {rows:,} rows are not documents; the first: {facts.first_bad}. Fix them,"
+            f" or remove these files. {converted}"
+        )
+    if facts.documents < FEWEST_DOCUMENTS:
+        split = "A txt or md file is one document: split long ones. " if facts.formats.keys() & {"txt", "md"} else ""
+        raise DataError(
+            f"{path}: {facts.documents:,} document(s), but {FEWEST_DOCUMENTS} are needed, since some are held out for"
+            f" the evaluation. {split}{converted or 'Give more.'}"
+        )
+
+
 @dataclass(frozen=True)
 class BaseModel:
     """A model that training starts from, without its weights."""
@@ -73,7 +224,7 @@ class BaseModel:
 
 
 @dataclass(frozen=True)
-class Way:
+class TrainingMethod:
     name: str
     """`full`, `lora` (with embeddings and head) or `adapters`."""
     profile: str | None
@@ -83,14 +234,14 @@ class Way:
     hours: tuple[float, float, float]
     """Expected, and at the ends of published efficiency, without evaluation and saving."""
     refused: list[str]
-    """Ways tried before, with what they need."""
+    """Methods that do not fit, with the memory they need."""
 
 
 @dataclass(frozen=True)
-class Choices:
-    """What the recipe says, apart from the words."""
+class RecipeChoices:
+    """The values of the recipe."""
 
-    way: Way
+    way: TrainingMethod
     sequence_length: int
     shift_reason: str
     replay: float
@@ -109,7 +260,7 @@ class Choices:
         return self.replay == STRONG_REPLAY
 
     def tokens_between(self, times: int) -> int:
-        """Tokens between events that happen so many times in the run."""
+        """Tokens between events that happen `times` times in the run."""
         return max(self.batch_tokens, self.tokens // times)
 
 
@@ -134,7 +285,7 @@ def read_base(path: str) -> BaseModel:
 
 
 def own_run(path: str) -> KnownBase | None:
-    """How a run of ours trained the model that it exported to this folder."""
+    """Training details of an exported model, if this folder is the export of a cpt run."""
     run = Path(path).expanduser().parent
     metrics, recipe = run / "metrics.jsonl", run / RECIPE
     if not is_local(path) or Path(path).name != EXPORT or not metrics.is_file() or not recipe.is_file():
@@ -146,7 +297,7 @@ def own_run(path: str) -> KnownBase | None:
 
 
 def choose(
-    facts: DocumentFacts,
+    facts: DocumentStatistics,
     base: BaseModel,
     target: Target,
     *,
@@ -154,7 +305,7 @@ def choose(
     tokens: int | None = None,
     full: bool | None = None,
     shift: Shift | None = None,
-) -> Choices:
+) -> RecipeChoices:
     """Decide everything.
 
     Args:
@@ -188,11 +339,11 @@ def choose(
             f"{facts.source.path}: its {facts.tokens:,} tokens make {tokens // batch} steps of {batch:,} tokens, too"
             " few to learn from. Give more documents, or --tokens to read them more often."
         )
-    way = way_that_fits(base, target, length, tokens, batch, full)
+    way = first_method_that_fits(base, target, length, tokens, batch, full)
     rate, rate_reason = learning_rate(base, is_full=way.name == "full", is_strong_shift=is_strong)
     # evaluations cost a third of training, and should take a tenth of the time
     often = int(3 * EVALUATION_SHARE * tokens / max(1.0, held_out * facts.tokens))
-    return Choices(
+    return RecipeChoices(
         way,
         length,
         reason,
@@ -208,7 +359,7 @@ def choose(
     )
 
 
-def measured_shift(facts: DocumentFacts) -> tuple[bool, str]:
+def measured_shift(facts: DocumentStatistics) -> tuple[bool, str]:
     """How far the documents are from what the base read, by how well its tokenizer fits them."""
     fit = f"{facts.bytes_per_token:.2f} bytes a token, {100 * facts.compared_with_english:.0f} % of plain English"
     if facts.main_language not in (None, "en") and facts.compared_with_english < 1:
@@ -216,7 +367,7 @@ def measured_shift(facts: DocumentFacts) -> tuple[bool, str]:
     return facts.compared_with_english < SHIFT_BELOW, fit
 
 
-def ways_to_train(base: BaseModel, target: Target) -> Iterator[tuple[str, str | None, dict[str, Any] | None]]:
+def training_methods(base: BaseModel, target: Target) -> Iterator[tuple[str, str | None, dict[str, Any] | None]]:
     """Name, DeepSpeed profile and adapters: all parameters before adapters, on the GPU before on the host."""
     if target.gpus < 2:
         yield "full", None, None
@@ -235,11 +386,13 @@ def ways_to_train(base: BaseModel, target: Target) -> Iterator[tuple[str, str | 
         yield name, None, options
 
 
-def way_that_fits(base: BaseModel, target: Target, length: int, tokens: int, batch: int, full: bool | None) -> Way:
-    """The first way that fits, with its fastest micro-batch."""
+def first_method_that_fits(
+    base: BaseModel, target: Target, length: int, tokens: int, batch: int, full: bool | None
+) -> TrainingMethod:
+    """The first training method that fits, with its fastest micro-batch."""
     refused: list[str] = []
     gpus = max(1, target.gpus)
-    for name, profile, lora in ways_to_train(base, target):
+    for name, profile, lora in training_methods(base, target):
         if full is not None and full != (name == "full"):
             continue
         training: dict[str, Any] = {
@@ -261,8 +414,8 @@ def way_that_fits(base: BaseModel, target: Target, length: int, tokens: int, bat
         recipe, config = Recipe.model_validate(sections), base.model.config
         attention = "sdpa" if target.on_cpu else attention_on_gpu(recipe, config)
         read = read_profile(str(REPOSITORY / profile)) if profile else None
-        setup = setup_of(recipe, gpus, read, attention=attention, on_cpu=target.on_cpu)
-        facts, activations = facts_for(config, setup), count_activations(config, setup)
+        setup = read_setup(recipe, gpus, read, attention=attention, on_cpu=target.on_cpu)
+        facts, activations = count_model(config, setup)
         rows = batch // (length * gpus)
         sizes = [size for size in MICRO_BATCHES if rows % size == 0 and size * length <= max(MOST_TOKENS, length)]
         setup = fastest_that_fits(
@@ -281,7 +434,7 @@ def way_that_fits(base: BaseModel, target: Target, length: int, tokens: int, bat
             shares = (assumed_mfu(setup), MFU_RANGE[1], MFU_RANGE[0])
             expected, least, most = (planned_speed(facts, setup, target, mfu).hours(tokens) for mfu in shares)
             memory, hours = plan.peak.size / GIB, (expected, least, most)
-            return Way(name, profile, setup.micro_batch, setup.checkpointing, memory, hours, refused)
+            return TrainingMethod(name, profile, setup.micro_batch, setup.checkpointing, memory, hours, refused)
         what = {"full": "all parameters", "lora": "LoRA with embeddings and head", "adapters": "LoRA"}[name]
         needs = f"{plan.peak.size / GIB:.1f} GiB of {target.memory_gib:.0f} on the GPU"
         if not has_host or fits(plan, target):
@@ -320,7 +473,7 @@ def learning_rate(base: BaseModel, *, is_full: bool, is_strong_shift: bool) -> t
 
 
 def round_down(number: float, digits: int = 2) -> int:
-    """To so many significant digits: 1,234,567 becomes 1,200,000."""
+    """Round to `digits` significant digits: 1,234,567 becomes 1,200,000."""
     if number < 10**digits:
         return math.floor(number)
     step = 10 ** (math.floor(math.log10(number)) - digits + 1)

@@ -1,4 +1,4 @@
-"""What the reality gate found, the exit code that follows, and the line of each mistake in the recipe's file."""
+"""The report of the reality gate: mistakes with their line in the recipe, blockers, warnings, and the exit code."""
 
 import re
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class PreflightReport:
     warnings: list[str] = field(default_factory=list)
     """Works, but outside of published bands."""
     plan: dict[str, Any] | None = None
-    """What the run takes of the GPUs that are here, by plan."""
+    """Planned memory and speed on the GPUs of this machine."""
 
     @property
     def exit_code(self) -> int:

@@ -1,16 +1,20 @@
-"""What each stage holds and computes besides the model that it trains, read from the recipe."""
+"""Sizes of a model, and what its stage holds and computes besides it."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cpt.data.readers.forms import form_of_stage
 from cpt.errors import CptError, RecipeError
+from cpt.models.adapters import adaptable, count_lora_parameters
 from cpt.models.config import load_config
-from cpt.planning.facts import ModelFacts, facts_of
+from cpt.models.fused_loss import why_not_fused
+from cpt.models.inventory import attention_heads, build_on_meta, count_model_parameters, flops_per_token
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Model, Recipe
 
@@ -26,8 +30,78 @@ LMBDA = 0.5  # of GKDConfig: the share of steps whose answers the student writes
 
 
 @dataclass(frozen=True)
+class ModelSizes:
+    """Sizes in numbers, not bytes."""
+
+    name: str
+    """The model type."""
+    parameters: int
+    trained: int
+    head: int
+    """Numbers in the layer that computes the logits, tied or not."""
+    vocabulary: int
+    """Rows of that layer."""
+    hidden: int
+    largest_matrix: int
+    largest_layer: int
+    embedding: int
+    is_tied: bool
+    """The head is the embedding."""
+    flops_per_token: float
+    has_fused_loss: bool
+    in_linear_layers: int = 0
+    """Without the head: what can be in 4 bit."""
+    largest_in_layers: int = 0
+    """The largest matrix apart from embedding and head."""
+    cached: int = 0
+    """Keys and values for each token of a completion's context."""
+
+
+def sizes_of_model(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_length: int) -> ModelSizes:
+    model = build_on_meta(config)
+    head = model.get_output_embeddings().get_parameter("weight")
+    embedding = model.get_input_embeddings().get_parameter("weight")
+    count = count_model_parameters(model)
+    by_layer: dict[str, int] = defaultdict(int)
+    layers = [f"{name}." for name, module in model.named_modules() if isinstance(module, GradientCheckpointingLayer)]
+    for name, parameter in model.named_parameters():
+        by_layer[next((layer for layer in layers if name.startswith(layer)), name)] += parameter.numel()
+    in_layers = [one.numel() for one in model.parameters() if one is not head and one is not embedding]
+    return ModelSizes(
+        name=str(config.model_type),
+        parameters=count.total,
+        trained=count.total if lora is None else count_lora_parameters(model, lora),
+        head=head.numel(),
+        vocabulary=head.shape[0],
+        hidden=head.shape[1],
+        largest_matrix=max(parameter.numel() for parameter in model.parameters()),
+        largest_layer=max(by_layer.values()),
+        embedding=embedding.numel(),
+        is_tied=embedding is head,
+        flops_per_token=flops_per_token(model, sequence_length, trains_weights=lora is None),
+        has_fused_loss=why_not_fused(model) is None,
+        in_linear_layers=sum(layer.get_parameter("weight").numel() for _, layer in adaptable(model)),
+        largest_in_layers=max(in_layers, default=0),
+        cached=cached_numbers(model),
+    )
+
+
+def cached_numbers(model: PreTrainedModel) -> int:
+    """Keys and values of all layers for one token, as transformers caches them: latent attention in full."""
+    if (heads := attention_heads(model.config)) == 0:
+        return 0
+    config = model.config.get_text_config()
+    values = config.to_dict()
+    layers = sum(type(module).__name__.endswith("Attention") for module in model.modules())
+    if values.get("kv_lora_rank"):
+        return layers * heads * int(values["qk_nope_head_dim"] + values["qk_rope_head_dim"] + values["v_head_dim"])
+    width = int(values.get("head_dim") or int(config.hidden_size) // heads)
+    return layers * 2 * int(values.get("num_key_value_heads") or heads) * width
+
+
+@dataclass(frozen=True)
 class StageKind:
-    """What a stage needs whatever the recipe says, and the defaults of its config class."""
+    """Needs of a stage that are the same in every recipe, and defaults of its config class."""
 
     logits: str
     reference: bool = False
@@ -62,7 +136,7 @@ KINDS: Mapping[str, StageKind] = {
 
 
 @dataclass(frozen=True)
-class Other:
+class FrozenModel:
     """A model that is not trained."""
 
     parameters: int
@@ -73,27 +147,27 @@ class Other:
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What a run holds and computes besides the model that it trains; by default nothing."""
+class StageNeeds:
+    """Models and computation of a run besides the model that it trains; empty by default."""
 
     stage: str = "cpt"
     logits: str = WHOLE
     sequences: int = 1
-    """Of each row, with gradients."""
+    """Sequences with gradients for each row."""
     completion: int = 0
     """Tokens that the model adds to a row itself."""
     reference: bool = False
-    teacher: Other | None = None
-    judges: tuple[Other, ...] = ()
+    teacher: FrozenModel | None = None
+    judges: tuple[FrozenModel, ...] = ()
     forward_passes: float = 0.0
-    """Of the model or its reference without gradients, for each one with them."""
+    """Forward passes without gradients, for each one with gradients."""
     steps_per_generation: int | None = None
     generation_batch: int | None = None
     keeps_cache: bool = True
     gathers: bool = True
     """Under ZeRO-3, whole weights on each GPU while it samples."""
     uncounted: tuple[str, ...] = ()
-    """What the plan leaves out, in words."""
+    """Memory that the plan leaves out, as text."""
 
     def sampled(self, micro_batch: int, accumulation: int, gpus: int) -> int:
         if not self.completion:
@@ -105,17 +179,12 @@ class Beside:
         return micro_batch * (self.steps_per_generation or accumulation)
 
 
-def beside_of(recipe: Recipe) -> Beside:
-    """Read it from the recipe, and the configs of other models from their folders.
-
-    Raises:
-        RecipeError: the stage learns from a teacher, and there is none.
-        ResourceError: the teacher's config cannot be read.
-    """
+def read_stage_needs(recipe: Recipe) -> StageNeeds:
+    """Read it from the recipe, and the configs of other models from their folders."""
     training, stage = recipe.training, recipe.stage
     kind = KINDS.get(stage, StageKind(WHOLE))
     reference = kind.reference or kind.beta is not None and float(training.get("beta", kind.beta)) > 0
-    judges, uncounted = judges_of(recipe)
+    judges, uncounted = reward_models_of(recipe)
     uncounted += ["activations of reward models"] if judges else []
     completion = 0
     if kind.written is not None and (stage != "gkd" or float(training.get("lmbda", LMBDA))):
@@ -124,7 +193,7 @@ def beside_of(recipe: Recipe) -> Beside:
     samples_here = completion and not training.get("use_vllm")
     if completion and not samples_here:
         uncounted.append("the memory that vLLM takes (`training.vllm_gpu_memory_utilization`)")
-    return Beside(
+    return StageNeeds(
         stage=stage,
         logits=kind.logits,
         sequences=2 if form_of_stage(stage) == "preference" else 1,
@@ -142,18 +211,15 @@ def beside_of(recipe: Recipe) -> Beside:
     )
 
 
-def teacher_of(training: Mapping[str, Any]) -> Other:
-    """Raises:
-    RecipeError: none is named.
-    """
+def teacher_of(training: Mapping[str, Any]) -> FrozenModel:
     path = result_of_run(training.get(TEACHER))
     if path is None:
         raise RecipeError(f"`training.{TEACHER}` is missing: a Hub id, a folder or a run (runs/NAME).")
     config = load_config(Model(path=path, revision=training.get("teacher_model_revision")))
-    return other_model(config, 2 if training.get("bf16") else 4)
+    return frozen_model(config, 2 if training.get("bf16") else 4)
 
 
-def judges_of(recipe: Recipe) -> tuple[tuple[Other, ...], list[str]]:
+def reward_models_of(recipe: Recipe) -> tuple[tuple[FrozenModel, ...], list[str]]:
     """The reward models, whole on each GPU in the type they were saved in; and those that cannot be read."""
     known, unknown = [], []
     for reward in recipe.rewards:
@@ -166,29 +232,28 @@ def judges_of(recipe: Recipe) -> tuple[tuple[Other, ...], list[str]]:
             unknown.append(f"the reward model {path} ({' '.join(str(problem).split())[:200]})")
             continue
         saved_as, text = config.dtype, config.get_text_config()
-        judge = other_model(config, saved_as.itemsize if isinstance(saved_as, torch.dtype) else 4)
+        judge = frozen_model(config, saved_as.itemsize if isinstance(saved_as, torch.dtype) else 4)
         head = 0 if text.tie_word_embeddings else text.vocab_size * judge.hidden
         known.append(replace(judge, parameters=judge.parameters - head))
     return tuple(known), unknown
 
 
-def other_model(config: PreTrainedConfig, weights_bytes: int) -> Other:
-    facts = facts_of(config, None, 1)
-    return Other(facts.parameters, facts.largest_layer, facts.largest_matrix, facts.hidden, weights_bytes)
+def frozen_model(config: PreTrainedConfig, weights_bytes: int) -> FrozenModel:
+    facts = sizes_of_model(config, None, 1)
+    return FrozenModel(facts.parameters, facts.largest_layer, facts.largest_matrix, facts.hidden, weights_bytes)
 
 
-def with_own_head(facts: ModelFacts, beside: Beside, *, adapters: bool) -> ModelFacts:
+def with_own_head(facts: ModelSizes, needs: StageNeeds, *, adapters: bool) -> ModelSizes:
     """The model as its stage trains it: with one score in place of the language model's head, or a value head."""
-    if beside.stage == "ppo":
+    if needs.stage == "ppo":
         head = facts.hidden + 1
         return replace(facts, parameters=facts.parameters + (0 if adapters else head), trained=facts.trained + head)
-    if beside.logits != SCORE:
+    if needs.logits != SCORE:
         return facts
     gone = 0 if facts.is_tied else facts.head
     return replace(
         facts,
         parameters=facts.parameters - gone + facts.hidden,
-        active=facts.active - gone + facts.hidden,
         trained=facts.trained + facts.hidden - (0 if adapters else gone),
         head=facts.hidden,
         vocabulary=1,

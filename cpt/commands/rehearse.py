@@ -41,8 +41,8 @@ from cpt.hardware import host_memory_gib
 from cpt.launch.attempts import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
 from cpt.launch.processes import environment_alone
 from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once
-from cpt.planning.findings import placed
 from cpt.planning.gate import check_reality
+from cpt.planning.preflight import placed
 from cpt.plugins import import_user_module
 from cpt.process import Child
 from cpt.recipe.load import dump_recipe, load_with_places
@@ -52,7 +52,7 @@ from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, LOCK, Run
 from cpt.training.resuming import BIT_EXACT
 
-PROGRAM = Path(__file__).with_name("part.py")
+PROGRAM = Path(__file__).with_name("rehearse_program.py")
 NAME = "run"
 KILLED = re.compile(r"Signal 9 \(SIGKILL\)|return code = -9|SIGKILL: 9")  # of torchrun, deepspeed and accelerate
 ROUNDING, ROUNDING_IN_16_BITS = 1e-3, 2e-2  # relative differences of losses
@@ -295,12 +295,7 @@ def shown(finding: RehearsedPart) -> str:
 
 @contextmanager
 def scratch_folder(recipe: Recipe) -> Iterator[Path]:
-    """An empty folder beside the run's, for one rehearsal at a time.
-
-    Raises:
-        LaunchError: the recipe is being rehearsed right now.
-        RecipeError: the folder cannot be written.
-    """
+    """An empty folder beside the run's, for one rehearsal at a time."""
     folder = recipe.output_dir / f".{recipe.name}.rehearsal"
     try:
         folder.mkdir(parents=True, exist_ok=True)

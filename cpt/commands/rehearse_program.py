@@ -1,4 +1,4 @@
-"""One start of a rehearsed run: `part.py PART RECIPE REPORTS`, started by the run's launcher."""
+"""One start of a rehearsed run: `rehearse_program.py PART RECIPE REPORTS`, started by the run's launcher."""
 
 import json
 import resource

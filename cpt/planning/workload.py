@@ -1,4 +1,4 @@
-"""What of a recipe decides how much memory its run takes."""
+"""Read from a recipe the settings that decide how much memory and time its run takes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,20 +7,31 @@ from typing import Any, Self, cast
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from cpt.data.readers.forms import form_of_stage
-from cpt.models.recomputing import Recomputing, read_recomputing
+from cpt.models.compiled import (
+    UNDER_FSDP,
+    UNDER_ZERO3,
+    UNEVEN,
+    decoder_layers,
+    has_experts,
+    recomputes_under_fsdp,
+    wanted_compiling,
+)
+from cpt.models.inventory import runs_along_the_row
+from cpt.models.recomputing import SWITCHES, Recomputing, read_recomputing
 from cpt.models.varlen_attention import VARLEN, why_not_varlen
 from cpt.optim.adamw import automatic_dtype
 from cpt.parallelism import read_parallelism
-from cpt.planning.compiling import compiles
-from cpt.planning.stage_terms import MASKED_FORMS, Beside, beside_of
+from cpt.planning.model_sizes import KINDS, MASKED_FORMS, StageNeeds, read_stage_needs
+from cpt.recipe.automatic import AUTO, COMPILING
 from cpt.recipe.schema import Recipe
 
 BUCKET = 500_000_000  # elements; DeepSpeed's own defaults
 PREFETCH, SUB_GROUP, LIVE = 50_000_000, 1_000_000_000, 1_000_000_000
+FEWEST_STEPS = 100  # compiling takes 20 to 60 seconds, which fewer steps do not win back
 
 
 @dataclass(frozen=True)
-class Zero:
+class Sharding:
     """How DeepSpeed or FSDP2 divides a run; sizes in elements."""
 
     stage: int
@@ -55,7 +66,7 @@ class Setup:
     half: bool
     """Computes in bf16 or fp16."""
     weights_bytes: int
-    """Of one weight: of the copy that layers compute with, or the frozen one."""
+    """Bytes of one weight that layers compute with, or of a frozen one."""
     checkpointing: bool
     fused_loss: bool
     """Wanted; `logits.fuses` knows whether the model allows it."""
@@ -64,15 +75,15 @@ class Setup:
     attention: str
     optimizer: str
     lora: Mapping[str, Any] | None
-    zero: Zero | None
+    zero: Sharding | None
     tf32: bool = False
     recomputing: Recomputing = Recomputing()
     """Which layers are computed again under checkpointing, and where kept activations wait."""
     rounding: str | None = None
-    """Of bfloat16 weights that have no master copy."""
+    """Rounding of bfloat16 weights without a master copy."""
     releases: bool = False
     """Each gradient is used and dropped as soon as it is there."""
-    beside: Beside = Beside()
+    needs: StageNeeds = StageNeeds()
     nodes: int = 1
     """Machines, with equally many of the GPUs."""
     batch_is_given: bool = False
@@ -81,7 +92,7 @@ class Setup:
     """Computes in fp16."""
     compiles: bool = False
     from_scratch: bool = False
-    """There are no trained weights that adapters could be added to."""
+    """The model starts from random weights, so adapters cannot be added."""
 
     @property
     def gpus_per_node(self) -> int:
@@ -96,12 +107,12 @@ class Setup:
     @property
     def sequences(self) -> int:
         """That go through the model at once, on each process."""
-        return self.micro_batch * self.beside.sequences
+        return self.micro_batch * self.needs.sequences
 
     @property
     def length(self) -> int:
         """Tokens of the longest sequence: a row, and what the model itself adds to it."""
-        return self.sequence_length + self.beside.completion
+        return self.sequence_length + self.needs.completion
 
     @property
     def tokens_at_once(self) -> int:
@@ -109,24 +120,19 @@ class Setup:
 
     @property
     def sampled(self) -> int:
-        return self.beside.sampled(self.micro_batch, self.accumulation, self.gpus)
+        return self.needs.sampled(self.micro_batch, self.accumulation, self.gpus)
 
     @property
     def precision(self) -> str:
         return "half" if self.half else "tf32" if self.tf32 else "fp32"
 
     @property
-    def rows_at_once(self) -> int:
-        """Over all processes."""
-        return self.gpus * self.micro_batch
-
-    @property
     def tokens_per_step(self) -> int:
         """Over all processes, with each row counted as `sequence_length`."""
-        return self.rows_at_once * self.accumulation * self.sequence_length
+        return self.gpus * self.micro_batch * self.accumulation * self.sequence_length
 
 
-def setup_of(
+def read_setup(
     recipe: Recipe,
     gpus: int,
     profile: Mapping[str, Any] | None,
@@ -152,13 +158,13 @@ def setup_of(
     accumulation = int(training.get("gradient_accumulation_steps", 1))
     if recipe.budget.global_batch_tokens is not None:
         accumulation = max(1, round(recipe.budget.global_batch_tokens / (micro_batch * gpus * length)))
-    zero = zero_of(profile) if profile is not None else fsdp_of(training)
+    zero = read_deepspeed_sharding(profile) if profile is not None else read_fsdp_sharding(training)
     written = {"float32": 4, "bfloat16": 2, "float16": 2}.get(recipe.model.dtype)
     automatic = automatic_dtype(recipe, deepspeed=profile is not None, on_gpu=not on_cpu).itemsize
     if training.get("fp16") and profile is not None:
         automatic = 2  # the engine rounds what it is given
-    beside = beside_of(recipe)
-    uncounted = list(beside.uncounted)
+    needs = read_stage_needs(recipe)
+    uncounted = list(needs.uncounted)
     if parallelism.sharing_rows > parallelism.sp_size:
         uncounted.append(
             "tensor and context parallelism (`training.parallelism_config`): processes are counted as whole"
@@ -187,7 +193,7 @@ def setup_of(
         recomputing=read_recomputing(training),
         rounding=recipe.optimizer.options.get("rounding"),
         releases=bool(recipe.optimizer.options.get("release_gradients", False)),
-        beside=replace(beside, uncounted=tuple(uncounted)),
+        needs=replace(needs, uncounted=tuple(uncounted)),
         nodes=nodes,
         batch_is_given=recipe.budget.global_batch_tokens is not None,
         scales_loss=bool(training.get("fp16")),
@@ -209,7 +215,7 @@ def attention_on_gpu(recipe: Recipe, config: PreTrainedConfig) -> str:
     return VARLEN if why_not_varlen(model_class, config) is None else "sdpa"
 
 
-def zero_of(profile: Mapping[str, Any]) -> Zero | None:
+def read_deepspeed_sharding(profile: Mapping[str, Any]) -> Sharding | None:
     """The profile's ZeRO part with DeepSpeed's defaults; None at stage 0."""
     section = profile.get("zero_optimization") or {}
     stage = int(section.get("stage", 0))
@@ -224,7 +230,7 @@ def zero_of(profile: Mapping[str, Any]) -> Zero | None:
         part = section.get(key)
         return isinstance(part, Mapping) and part.get("device", "none") != "none"
 
-    return Zero(
+    return Sharding(
         stage=stage,
         offload_optimizer=is_on_host("offload_optimizer"),
         offload_parameters=is_on_host("offload_param"),
@@ -239,8 +245,8 @@ def zero_of(profile: Mapping[str, Any]) -> Zero | None:
     )
 
 
-def fsdp_of(training: Mapping[str, Any]) -> Zero | None:
-    """What `training.fsdp` divides; None without it."""
+def read_fsdp_sharding(training: Mapping[str, Any]) -> Sharding | None:
+    """Sharding by `training.fsdp`; None without it."""
     if not training.get("fsdp"):
         return None
     written, config = training.get("fsdp_config"), training.get("accelerator_config")
@@ -249,9 +255,57 @@ def fsdp_of(training: Mapping[str, Any]) -> Zero | None:
         for key, value in (written if isinstance(written, Mapping) else {}).items()
     }
     accumulation = (config.get("gradient_accumulation_kwargs") if isinstance(config, Mapping) else None) or {}
-    return Zero(
+    return Sharding(
         3,
         is_fsdp=True,
         keeps_gathered=options.get("reshard_after_forward", True) is False,
         reduces_each_micro_batch=bool(accumulation.get("sync_each_batch")),
     )
+
+
+def compiles(recipe: Recipe, *, zero3: bool, on_cpu: bool, model: PreTrainedModel | None = None) -> tuple[bool, str]:
+    """Whether the decoder layers are compiled, and the reason.
+
+    Args:
+        model: without weights; by default a plain transformer.
+    """
+    training = recipe.training
+    if wanted_compiling(training) is not None:
+        return True, "the recipe asks for it"
+    if training.get(COMPILING, AUTO) != AUTO:
+        return False, "the recipe switches it off"
+    checkpoints: dict[str, Any] = next((given for name in SWITCHES if (given := training.get(f"{name}_kwargs"))), {})
+    reasons = {
+        "it is for GPUs": on_cpu,
+        UNEVEN: not has_even_batches(recipe),
+        UNDER_ZERO3: zero3,
+        UNDER_FSDP: recomputes_under_fsdp(training),
+        "processes share rows": read_parallelism(training).sharing_rows > 1,
+        f"the run has fewer than {FEWEST_STEPS} steps": is_short(recipe),
+        "it has not been tried with weights in 4 bit": bool((recipe.model.lora or {}).get("quantize")),
+        "it has not been tried with a model's own code": recipe.model.trust_remote_code,
+        "checkpoints are of torch's older kind (`use_reentrant`)": bool(checkpoints.get("use_reentrant")),
+        **({} if model is None else reasons_of(model, selective=bool(checkpoints.get("selective")))),
+    }
+    why_not = next((reason for reason, applies in reasons.items() if applies), None)
+    return why_not is None, why_not or "the run is on a GPU"
+
+
+def has_even_batches(recipe: Recipe) -> bool:
+    """Whether all micro-batches have one shape: rows of `sequence_length` tokens, and no completions."""
+    writes = recipe.stage in KINDS and KINDS[recipe.stage].written is not None
+    return recipe.data.packing != "token_budget" and form_of_stage(recipe.stage) not in MASKED_FORMS and not writes
+
+
+def reasons_of(model: PreTrainedModel, *, selective: bool) -> dict[str, bool]:
+    return {
+        f"transformers marks no decoder layers in {type(model).__name__}": not decoder_layers(model),
+        "the model has recurrent layers": runs_along_the_row(model),
+        "`selective` cannot look into compiled parts of layers with experts": selective and has_experts(model),
+    }
+
+
+def is_short(recipe: Recipe) -> bool:
+    """Whether the recipe gives the run fewer than 100 steps."""
+    tokens, each_step = recipe.budget.tokens, recipe.budget.global_batch_tokens
+    return tokens is not None and each_step is not None and tokens < FEWEST_STEPS * each_step

@@ -1,0 +1,436 @@
+"""Find settings that fit a machine: values for `auto`, and changes to a recipe that does not fit."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from cpt.errors import RecipeError, ResourceError
+from cpt.hardware import GIB, Gpu, find_gpus, host_memory_gib
+from cpt.models.compiled import check_compiling
+from cpt.models.config import load_config
+from cpt.models.inventory import build_on_meta
+from cpt.parallelism import groups_of_rows
+from cpt.planning.activations import ActivationCounts
+from cpt.planning.memory import MemoryPlan, count_model, plan_memory
+from cpt.planning.memory_parts import IN_8_BIT, trains_half
+from cpt.planning.model_sizes import KINDS, WHOLE, ModelSizes
+from cpt.planning.speed import Target, assumed_mfu, peak_of, planned_speed
+from cpt.planning.workload import Setup, Sharding, attention_on_gpu, compiles, read_deepspeed_sharding, read_setup
+from cpt.ranks import main_process_decides, num_nodes, tell, world_size
+from cpt.recipe.automatic import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, LOADING, MICRO_BATCH, automatic_keys
+from cpt.recipe.references import REPOSITORY
+from cpt.recipe.schema import Recipe
+from cpt.training.engine_profiles import Profile, read_profile, zero_section
+
+BUSY_TOKENS = 32_768  # in a micro-batch: more keep no GPU busier
+PLACEHOLDERS = {
+    MICRO_BATCH: 1,
+    ACCUMULATION: 1,
+    **dict.fromkeys(CHECKPOINTING, False),
+    **dict.fromkeys(LOADING, 0),
+    COMPILING: False,
+}
+USABLE = 0.98  # of the memory on a GPU's data sheet: the rest is its own
+USABLE_OF_HOST = 0.92  # the system and other programs have the rest
+CAREFUL = 0.95  # of what a run can have, for what is proposed
+CHANGE = 1.03  # how much slower a plan may be for one change fewer
+UNKNOWN_HOST = 1.1  # how much slower a plan may be that needs no offloading to a host of unknown memory
+HALVED = 1.05  # a micro-batch half as large keeps a GPU less busy; a guess
+ACCUMULATION_KEY, COMPILING_KEY = f"training.{ACCUMULATION}", f"training.{COMPILING}"
+SYNCS = "training.accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
+PROFILES = REPOSITORY / "deepspeed_configs"
+FSDP2 = Sharding(3, is_fsdp=True, reduces_each_micro_batch=True)
+Changes = dict[str, Any]
+"""Keys of the recipe, with dots, and their values."""
+Count = Callable[[Setup], tuple[ModelSizes, ActivationCounts]]
+
+
+def with_chosen_values(
+    recipe: Recipe,
+    *,
+    deepspeed: str | Profile | None = None,
+    config: PreTrainedConfig | None = None,
+    target: Target | None = None,
+    processes: int | None = None,
+    nodes: int | None = None,
+    share: float = 1.0,
+) -> Recipe:
+    """The recipe with values in place of `auto`, each of them printed.
+
+    Args:
+        deepspeed: the profile in force, if it is not the recipe's.
+        config: of the model; by default it is loaded.
+        target: the machine to plan for; by default this one.
+        processes: by default those that run now.
+        nodes: number of machines; by default those of this run.
+        share: of a GPU's memory that the run may have.
+
+    Raises:
+        RecipeError: the model's memory cannot be planned.
+        ResourceError: the model's config cannot be read.
+    """
+    choice = AutomaticValues(
+        recipe,
+        deepspeed,
+        config,
+        target,
+        processes or world_size(),
+        nodes or nodes_here(),
+        share,
+        runs_on_cpu(recipe, target),
+    )
+    where = "here" if target is None else "there"
+    if recipe.training.get(COMPILING, AUTO) == AUTO and (COMPILING in recipe.training or not choice.on_cpu):
+        is_on, reason = main_process_decides(choice.compiling)
+        if not choice.on_cpu:
+            tell(f"training.{COMPILING}: auto is {str(is_on).lower()} {where}: {reason}.")
+        recipe = recipe.model_copy(update={"training": {**recipe.training, COMPILING: is_on}})
+    asked = automatic_keys(recipe.training)
+    if not asked:
+        return recipe
+    values = main_process_decides(replace(choice, recipe=recipe).values)
+    for key in asked:
+        value = "decided by the others" if values[key] is None else values[key]
+        tell(f"training.{key}: auto is {value} {where}.")
+    training = {key: values.get(key, value) for key, value in recipe.training.items()}
+    left = {key: value for key, value in training.items() if key not in values or value is not None}
+    return recipe.model_copy(update={"training": left})
+
+
+def runs_on_cpu(recipe: Recipe, target: Target | None) -> bool:
+    if target is not None:
+        return target.on_cpu
+    return bool(recipe.training.get("use_cpu")) or not torch.cuda.is_available()
+
+
+@dataclass(frozen=True)
+class AutomaticValues:
+    """The arguments of `with_chosen_values`, and the values that follow from them."""
+
+    recipe: Recipe
+    deepspeed: str | Profile | None
+    config: PreTrainedConfig | None
+    target: Target | None
+    processes: int
+    nodes: int
+    share: float
+    on_cpu: bool
+
+    @cached_property
+    def profile(self) -> Profile | None:
+        given = self.deepspeed or self.recipe.training.get("deepspeed")
+        return read_profile(given) if given else None
+
+    @cached_property
+    def shape(self) -> PreTrainedConfig:
+        return self.config if self.config is not None else load_config(self.recipe.model)
+
+    def compiling(self) -> tuple[bool, str]:
+        """Whether layers are compiled on that machine, and the reason."""
+        zero3, model = self.profile is not None and zero_section(self.profile).get("stage") == 3, None
+        if not self.on_cpu:
+            with suppress(Exception):  # of a model's own code; the gate reports it
+                model = build_on_meta(self.shape)
+        is_on, reason = compiles(self.recipe, zero3=zero3, on_cpu=self.on_cpu, model=model)
+        if not is_on or self.target is not None:
+            return is_on, reason
+        if self.processes == 1 and torch.cuda.device_count() > 1:
+            return False, "without a launcher torch's DataParallel copies the model to each GPU"
+        try:
+            check_compiling({COMPILING: True}, zero3=zero3, has_gpu=True)
+        except ResourceError as missing:
+            return False, str(missing).removesuffix(".")
+        return True, reason
+
+    def values(self) -> Mapping[str, Any]:
+        """A value for each key that says `auto`, None to remove it; the smallest if nothing fits, since plans are
+        estimates."""
+        recipe, training, on_cpu = self.recipe, self.recipe.training, self.on_cpu
+        asked = automatic_keys(training)
+        if MICRO_BATCH in asked and training.get("steps_per_generation") is not None:
+            raise RecipeError(
+                f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it decides how many completions are"
+                " sampled at the same time. Write a number, or `generation_batch_size` in place of"
+                " `steps_per_generation`."
+            )
+        values: dict[str, Any] = dict.fromkeys(asked)  # accumulation follows from the global batch
+        if LOADING[0] in asked:
+            values[LOADING[0]] = 0  # the loader's threads follow the measured wait
+        switches = [key for key in CHECKPOINTING if key in asked]
+        if MICRO_BATCH not in asked and not switches:
+            return values
+        filled = with_placeholders(recipe)
+        attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(filled, self.shape)
+        setup = read_setup(filled, self.processes, self.profile, attention=attention, on_cpu=on_cpu, nodes=self.nodes)
+        readers = groups_of_rows(training, self.processes)
+        rows = max(1, (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * readers))
+        most = max(1, BUSY_TOKENS // (setup.needs.sequences * setup.length))
+        sizes = [size for size in range(1, min(rows, most) + 1) if rows % size == 0]
+        try:
+            best = fastest_that_fits(
+                setup,
+                self.target or this_machine(self.processes, on_cpu=on_cpu),
+                count_model(self.shape, setup),
+                micro_batches=sizes if MICRO_BATCH in asked else [setup.micro_batch],
+                checkpointing=[False, True] if switches else [setup.checkpointing],
+                share=self.share,
+            )
+        except Exception as problem:  # of a model's own code
+            raise RecipeError(
+                f"`training.{asked[0]}: auto`: how much memory the model takes could not be planned"
+                f" ({type(problem).__name__}: {problem}). Write a number; `cpt rehearse` tries it."
+            ) from problem
+        return (
+            values
+            | ({MICRO_BATCH: best.micro_batch} if MICRO_BATCH in asked else {})
+            | dict.fromkeys(switches, best.checkpointing)
+        )
+
+
+def with_placeholders(recipe: Recipe) -> Recipe:
+    """The recipe with any numbers in place of `auto`, for checks of its other keys."""
+    asked = automatic_keys(recipe.training)
+    training = {key: PLACEHOLDERS[key] if key in asked else value for key, value in recipe.training.items()}
+    return recipe.model_copy(update={"training": training})
+
+
+def nodes_here() -> int:
+    """Machines of this run; 1 if they have different numbers of processes."""
+    return num_nodes() if world_size() % num_nodes() == 0 else 1
+
+
+def this_machine(processes: int, *, on_cpu: bool, gpus: list[Gpu] | None = None) -> Target:
+    """Its smallest GPU, or a process' share of its memory."""
+    memory = host_memory_gib()
+    gpus = [] if on_cpu else find_gpus() if gpus is None else gpus
+    if not gpus:
+        return Target("CPU", 0, memory / processes, 1.0, memory, "this machine")
+    smallest = min(gpus, key=lambda gpu: gpu.memory_gib)
+    return Target(smallest.name, processes, smallest.memory_gib, peak_of(smallest.name), memory, "this machine")
+
+
+def fastest_that_fits(
+    setup: Setup,
+    target: Target,
+    counted: tuple[ModelSizes, ActivationCounts],
+    *,
+    micro_batches: list[int],
+    checkpointing: list[bool],
+    share: float,
+) -> Setup:
+    """The least time for a token, where fewer tokens at once keep a GPU less busy."""
+    facts, activations = counted
+    found = []
+    for rows, again in product(micro_batches, checkpointing):
+        candidate = replace(setup, micro_batch=rows, checkpointing=again)
+        if setup.sampled:  # a step's completions are sampled together, whatever the micro-batch
+            candidate = replace(candidate, accumulation=max(1, setup.micro_batch * setup.accumulation // rows))
+        if fits(plan_memory(facts, candidate, activations), target, share * CAREFUL):
+            idle = HALVED ** math.log2(BUSY_TOKENS / min(BUSY_TOKENS, candidate.tokens_at_once))
+            # The start of a run does not know the links, and must choose as `cpt plan` did.
+            speed = planned_speed(facts, candidate, replace(target, gpu_link=0.0), assumed_mfu(candidate))
+            found.append((speed.tokens_per_second / idle, -rows, candidate))
+    if not found:
+        return replace(setup, micro_batch=min(micro_batches), checkpointing=any(checkpointing))
+    return max(found, key=lambda one: one[:2])[2]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A setup that fits."""
+
+    setup: Setup
+    plan: MemoryPlan
+    changes: Changes = field(default_factory=dict)
+    slower: float = 1.0
+    """How many times the recipe's own time, if that fitted."""
+    others: tuple["Proposal", ...] = ()
+    """Other kinds of changes that fit, the next cheapest first."""
+
+
+def fits(plan: MemoryPlan, target: Target, share: float = 1.0) -> bool:
+    """The GPU, and the host if its memory is known."""
+    return gpu_room(plan, target, share) >= 0 and (not target.host_is_known or host_room(plan, target) >= 0)
+
+
+def gpu_room(plan: MemoryPlan, target: Target, share: float = 1.0) -> float:
+    """Bytes that stay free at the peak; negative: what is missing."""
+    return share * (USABLE_OF_HOST if target.on_cpu else USABLE) * target.memory_gib * GIB - plan.peak.size
+
+
+def host_room(plan: MemoryPlan, target: Target) -> float:
+    """The same of the host."""
+    return USABLE_OF_HOST * target.host_memory_gib * GIB - plan.host.size
+
+
+def host_that_is_needed(plan: MemoryPlan) -> float:
+    """GiB of a machine, with what the system needs."""
+    return plan.host.size / USABLE_OF_HOST / GIB
+
+
+def cheapest_that_fits(
+    setup: Setup, target: Target, count: Count, *, mfu: float, share: float = 1.0
+) -> Proposal | None:
+    """All parameters with the recipe's own optimizer, in the least time, where each change counts as 3 % of it.
+
+    If that does not fit, or only in more host memory than is known, adapters and bfloat16 weights with 8-bit states
+    are proposed too: the reader knows which will do.
+    """
+    known: dict[tuple[Any, ...], tuple[ModelSizes, ActivationCounts]] = {}
+
+    def counted(candidate: Setup) -> tuple[ModelSizes, ActivationCounts]:
+        lora = tuple((candidate.lora or {}).items())
+        what = (candidate.as_computed.weights_bytes, candidate.compiles, candidate.zero is None, lora)
+        if what not in known:
+            known[what] = count(candidate)
+        return known[what]
+
+    def evaluated(candidate: Setup, changes: Changes) -> tuple[float, Proposal] | None:
+        facts, activations = counted(candidate)
+        plan = plan_memory(facts, candidate, activations)
+        if not fits(plan, target, share * (CAREFUL if changes else 1)):
+            return None
+        reached = mfu * assumed_mfu(candidate) / assumed_mfu(setup)
+        seconds = setup.tokens_per_step / planned_speed(facts, candidate, target, reached).tokens_per_second
+        halvings = math.log2(max(1, setup.micro_batch / candidate.micro_batch))
+        number = len(changes.keys() - {ACCUMULATION_KEY, COMPILING_KEY, SYNCS})  # these follow from the others
+        needs_host = candidate.zero is not None and candidate.zero.offload_optimizer
+        unsure = UNKNOWN_HOST if not target.host_is_known and needs_host else 1
+        return seconds * CHANGE**number * HALVED**halvings * unsure, Proposal(candidate, plan, changes, seconds)
+
+    own_facts, _ = counted(setup)
+    own_seconds = setup.tokens_per_step / planned_speed(own_facts, setup, target, mfu).tokens_per_second
+    found: list[Proposal] = []
+    for kinds in (
+        (with_all_parameters(setup, target),),
+        (with_small_states(setup, target), with_adapters(setup, target)),
+    ):
+        best: list[tuple[float, Proposal]] = []
+        for candidates in kinds:
+            fitting = [one for candidate, changes in candidates if (one := evaluated(candidate, changes)) is not None]
+            best += [min(fitting, key=lambda pair: pair[0])] if fitting else []
+        found += [replace(one, slower=one.slower / own_seconds) for _, one in sorted(best, key=lambda pair: pair[0])]
+        if found and (target.host_is_known or host_room(found[0].plan, target) >= 0):
+            break
+    return replace(found[0], others=tuple(found[1:])) if found else None
+
+
+def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
+    """Every combination of micro-batch, checkpointing, fused loss and engine; adapters stay."""
+    engines: list[tuple[Changes, Sharding | None]] = [({}, setup.zero)]
+    if not target.on_cpu:
+        engines += [
+            ({"training.deepspeed": path}, zero)
+            for path, zero in shipped_profiles()
+            if zero != setup.zero and (setup.gpus > 1 or zero.offload_optimizer)
+        ]
+    if takes_fsdp(setup, target):
+        engines.append(({"training.fsdp": True, SYNCS: True}, FSDP2))
+    fused = (setup.fused_loss,) if target.on_cpu or setup.needs.logits != WHOLE else (setup.fused_loss, True)
+    for micro_batch, checkpointing, fused_loss, (engine, zero) in product(
+        micro_batches(setup), (setup.checkpointing, True), fused, engines
+    ):
+        breaks_graphs = zero is not None and zero.stage == 3 and (checkpointing or not zero.is_fsdp)
+        compiles = setup.compiles and not breaks_graphs
+        changed = replace(setup, checkpointing=checkpointing, fused_loss=fused_loss, zero=zero, compiles=compiles)
+        changes: Changes = {"training.gradient_checkpointing": True} if checkpointing != setup.checkpointing else {}
+        changes |= {"model.fused_loss": fused_loss} if fused_loss != setup.fused_loss else {}
+        changes |= engine | ({COMPILING_KEY: False} if compiles != setup.compiles else {})
+        if engine:
+            is_cast = zero is FSDP2
+            changed = replace(changed, half=True, weights_bytes=4 if is_cast else 2)
+            changes = without_engine(setup) | changes
+            if not setup.half:
+                changes["training.bf16"] = True
+            if is_cast and trains_half(setup):
+                changes["model.dtype"] = "auto"  # fp32 parts, which compute in bfloat16
+        yield with_micro_batch(changed, micro_batch, changes)
+
+
+def takes_fsdp(setup: Setup, target: Target) -> bool:
+    """Whether FSDP2 could divide the run over its GPUs, as `cpt.training.engine_profiles` checks it."""
+    is_own_loss, is_divided = setup.needs.stage not in KINDS, setup.zero is not None and setup.zero.is_fsdp
+    can_be = setup.gpus > 1 and not target.on_cpu and is_own_loss and not setup.scales_loss and not setup.releases
+    return can_be and not is_divided and setup.optimizer == "adamw" and setup.rounding is None and setup.lora is None
+
+
+def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
+    """All parameters in bfloat16 without an fp32 copy, with 8-bit states; on one GPU also with released gradients."""
+    if setup.lora is not None or target.on_cpu or setup.scales_loss or setup.optimizer not in ("adamw", *IN_8_BIT):
+        return
+    small = replace(setup, weights_bytes=2, zero=None, half=True)
+    is_written = trains_half(setup) and setup.optimizer in IN_8_BIT  # with adamw, bfloat16 may be what `auto` means
+    first: Changes = {} if is_written else {"model.dtype": "bfloat16"}
+    last = without_engine(setup) | ({} if setup.half else {"training.bf16": True})
+    for optimizer, (candidate, changes) in product(IN_8_BIT, with_all_parameters(small, target)):
+        changed = replace(candidate, optimizer=optimizer)
+        if changed.zero is not None:
+            continue
+        name = {} if optimizer == setup.optimizer else {"optimizer.name": optimizer}
+        yield changed, first | name | changes | last
+        if setup.gpus == 1 and setup.needs.stage not in KINDS and not setup.releases:
+            is_one_portion = changed.accumulation == 1 and ACCUMULATION_KEY not in changes
+            tokens = {"budget.global_batch_tokens": changed.micro_batch * changed.sequence_length}
+            step = {} if is_one_portion else tokens if changed.batch_is_given else {ACCUMULATION_KEY: 1}
+            released = {"optimizer.release_gradients": True} | changes | step | {"training.max_grad_norm": 0}
+            yield replace(changed, releases=True, accumulation=1), first | name | released | last
+
+
+def without_engine(setup: Setup) -> Changes:
+    """Changes that remove DeepSpeed or FSDP from a recipe."""
+    if setup.zero is None:
+        return {}
+    if setup.zero.is_fsdp:
+        return {"training.fsdp": None, "training.fsdp_config": None}
+    return {"training.deepspeed": None}
+
+
+def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
+    """The last resort: adapters on weights in half precision."""
+    if setup.lora is not None or setup.from_scratch:
+        return
+    half = setup.half or not target.on_cpu
+    lora = replace(setup, lora={"r": 16}, zero=None, half=half, weights_bytes=2 if half else 4)
+    for candidate, changes in with_all_parameters(lora, target):
+        if candidate.zero is None:
+            bf16 = {"training.bf16": True} if half and not setup.half else {}
+            yield candidate, {"model.lora": {"r": 16}} | without_engine(setup) | bf16 | changes
+
+
+def shipped_profiles() -> list[tuple[str, Sharding]]:
+    """The DeepSpeed profiles that come with cpt, as a recipe names them."""
+    read = [
+        (f"{PROFILES.name}/{file.name}", read_deepspeed_sharding(json.loads(file.read_text())))
+        for file in sorted(PROFILES.glob("*.json"))
+    ]
+    return [(name, zero) for name, zero in read if zero is not None]
+
+
+def micro_batches(setup: Setup) -> list[int]:
+    """The recipe's, and its halves."""
+    sizes = [setup.micro_batch]
+    while sizes[-1] % 2 == 0:
+        sizes.append(sizes[-1] // 2)
+    return sizes
+
+
+def with_micro_batch(setup: Setup, micro_batch: int, changes: Changes) -> tuple[Setup, Changes]:
+    """The same rows in a step, in smaller portions."""
+    if micro_batch == setup.micro_batch:
+        return setup, changes
+    accumulation = setup.accumulation * setup.micro_batch // micro_batch
+    portions = {"training.per_device_train_batch_size": micro_batch}
+    portions |= {} if setup.batch_is_given else {ACCUMULATION_KEY: accumulation}
+    needs, steps = setup.needs, setup.needs.steps_per_generation
+    if steps is not None:  # so that as many completions are sampled at once
+        portions["training.steps_per_generation"] = steps * setup.micro_batch // micro_batch
+        needs = replace(needs, steps_per_generation=portions["training.steps_per_generation"])
+    return replace(setup, micro_batch=micro_batch, accumulation=accumulation, needs=needs), changes | portions
