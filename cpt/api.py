@@ -22,7 +22,7 @@ from cpt.planning.automatic import with_chosen_values
 from cpt.planning.speed import assumed_mfu, planned_speed
 from cpt.planning.target import find_target, named_gpus
 from cpt.recipe.schema import Recipe
-from cpt.runs.listing import find_run
+from cpt.runs.folder import find_run
 from cpt.stages import build as stages
 from cpt.stages.model import model_for
 from cpt.tokenizer import load as tokenizers

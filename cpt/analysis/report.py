@@ -12,8 +12,7 @@ import typer
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from cpt.analysis.page import Folded, PageSection, Part, Table, html_page, write_page
-from cpt.analysis.plots import Curve, Plot, curves, smoothed
+from cpt.analysis.page import Curve, Folded, PageSection, Part, Plot, Table, curves, html_page, smoothed, write_page
 from cpt.data.mixture import asked_shares, shares_over
 from cpt.errors import CptError
 from cpt.formatting import format_count, format_duration, format_number, format_share
@@ -32,11 +31,11 @@ from cpt.runs.folder import (
     VERDICT_PAGE,
     Content,
     RunRecord,
+    find_run,
     get,
     get_dict,
     read_run,
 )
-from cpt.runs.listing import find_run
 
 PAGE = "report.html"
 SHOWN_VERSIONS = ("cpt", "torch", "transformers", "trl", "deepspeed")

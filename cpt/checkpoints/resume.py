@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cpt.checkpoints.manifest import MANIFEST, Manifest, read_manifest
-from cpt.checkpoints.verify import defects, lacking_state
+from cpt.checkpoints.manifest import MANIFEST, Manifest, defects, lacking_state, read_manifest
 from cpt.errors import CheckpointError
 from cpt.ranks import main_process_decides
 from cpt.runs.events import record_event

@@ -5,14 +5,19 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import nn
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
-from cpt.checkpoints.agreement import NotFiniteError
 from cpt.host_memory import host_memory
 
 Memory = tuple[str, int]
 """Device and address of a storage."""
+
+
+class NotFiniteError(Exception):
+    """Weights that no checkpoint should hold."""
 
 
 def tensors_in(state: Any) -> Iterator[torch.Tensor]:
@@ -139,3 +144,15 @@ def refuse_non_finite(named: Iterable[tuple[str, torch.Tensor]]) -> None:
 def is_finite(tensor: torch.Tensor) -> bool:
     """The sum needs no memory, but may overflow by itself."""
     return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
+
+
+def saved_parameters(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
+    """Each parameter that a checkpoint of the model must hold (of an adapter: the trained ones), and how many numbers
+    it has.
+
+    Of what ZeRO-3 keeps in parts it is the whole.
+    """
+    ignored = set(model._keys_to_ignore_on_save or ()) if isinstance(model, PreTrainedModel | PeftModel) else set()
+    for name, parameter in model.named_parameters():
+        if name not in ignored and (parameter.requires_grad or not isinstance(model, PeftModel)):
+            yield parameter, int(vars(parameter).get("ds_numel", parameter.numel()))

@@ -5,27 +5,31 @@ checkpoint-N           complete, its manifest.json written last
 .del-checkpoint-N      while it is removed
 """
 
+import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from torch import nn
 from xxhash import xxh3_128
 
-from cpt.checkpoints.agreement import Agreement, SaveFailed
-from cpt.checkpoints.manifest import FileEntry, Manifest, hash_file, write_manifest
-from cpt.checkpoints.snapshot import bytes_in
+from cpt.checkpoints.manifest import FileEntry, Manifest, damages, defects, hash_file, read_manifest, write_manifest
+from cpt.checkpoints.snapshot import NotFiniteError, bytes_in, saved_parameters
 from cpt.errors import CheckpointError
 from cpt.files import make_durable
-from cpt.ranks import is_main_process
+from cpt.ranks import is_main_process, rank, world_size
 
 Weights = dict[str, torch.Tensor]
 Task = Callable[[], dict[str, FileEntry]]
@@ -66,7 +70,7 @@ def publish(
     name: str,
     contents: Contents,
     describe: Callable[[dict[str, FileEntry]], Manifest],
-    agreement: Agreement,
+    agreement: "Agreement",
     *,
     read_back: Callable[[Path], None] | None = None,
 ) -> Manifest:
@@ -291,3 +295,131 @@ def all_at_once(tasks: Sequence[Task]) -> dict[str, FileEntry]:
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+Result = TypeVar("Result")
+Reason = Literal["storage", "not finite", "error"]
+
+
+class SaveFailed(CheckpointError):  # noqa: N818  # it reads as what happened
+    """A checkpoint was not published; every process raises the same.
+
+    Args:
+        reason: storage: the disk is full, gone or read-only, so a later try may do better. not finite: the weights
+            hold NaN or infinity.
+    """
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason: Reason = reason
+
+
+class Agreement:
+    """The run's processes, connected once more, so that a thread can agree while the training uses the other
+    connections.
+
+    Args:
+        timeout: how long a process waits for the others.
+    """
+
+    def __init__(self, timeout: timedelta) -> None:
+        self.alone = not dist.is_initialized() or dist.get_world_size() == 1
+        self.group = None if self.alone else dist.new_group(backend="gloo", timeout=timeout)
+
+    def gather(self, mine: Result) -> list[Result]:
+        """What each process gives, on every process, by rank."""
+        if self.alone:
+            return [mine]
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine, group=self.group)
+        return everyone
+
+    def together(self, work: Callable[[], Result]) -> list[Result]:
+        """Each process's result of `work`, on every process.
+
+        Raises:
+            SaveFailed: it failed on one of them; raised on all.
+        """
+        result: Result | None = None
+        cause: Exception | None = None
+        failure: tuple[Reason, str] | None = None
+        try:
+            result = work()
+        except Exception as problem:  # the others wait to hear of any
+            whose = f"process {rank()}: " if world_size() > 1 else ""
+            cause, failure = problem, (reason_of(problem), f"{whose}{in_words(problem)}")
+        answers = self.gather((result, failure))
+        for _, failure in answers:
+            if failure is not None:
+                raise SaveFailed(*failure) from cause
+        return [result for result, _ in answers]  # type: ignore[misc]
+
+    def on_main(self, work: Callable[[], Result]) -> Result:
+        """The main process's result of `work`, on every process.
+
+        Raises:
+            SaveFailed: it failed there; raised on all.
+        """
+        return self.together(lambda: work() if is_main_process() else None)[0]  # type: ignore[return-value]
+
+
+def reason_of(problem: BaseException) -> Reason:
+    if isinstance(problem, SaveFailed):
+        return problem.reason
+    if isinstance(problem, NotFiniteError):
+        return "not finite"
+    is_of_storage = (
+        isinstance(problem, OSError) or isinstance(problem, SafetensorError) and "os error" in str(problem).lower()
+    )
+    return "storage" if is_of_storage else "error"
+
+
+def in_words(problem: BaseException) -> str:
+    if isinstance(problem, OSError) and problem.strerror:
+        return f"{problem.strerror}{f' ({problem.filename})' if problem.filename else ''}"
+    if isinstance(problem, CheckpointError | NotFiniteError | OSError):
+        return str(problem)
+    return f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
+
+
+def read_back(folder: Path, model: nn.Module) -> None:
+    """Read the first checkpoint of a run from the disk: compare it with its manifest, and count the weights.
+
+    Args:
+        model: whose checkpoint it is.
+
+    Raises:
+        SaveFailed: a file is not what was written (a later try may do better), or the checkpoint holds no whole model.
+    """
+    forget_cached(path for path in folder.rglob("*") if path.is_file())
+    manifest = read_manifest(folder)
+    if found := damages(folder):
+        raise SaveFailed("storage", f"the disk does not hold what was written: {'; '.join(map(str, found[:3]))}")
+    if manifest.kind == "full" and (found := defects(folder)):
+        raise SaveFailed("error", f"no run could continue from this checkpoint: {'; '.join(map(str, found[:3]))}")
+    stored, needed = count_stored(folder), sum(numbers for _, numbers in saved_parameters(model))
+    if stored < needed:
+        text = (
+            f"the checkpoint's weights are {stored:,} numbers of {needed:,}: no model could be loaded from it, nor"
+            " exported"
+        )
+        raise SaveFailed("error", text)
+
+
+def forget_cached(files: Iterable[Path]) -> None:
+    """Ask the system to drop its copies, so that reading asks the disk; only what is durable can be dropped."""
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def count_stored(folder: Path) -> int:
+    """How many numbers the weights' files hold, an adapter's or a model's."""
+    total = 0
+    for path in folder.rglob("*.safetensors"):
+        with safe_open(path, framework="pt") as opened:
+            total += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118  # it is no mapping
+    return total

@@ -11,12 +11,10 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from cpt.analysis.compare import MOST_COLUMNS, ComparedRun, Comparison, Topic, comparable_losses, compare
-from cpt.analysis.page import PageSection, Part, Table, html_page, write_page
-from cpt.analysis.plots import Curve, Plot, curves, smoothed
+from cpt.analysis.page import Curve, PageSection, Part, Plot, Table, curves, html_page, smoothed, write_page
 from cpt.console import open_console
 from cpt.errors import CheckpointError
-from cpt.runs.folder import BITS_PER_BYTE, EVALUATED
-from cpt.runs.listing import find_run
+from cpt.runs.folder import BITS_PER_BYTE, EVALUATED, find_run
 
 
 def command(

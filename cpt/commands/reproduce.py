@@ -6,28 +6,36 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from cpt.command_line import (  # first: it keeps libraries quiet that the others import
+    refuse_ignored,
+    run_command,
+    show_log,
+)
+
+# isort: split
 import typer
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils.logging import disable_progress_bar
 
 from cpt.analysis.compare import surroundings
-from cpt.command_line import refuse_ignored
 from cpt.data.readers.files import hash_file, states_of
 from cpt.data.readers.opening import is_url
-from cpt.errors import CheckpointError, CptError, DataError, LaunchError, ResourceError, TrainingError
+from cpt.errors import CheckpointError, CptError, DataError, Interrupted, LaunchError, ResourceError, TrainingError
 from cpt.files import size_and_hash
 from cpt.hardware import count_cpu_cores, find_gpus
-from cpt.launch.attempts import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
-from cpt.launch.processes import environment_alone
+from cpt.launch.processes import environment_alone, leave_processes
+from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
 from cpt.models.hashes import hash_weights
 from cpt.process import Child
 from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import DocumentSource, Recipe
 from cpt.recipe.sense_data import reported_name
-from cpt.runs.environment import deciding_variables, describe_environment
 from cpt.runs.folder import (
     EXPORT,
     INPUTS,
@@ -35,19 +43,20 @@ from cpt.runs.folder import (
     RECIPE,
     Content,
     RunRecord,
+    find_run,
     get,
     get_dict,
     read_object,
     read_objects,
     read_run,
 )
-from cpt.runs.listing import find_run
-from cpt.runs.record import Run
+from cpt.runs.record import Run, deciding_variables, describe_environment
 from cpt.tokenizer.load import load_tokenizer
+from cpt.train import train
 from cpt.training.inputs import hash_of_tokenizer
+from cpt.training.trainer import CPTTrainer
 
 DIFFERS = 3  # the exit code; 2 is a mistake of the user's
-PROGRAM = Path(__file__).with_name("reproduce_program.py")
 SUFFIX, TAG = "-reproduced", "reproduces "
 OF_A_MACHINE = "CUDA_VISIBLE_DEVICES"  # its numbers mean nothing on another machine
 OF_A_START = ("variable ", "host memory", "host_memory_gib", "platform")  # set as they were, or irrelevant to results
@@ -278,7 +287,7 @@ def run_again(
     """Run the recipe to its end, or to the log of a step; its folder.
 
     Args:
-        words: options of `program.py`.
+        words: options of `run_recipe`.
         quiet: its output goes to stderr.
 
     Raises:
@@ -290,7 +299,7 @@ def run_again(
     file.write_text(dump_recipe(recipe), encoding="utf-8")
     variables, dropped = environment_of(record)
     unset = ["env", *(word for name in dropped for word in ("-u", name))] if dropped else []
-    program = unset + command_of_attempt([str(file), *words], processes, launcher, PROGRAM)
+    program = unset + command_of_attempt([str(file), *words], processes, launcher, Path(__file__))
     output = sys.stderr if quiet else None
     try:
         child = Child(program, environment=variables, folder=place_of(record.environment), output=output)
@@ -422,3 +431,41 @@ def report(result: Reproduction, differences: Sequence[str], run: Path, kept: Pa
         " micro-batch during the run (see starts.jsonl and events.jsonl), or random numbers in code of your own."
     )
     return [*lines, where]
+
+
+class EnoughSteps(Interrupted):
+    """The requested steps are done."""
+
+
+class EndAtLog(TrainerCallback):
+    """Ends the run at the first log of a loss from a step on; it comes after the callbacks that write the log."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if "loss" in kwargs["logs"] and state.global_step >= self.step:
+            raise EnoughSteps(f"ended after {state.global_step} steps, as requested")
+
+
+def run_recipe(
+    recipe: Annotated[Path, typer.Argument(help="The recipe of the repetition.")],
+    steps: Annotated[int | None, typer.Option(help="End at the log of this step.", min=1)] = None,
+    local_rank: Annotated[
+        int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")
+    ] = None,
+) -> None:
+    show_log()
+    disable_progress_bar()
+
+    def ready(trainer: CPTTrainer) -> None:
+        if steps is not None:
+            trainer.add_callback(EndAtLog(steps))
+
+    with suppress(EnoughSteps):
+        train(load_recipe(recipe), ready=ready)
+    leave_processes()
+
+
+if __name__ == "__main__":
+    run_command(run_recipe)

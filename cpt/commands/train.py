@@ -11,9 +11,8 @@ from cpt.command_line import refuse_ignored, show_log
 from cpt.commands.verdict import judge
 from cpt.errors import RestartNeeded
 from cpt.evaluation.after_training import needs_judging
-from cpt.launch.attempts import BY_THE_LAUNCHER, MOST_RESTARTS
 from cpt.launch.processes import leave_processes
-from cpt.launch.supervise import supervise_run
+from cpt.launch.supervise import BY_THE_LAUNCHER, MOST_RESTARTS, supervise_run
 from cpt.recipe.load import load_with_places
 from cpt.runs.record import Run
 from cpt.train import train

@@ -1,7 +1,10 @@
 """Start a run, watch it, and restart it where it died or hangs, within a budget."""
 
 import os
+import re
+import shlex
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -10,21 +13,20 @@ from pathlib import Path
 from typing import Literal
 
 from cpt.errors import CptError, Interrupted, LaunchError, RestartNeeded, TrainingError
-from cpt.launch.attempts import (
-    MOST_RESTARTS,
-    command_of_attempt,
-    names_several_hosts,
-    refuse_more_than_the_machine_holds,
-)
+from cpt.hardware import count_cpu_cores, find_gpus
 from cpt.process import Child, ReceivedSignals, send
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import read_events, record_event, write_waiting_events
 from cpt.runs.folder import EVENTS
+from cpt.runs.heartbeats import Sign, forget_signs, is_of_this_host, name_processes, pids_here, read_signs
 from cpt.runs.record import Run, start_run
-from cpt.runs.signs import Sign, forget_signs, is_of_this_host, name_processes, pids_here, read_signs
 from cpt.training.heartbeat import SIGNAL_FOR_STACKS, STACKS
 from cpt.training.restart import MOST_WITHOUT_PROGRESS
 
+TRAIN = Path(__file__).resolve().parents[1] / "train.py"
+MOST_RESTARTS = 10  # of a supervised run, in an hour
+BY_THE_LAUNCHER = 'with --launcher, which sets it itself: --launcher "torchrun --nproc-per-node 2"'
+PROCESSES_OF_A_CORE = 4  # on a CPU; more of them only wait for each other
 SECONDS_BETWEEN_LOOKS = 0.5  # at the heartbeats
 SECONDS_FOR_STACKS = 2.0
 SECONDS_FOR_OTHER_SUPERVISORS = 60.0  # each looks at the run's folder before it starts its processes
@@ -337,3 +339,42 @@ def note(counts: dict[tuple[int, int], tuple[int, float]], sign: Sign, count: in
     """Note when a process's count was seen first."""
     if counts.get((sign.rank, sign.pid), (-1, now))[0] != count:
         counts[sign.rank, sign.pid] = (count, now)
+
+
+def command_of_attempt(
+    arguments: Sequence[str], processes: int, launcher: str | None, program: Path = TRAIN
+) -> list[str]:
+    """The command that starts a run.
+
+    Args:
+        arguments: of cpt/train.py.
+        processes: on this machine.
+        launcher: another launcher's command, such as `accelerate launch --config_file launch/x.yaml`.
+        program: started instead of cpt/train.py.
+    """
+    if launcher is not None:
+        return [*shlex.split(launcher), str(program), *arguments]
+    if processes == 1:
+        return [sys.executable, str(program), *arguments]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    return [*torchrun, str(program), *arguments]
+
+
+def names_several_hosts(launcher: str) -> bool:
+    """Whether a launcher's command starts one host's part of a run, as `torchrun --nnodes 2` or `deepspeed --no_ssh`
+    do."""
+    counts = re.findall(r"--(?:nnodes|num[_-]machines)[= ](\S+)", launcher)
+    return "--no_ssh" in launcher.split() or any(count.split(":")[-1] != "1" for count in counts)
+
+
+def refuse_more_than_the_machine_holds(processes: int, *, on_gpus: bool) -> None:
+    """Each process would take a GPU, or a part of a core and gigabytes of memory.
+
+    Raises:
+        LaunchError: there are not so many.
+    """
+    gpus = len(find_gpus()) if on_gpus else 0
+    most = gpus or PROCESSES_OF_A_CORE * count_cpu_cores()
+    if processes > most:
+        held = f"{gpus} GPUs" if gpus else f"{count_cpu_cores()} cores"
+        raise LaunchError(f"--processes {processes}: this machine has {held}. Use at most {most}.")

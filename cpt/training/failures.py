@@ -14,8 +14,8 @@ from cpt.errors import CptError, Interrupted, LaunchError
 from cpt.ranks import is_main_process, rank, same_command, world_size
 from cpt.runs.events import record_event
 from cpt.runs.folder import is_alive
+from cpt.runs.heartbeats import Sign, is_of_this_host, name_processes, read_signs
 from cpt.runs.record import Run
-from cpt.runs.signs import Sign, is_of_this_host, name_processes, read_signs
 from cpt.training.heartbeat import lost_others
 from cpt.training.trainer import CPTTrainer
 

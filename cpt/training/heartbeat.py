@@ -22,7 +22,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from cpt.errors import LaunchError
 from cpt.hardware import GIB
 from cpt.ranks import rank, world_size
-from cpt.runs.signs import Phase, Sign, write_sign
+from cpt.runs.heartbeats import Phase, Sign, write_sign
 
 STACKS = "stacks"
 SECONDS_BETWEEN_WRITES = 1.0

@@ -12,7 +12,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.hardware import GIB
-from cpt.runs.signs import read_signs
+from cpt.runs.heartbeats import read_signs
 
 SECONDS_BETWEEN_LOOKS = 30.0  # at processes, NVML and heartbeats: each takes some milliseconds
 PEAK = "gpu_memory_peak_gib"

@@ -20,7 +20,7 @@ from signalling import (
 from tiny import TINY_LLAMA, write_documents, write_recipe
 
 from cpt.evaluation.retention import read_course
-from cpt.runs.signs import read_signs
+from cpt.runs.heartbeats import read_signs
 
 STEPS = 120
 

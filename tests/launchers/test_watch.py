@@ -3,7 +3,7 @@ import socket
 from full_disk import disk_of_its_own, set_read_only
 
 from cpt.launch.supervise import RunWatch
-from cpt.runs.signs import Sign, write_sign
+from cpt.runs.heartbeats import Sign, write_sign
 
 
 def sign(**changed):

@@ -5,7 +5,7 @@ import torch
 from transformers import TrainerControl, TrainerState
 
 from cpt.hardware import GIB
-from cpt.runs.signs import Sign, write_sign
+from cpt.runs.heartbeats import Sign, write_sign
 from cpt.training.machine import MachineUse
 
 CPU, GPU = (SimpleNamespace(device=torch.device(name), world_size=3) for name in ("cpu", "cuda"))

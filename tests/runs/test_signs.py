@@ -1,7 +1,7 @@
 import json
 import socket
 
-from cpt.runs.signs import Sign, forget_signs, name_processes, pids_here, read_signs, write_sign
+from cpt.runs.heartbeats import Sign, forget_signs, name_processes, pids_here, read_signs, write_sign
 
 
 def sign(**changed):

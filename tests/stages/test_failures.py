@@ -8,8 +8,8 @@ import pytest
 
 from cpt.errors import Interrupted, LaunchError
 from cpt.runs.events import read_events
+from cpt.runs.heartbeats import Sign, write_sign
 from cpt.runs.record import Run
-from cpt.runs.signs import Sign, write_sign
 from cpt.training import failures
 from cpt.training.failures import find_lost_ranks, lost_ranks_named
 

@@ -14,11 +14,11 @@ from cpt.command_line import refuse_ignored, show_log
 from cpt.commands.pipeline.steps import Pipeline, Step, load_pipeline
 from cpt.console import open_console
 from cpt.errors import Interrupted, LaunchError
-from cpt.launch.attempts import BY_THE_LAUNCHER, command_of_attempt
+from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt
 from cpt.planning.gate import report
 from cpt.process import Child
 from cpt.ranks import tell
-from cpt.runs.signs import forget_signs
+from cpt.runs.heartbeats import forget_signs
 
 KILLED = 128  # what shells add to the number of a signal
 

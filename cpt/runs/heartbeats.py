@@ -1,4 +1,4 @@
-"""What the processes of a run last said of themselves, for whoever watches them from outside; read without torch."""
+"""Heartbeats: what each process of a run last reported, for whoever watches the run from outside; needs no torch."""
 
 import json
 import socket
