@@ -38,8 +38,6 @@ class Plot:
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a plot."""
-
     name: str
     x: ArrayLike
     y: ArrayLike
@@ -128,8 +126,6 @@ def as_label(text: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text."""
-
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""

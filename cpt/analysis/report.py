@@ -219,7 +219,6 @@ def frontier(record: RunRecord, sets: dict[str, str]) -> list[Plot]:
 
 
 def evaluations(record: RunRecord, title: str, unit: str, figures: dict[str, str]) -> list[Plot]:
-    """A curve of evaluations for each set."""
     return curves(title, unit, [Curve(name, *record.metrics.curve(key), points=True) for name, key in figures.items()])
 
 
@@ -248,7 +247,7 @@ def training(record: RunRecord) -> list[Part]:
 
 
 def plots_of(record: RunRecord, plots: Sequence[tuple[str, str, dict[str, str], float]]) -> list[Part]:
-    """A plot for each row of `PLOTS` that the run logged."""
+    """A plot for each entry that the run logged."""
     found: list[Part] = []
     for title, unit, figures, factor in plots:
         logged = {name: record.metrics.curve(figure) for figure, name in figures.items()}
@@ -294,7 +293,7 @@ def requested_shares(record: RunRecord) -> dict[str, float]:
 
 
 def against_plan(record: RunRecord) -> list[Part]:
-    """Planned memory, speed and time beside the measured ones."""
+    """Planned and measured memory, speed and time."""
     plan, metrics = record.plan, record.metrics
     parts = get_dict(plan, "gpu_memory_gib")
     peak, host = (metrics.curve(name)[1] for name in ("gpu_memory_peak_gib", "host_memory_gib"))
@@ -370,7 +369,7 @@ def sources(record: RunRecord) -> list[Part]:
 
 
 def missing(record: RunRecord) -> list[Part]:
-    """Files that cannot be read, or that a run has and this folder has not."""
+    """Files that cannot be read or are missing."""
     wanted = (RECIPE, ENVIRONMENT, INPUTS, STATUS)
     absent = [f"{name} is missing." for name in wanted if not (record.folder / name).is_file()]
     hint = [] if record.verdict else [f"There is no verdict. Evaluate the run: cpt verdict {record.folder}"]
@@ -402,5 +401,4 @@ def details(record: RunRecord) -> Iterator[Part]:
 
 
 def as_lines(values: Content) -> str:
-    """`name value` per line."""
     return "\n".join(f"{name} {value}" for name, value in values.items() if value)

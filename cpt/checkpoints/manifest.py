@@ -31,8 +31,6 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is, and all of its files."""
-
     format: int
     kind: Literal["full", "weights"]
     """`full` can be resumed from; `weights` is the model alone."""
@@ -50,7 +48,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class CheckpointDamage:
-    """One difference from what was written."""
+    """One difference between a checkpoint's files and its manifest."""
 
     file: str
     """Its path from the checkpoint's folder."""
@@ -87,7 +85,7 @@ def wrong_names_and_sizes(folder: Path, manifest: Manifest) -> list[CheckpointDa
 
 
 def wrong_contents(folder: Path, files: Mapping[str, FileEntry]) -> list[CheckpointDamage]:
-    """Files whose bytes differ from those that were written; several are read at a time."""
+    """Files whose bytes have changed; several are read at a time."""
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         found = pool.map(lambda name: wrong_content(folder, name, files[name]), files)
         return [damage for damage in found if damage is not None]
@@ -106,7 +104,7 @@ def hash_file(path: Path) -> FileEntry:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write `manifest.json`, whole or not at all, and durable; the files that it names must be durable before."""
+    """Write `manifest.json` atomically and durably; the files that it names must be durable already."""
     write_atomic(folder / MANIFEST, sealed(asdict(manifest), indent=1) + "\n", durable=True)
 
 
@@ -142,15 +140,13 @@ def manifest_of(content: dict[str, Any]) -> Manifest:
     return Manifest(**{**content, "files": files})
 
 
-FOLDERS = re.compile(r"(checkpoint|weights)-(\d+)")
+PUBLISHED = re.compile(r"(checkpoint|weights)-(\d+)")
 STATE = "trainer_state.json"
 OF_THE_RUN = ("optimizer.pt", "scheduler.pt", "rng_state", f"{FSDP_FOLDER}/")  # what no model needs
 
 
 @dataclass(frozen=True)
 class Verified:
-    """One folder and what is wrong with it."""
-
     folder: Path
     step: int | None
     num_bytes: int
@@ -158,12 +154,12 @@ class Verified:
 
 
 def defects(checkpoint: Path) -> list[CheckpointDamage]:
-    """Why a run cannot go on from this checkpoint; nothing where it can."""
+    """Why a run cannot continue from this checkpoint; empty if it can."""
     if found := damages(checkpoint):
         return found
     manifest = read_manifest(checkpoint)
     if manifest.kind != "full":
-        return [CheckpointDamage(MANIFEST, "weights alone", "a run goes on from a full checkpoint only")]
+        return [CheckpointDamage(MANIFEST, "weights alone", "a run continues from a full checkpoint only")]
     found = [
         CheckpointDamage(name, "missing", "it was never written")
         for name in lacking_state(manifest.files, manifest.world_size)
@@ -174,11 +170,11 @@ def defects(checkpoint: Path) -> list[CheckpointDamage]:
 
 
 def lacking_state(names: Collection[str], world_size: int | None = None) -> list[str]:
-    """What a checkpoint of these files lacks of the state of a run: weights alone are not a run.
+    """The files of a run's state that a checkpoint with these files lacks.
 
     Args:
         names: paths from its folder.
-        world_size: how many processes wrote it, where that is known.
+        world_size: how many processes wrote it, if that is known.
     """
     lacking = [name for name in (STATE, "scheduler.pt") if name not in names]
     if not any(name.startswith("rng_state") for name in names):
@@ -197,8 +193,7 @@ def lacking_state(names: Collection[str], world_size: int | None = None) -> list
 
 
 def refuse_changed_weights(checkpoint: Path) -> None:
-    """Before a model is made of a checkpoint: what is read of it must be what was written; without a manifest nobody
-    can tell.
+    """Before a model is built from a checkpoint that has a manifest: compare its weights with it.
 
     Raises:
         CheckpointError: a file is damaged or missing.
@@ -211,49 +206,43 @@ def refuse_changed_weights(checkpoint: Path) -> None:
     if found := missing or wrong_contents(checkpoint, read):
         listing = "\n".join(f"  {damage}" for damage in found)
         raise CheckpointError(
-            f"{checkpoint} is not what was written:\n{listing}\nChoose another checkpoint; `cpt verify` tells which"
-            " are sound."
+            f"{checkpoint} is not what was written:\n{listing}\nChoose another checkpoint; `cpt verify` lists the"
+            " sound ones."
         )
 
 
 def verify_path(path: Path) -> list[Verified]:
-    """Verify a checkpoint, or all that a run has published.
+    """Verify a checkpoint, or everything that a run has published.
 
     Raises:
         CheckpointError: there is nothing to verify.
     """
     if not path.is_dir():
-        raise CheckpointError(
-            f"{path}: there is no such folder (looked from {Path.cwd()}). Give a run's folder or one of its"
-            " checkpoints."
-        )
-    if (path / MANIFEST).exists() or FOLDERS.fullmatch(path.name):
+        raise CheckpointError(f"{path}: no such folder (from {Path.cwd()}). Give a run's folder or a checkpoint.")
+    if (path / MANIFEST).exists() or PUBLISHED.fullmatch(path.name):
         return [verify_folder(path)]
     published = [child for child in path.iterdir() if child.is_dir() and is_published(child)]
     if not published:
         raise CheckpointError(
-            f"{path} has no checkpoint and no {MANIFEST}: nothing tells what its files should be. Give a run that has"
-            " saved, or one of its checkpoints."
+            f"{path} has no checkpoint and no {MANIFEST}. Give a run that has saved, or a checkpoint."
         )
     verified = [verify_folder(folder) for folder in sorted(published, key=in_order)]
-    return [one for one in verified if one.folder.is_dir()]  # a run that goes on removes old ones meanwhile
+    return [one for one in verified if one.folder.is_dir()]  # a run that continues removes old ones meanwhile
 
 
 def is_published(folder: Path) -> bool:
-    """A checkpoint or the finished model, or whatever else a manifest was written for; what was put aside as bad is
-    not."""
+    """Whether it is a checkpoint, the finished model, or another folder with a manifest; not a quarantined one."""
     if folder.name.startswith((".", "bad-")):
         return False
-    return folder.name == EXPORT or FOLDERS.fullmatch(folder.name) is not None or (folder / MANIFEST).exists()
+    return folder.name == EXPORT or PUBLISHED.fullmatch(folder.name) is not None or (folder / MANIFEST).exists()
 
 
 def in_order(folder: Path) -> tuple[str, int]:
-    match = FOLDERS.fullmatch(folder.name)
+    match = PUBLISHED.fullmatch(folder.name)
     return (match[1], int(match[2])) if match is not None else (folder.name, 0)
 
 
 def verify_folder(folder: Path) -> Verified:
-    """Read all of it, and hold it against its manifest."""
     try:
         manifest = read_manifest(folder)
     except CheckpointError:

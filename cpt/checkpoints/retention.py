@@ -25,7 +25,7 @@ class Published:
     tokens: int
     folder: Path
     metrics: Mapping[str, float]
-    """What the evaluation at its step found, as in metrics.jsonl: `eval_general_loss`, ..."""
+    """Of the evaluation at its step, as in metrics.jsonl: `eval_general_loss`, ..."""
 
 
 Rule = Callable[..., Collection[Published]]
@@ -34,16 +34,16 @@ Rule = Callable[..., Collection[Published]]
 def newest(
     checkpoints: Sequence[Published], *, last: int = 3, every: int | None = None, best: str | None = None
 ) -> list[Published]:
-    """The last ones, and of those before each k-th and the best.
+    """Keep the newest checkpoints, every k-th step and the best one.
 
     Args:
         checkpoints: oldest first.
         last: how many of the newest stay.
-        every: those whose step is a multiple of this stay for good.
+        every: checkpoints whose step is a multiple of this stay for good.
         best: a figure of the evaluation; the checkpoint where it was lowest stays too.
 
     Raises:
-        RecipeError: no checkpoint could ever stay.
+        RecipeError: a number is below 1.
     """
     if last < 1 or every is not None and every < 1:
         raise RecipeError(f"`checkpoints.keep`: last and every must be 1 or more, got last {last}, every {every}.")
@@ -60,7 +60,7 @@ RULES: dict[str, Rule] = {"newest": newest}
 
 
 def find_rule(keep: Component) -> Rule:
-    """The rule that the recipe names, its options checked.
+    """The rule of the recipe, with checked options.
 
     Raises:
         RecipeError: no such rule, or an option that it does not take.
@@ -78,34 +78,29 @@ def find_rule(keep: Component) -> Rule:
 def rotate(
     folder: Path, keep: Component | None, *, prefix: str = "checkpoint-", spared: Collection[Path] = ()
 ) -> list[Path]:
-    """Remove what the rule does not keep, right after a new checkpoint was published; the newest whole one always
-    stays.
+    """Remove what the rule does not keep; the newest complete checkpoint always stays.
 
-    A folder without a sound manifest, or with files missing or cut short, is not counted and not touched.
+    A folder with a damaged manifest, or with missing or truncated files, is neither counted nor removed.
 
     Args:
         keep: the recipe's rule; None keeps all.
-        spared: folders that something still reads.
+        spared: folders that are being read.
 
     Returns:
         What was removed.
     """
     if keep is None:
         return []
-    whole = published_in(folder, prefix)
-    kept = (
-        {checkpoint.folder for checkpoint in find_rule(keep)(whole, **keep.options)}
-        | {c.folder for c in whole[-1:]}
-        | set(spared)
-    )
-    leaving = [checkpoint.folder for checkpoint in whole if checkpoint.folder not in kept]
-    for path in leaving:
+    complete = published_in(folder, prefix)
+    kept = {checkpoint.folder for checkpoint in [*find_rule(keep)(complete, **keep.options), *complete[-1:]]}
+    removed = [one.folder for one in complete if one.folder not in kept and one.folder not in spared]
+    for path in removed:
         remove(path)
-    return leaving
+    return removed
 
 
 def published_in(folder: Path, prefix: str = "checkpoint-") -> list[Published]:
-    """The checkpoints that are whole as far as names and sizes tell, by step."""
+    """The checkpoints whose files have the right names and sizes, by step."""
     found = []
     for path in folder.glob(f"{prefix}*"):
         try:
@@ -129,7 +124,7 @@ WAITING = 2  # checkpoints; if the archive is slower than the run, the oldest wa
 
 
 class Archive:
-    """Copies whole checkpoints to `place/run/checkpoint-N`, the manifest last: without it a copy is not one.
+    """Copies checkpoints to `place/run/checkpoint-N`, the manifest last: a copy without one is incomplete.
 
     Args:
         run: the run's folder; its name is the folder in the archive.
@@ -152,7 +147,7 @@ class Archive:
             record_event(self.run, "archive_behind", text)
 
     def add_missing(self, checkpoints: list[Path]) -> None:
-        """Copy the newest of those that an earlier start could not copy."""
+        """Copy the newest checkpoints that an earlier start did not copy."""
         for path in [path for path in checkpoints if not self._has(path.name)][-WAITING:]:
             self.add(path)
 
@@ -162,7 +157,7 @@ class Archive:
             return set(self.pending)
 
     def finish(self) -> None:
-        """Wait until all is copied, or has failed."""
+        """Wait until all copies are complete or have failed."""
         with self.changed:
             self.changed.wait_for(lambda: not self.pending)
 

@@ -17,6 +17,9 @@ from cpt.checkpoints.manifest import FSDP_FOLDER, FSDP_PART, MANIFEST, Manifest,
 from cpt.checkpoints.safe_load import load_data, only_data
 from cpt.errors import CheckpointError, ResourceError
 
+# FSDP2's part of a checkpoint is fsdp/part_0_of_2.pt: for each process its rows of every parameter and of its moments,
+# by parameter names. `fully_shard` gives the processes the rows in order, so any number of processes can read them.
+
 PLAIN, FSDP = "plain", "fsdp"
 ZERO = "zero-"  # and the stage; alone where another program wrote the checkpoint
 
@@ -29,7 +32,7 @@ def sharding_of(manifest: Manifest) -> str:
 
 
 def sharding_in(checkpoint: Path) -> str:
-    """The same by the checkpoint's files, where it has no manifest."""
+    """The same, from the checkpoint's files if it has no manifest."""
     if (checkpoint / MANIFEST).exists():
         return sharding_of(read_manifest(checkpoint))
     if (checkpoint / FSDP_FOLDER).is_dir():
@@ -48,7 +51,7 @@ def name_sharding(sharding: str) -> str:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process has of it, in the same memory."""
+    """The rows of this process, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -65,14 +68,14 @@ def part_here(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, A
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """By name; each a part of its rows, or whole where nothing shards it."""
-    found = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    for name, parameter in found.items():
+    """The parameters by name: this process's rows, or all of them where nothing shards it."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, parameter in trained.items():
         if isinstance(parameter, DTensor) and parameter.placements != (Shard(0),):
             raise CheckpointError(
-                f"{name} is not cut into rows ({parameter.placements}), and is saved and loaded only so."
+                f"{name} is sharded by {parameter.placements}; only parameters sharded by rows can be saved."
             )
-    return found
+    return trained
 
 
 @torch.no_grad()
@@ -85,10 +88,7 @@ def load_parts(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimi
     parts = read_parts(checkpoint, trust=trust)
     parameters, stored = trained_parameters(model), parts[0]["weights"]
     if differing := sorted(parameters.keys() ^ stored.keys()):
-        raise CheckpointError(
-            f"{checkpoint} is of another model: {len(differing)} trained parameters do not match"
-            f" ({', '.join(differing[:3])}). Choose a checkpoint of this run."
-        )
+        raise of_another_model(checkpoint, f"{len(differing)} trained parameters differ: {', '.join(differing[:3])}")
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     for name, parameter in parameters.items():
         local_part(parameter).copy_(rows_here(whole([part["weights"][name] for part in parts]), parameter))
@@ -117,13 +117,12 @@ def read_parts(checkpoint: Path, *, trust: bool) -> list[dict[str, Any]]:
 
 
 def whole(parts: list[dict[str, Any]]) -> torch.Tensor:
-    """The rows of all processes below each other."""
-    rows = torch.cat([part["rows"].flatten() for part in parts])
-    return rows.view(parts[0]["shape"])
+    """The tensor of which each process has written its rows."""
+    return torch.cat([part["rows"].flatten() for part in parts]).view(parts[0]["shape"])
 
 
 def rows_here(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The rows of a whole tensor that this process has of the parameter."""
+    """The rows of a whole tensor that belong to this process."""
     if not isinstance(parameter, DTensor):
         return tensor
     rows = -(-parameter.shape[0] // parameter.device_mesh.size())
@@ -132,7 +131,7 @@ def rows_here(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def placed(value: Any, parameter: torch.Tensor, group: dict[str, Any]) -> Any:
-    """A parameter's state on the device where the optimizer expects it."""
+    """A parameter's state on the device and in the dtype that the optimizer expects."""
     if not isinstance(value, torch.Tensor):
         return value
     device = local_part(parameter).device
@@ -166,7 +165,7 @@ PROBLEMS = (OSError, ValueError, RuntimeError, EOFError, KeyError, AssertionErro
 
 @contextmanager
 def reading(checkpoint: Path, what: str, *, trust: bool = False) -> Iterator[None]:
-    """Read data only, and turn every error of DeepSpeed's into one that names the checkpoint."""
+    """Read data only; every error of DeepSpeed becomes one that names the checkpoint."""
     try:
         with only_data(checkpoint, trust=trust):
             yield
@@ -202,14 +201,15 @@ def load_consolidated(model: nn.Module, checkpoint: Path) -> None:
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
     except RuntimeError as problem:
-        raise CheckpointError(f"{checkpoint} is of another model: {' '.join(str(problem).split())[:300]}") from problem
-    # Frozen weights are left out of a LoRA run's parts; a tied head is listed once, under its embedding's name.
+        raise of_another_model(checkpoint, " ".join(str(problem).split())[:300]) from problem
+    # A LoRA run's parts lack frozen weights; a tied head is listed once, under its embedding's name.
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if lacking := sorted(trained.intersection(missing)) or sorted(unexpected):
-        raise CheckpointError(
-            f"{checkpoint} is of another model: {len(lacking)} tensors do not match ({', '.join(lacking[:3])}). Choose"
-            " another."
-        )
+        raise of_another_model(checkpoint, f"{len(lacking)} tensors differ: {', '.join(lacking[:3])}")
+
+
+def of_another_model(checkpoint: Path, details: str) -> CheckpointError:
+    return CheckpointError(f"{checkpoint} is of another model ({details}). Choose a checkpoint of this run.")
 
 
 def make_universal(checkpoint: Path, folder: Path, *, trust: bool = False) -> Path:
@@ -253,11 +253,11 @@ def make_universal(checkpoint: Path, folder: Path, *, trust: bool = False) -> Pa
 
 
 def remove_parts(universal: Path) -> None:
-    """Free the space of the parts once they are loaded."""
+    """Free the disk space of the parts after they were loaded."""
     shutil.rmtree(universal / (universal / "latest_universal").read_text().strip(), ignore_errors=True)
 
 
 def remove_universal(folder: Path) -> None:
-    """Remove all converted checkpoints, also those of a killed process; only the main process calls it."""
+    """Remove all converted checkpoints, those of a killed process too; only the main process calls it."""
     for path in folder.glob(f"{UNIVERSAL}*"):
         shutil.rmtree(path, ignore_errors=True)

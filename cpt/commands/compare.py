@@ -54,7 +54,6 @@ def tables_of(topics: Iterable[Topic], names: Sequence[str]) -> Iterator[tuple[T
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print what differs, then what the runs achieved, then what could not be compared."""
     console.print(escape(comparison.headline()), style="bold")
     for table, remarks in tables_of([*comparison.differences, *comparison.figures], comparison.names):
         console.print(f"\n{escape(table.title)}", style="bold")
@@ -106,6 +105,5 @@ def plots(runs: Sequence[ComparedRun]) -> list[Plot]:
 
 
 def smoothed_curve(run: ComparedRun, name: str) -> Curve:
-    """A figure without its noise."""
     tokens, values = run.record.metrics.curve(name)
     return Curve(run.name, tokens, smoothed(values))

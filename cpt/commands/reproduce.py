@@ -66,8 +66,6 @@ OF_TIME = ("_runtime", "_per_second")
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What was compared, and the result."""
-
     logs: int
     """Compared logs with a loss."""
     evaluations: int
@@ -170,7 +168,7 @@ def place_of(environment: Content) -> Path:
 
 
 def first_log_from(record: RunRecord, step: int) -> int | None:
-    """The first step from this one on with a logged loss: a log is the mean since the log before."""
+    """The first step from this one on with a logged loss, which is the mean since the log before."""
     return next((int(one) for one in record.metrics.curve("loss", "step")[0] if one >= step), None)
 
 
@@ -226,7 +224,6 @@ def paired(then: Sequence[str], now: Sequence[str]) -> dict[str, str]:
 
 
 def changed_tokenizer(recipe: Recipe, inputs: Content) -> list[str]:
-    """A line if the tokenizer gives other ids."""
     recorded = get(inputs, "tokenizer", "xxh3")
     try:
         found = hash_of_tokenizer(load_tokenizer(recipe.tokenizer, recipe.model))
@@ -383,7 +380,6 @@ def first_difference(step: int, then: Content, now: Content) -> dict[str, Any] |
 
 
 def differing_weights(then: Path, now: Path) -> list[str] | None:
-    """Names of the files that are not equal byte for byte."""
     hashes = [{path.name: size_and_hash(path) for path in folder.glob("*.safetensors")} for folder in (then, now)]
     if not all(hashes):
         return None

@@ -43,8 +43,6 @@ PATIENCE = {"starting": 3600.0, "first steps": 600.0, "between": 1800.0, "ending
 
 @dataclass(frozen=True)
 class Ended:
-    """How one attempt ended."""
-
     code: int
     """Of the process that was started; launchers change it."""
     state: str
@@ -62,8 +60,6 @@ class Ended:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do after an attempt."""
-
     what: Literal["done", "again", "give up", "stop"]
     why: str = ""
     code: int = 0
@@ -136,8 +132,8 @@ class Supervisor:
     endings: list[Ended] = field(default_factory=list)
 
     def supervise(self) -> Decision:
-        """Start the run until it is done, given up or stopped by a signal."""
-        between = ReceivedSignals()  # while a child runs, it has the signals
+        """Start the run until it finishes, is given up or is stopped by a signal."""
+        folder, between = self.run.folder, ReceivedSignals()  # while a child runs, it has the signals
         try:
             with between.noted():
                 while True:
@@ -145,7 +141,9 @@ class Supervisor:
                     self.endings.append(ending)
                     decision = next_move(self.endings, restarts=self.restarts)
                     if decision.what == "again" and not number and not between.first:
-                        self.record("restart", f"{decision.why}. Restart {len(self.endings)}.", ending)
+                        record_event(
+                            folder, "restart", f"{decision.why}. Restart {len(self.endings)}.", step=ending.step
+                        )
                         between.wait(seconds_before_next(self.endings))
                     number = number or between.first
                     died_of_it = self.restarts is None and ending.own_code is None and decision.what == "give up"
@@ -153,14 +151,14 @@ class Supervisor:
                         reason = f"{signal.Signals(number).name}: {decision.why}"
                         return Decision("stop", reason, Interrupted.exit_code)
                     if decision.what == "give up" and self.restarts is not None:
-                        self.record("gave_up", f"{decision.why}. Not restarted.", ending)
+                        record_event(folder, "gave_up", f"{decision.why}. Not restarted.", step=ending.step)
                     if decision.what != "again":
                         return decision
         finally:
-            write_waiting_events(self.run.folder)
+            write_waiting_events(folder)
 
     def attempt(self) -> tuple[Ended, int]:
-        """Start the run once and wait for its end; how it ended, and the signal that was forwarded to it or 0."""
+        """Start the run once; returns how it ended, and the signal that was forwarded to it or 0."""
         folder = self.run.folder
         forget_signs(folder)
         known, before = self.run.status().get("updated"), len(read_events(folder))
@@ -190,8 +188,8 @@ class Supervisor:
         return Ended(code, state, error, own_code, message, step, hung is not None, time.monotonic()), number
 
     def forward(self, number: int, launcher: int) -> None:
-        """Send a signal to the run's own processes, since launchers treat signals in their own ways; to the launcher
-        where none of them listens yet."""
+        """Send a signal to the run's processes, since launchers treat signals differently; to the launcher before
+        they start."""
         pids = pids_here(self.run.folder)
         for pid in pids:
             send(pid, number)
@@ -199,9 +197,10 @@ class Supervisor:
             send(launcher, signal.SIGTERM if number == signal.SIGUSR1 else number)
 
     def record_hang(self, sign: Sign, gone: Sequence[Sign]) -> None:
-        """Record which process hangs, and have every process write where it is."""
+        """Record which process hangs, and have all processes write their stacks."""
         cause = f" {without_heartbeat(gone, read_signs(self.run.folder))}." if gone else ""
-        self.record(
+        record_event(
+            self.run.folder,
             "hang",
             f"process {sign.rank} (pid {sign.pid} on {sign.host}) made no progress for {patience(sign):.0f} s after"
             f" step {sign.step} ({sign.phase}).{cause} The stacks are in {self.run.folder / STACKS}; all processes of"
@@ -212,20 +211,12 @@ class Supervisor:
         time.sleep(SECONDS_FOR_STACKS)
 
     def last_words(self, known: str | None) -> tuple[str, str | None, int | None, str]:
-        """State, error, exit code and message that the attempt wrote to status.json.
-
-        Args:
-            known: when the status was written that was there before.
-        """
+        """State, error, exit code and message in status.json, unless it was last `updated` before this attempt."""
         status = self.run.status()
         state = status.get("state", "running")
         if state == "running" or (status.get("updated") == known and state != "finished"):
             return "running", None, None, ""
         return state, status.get("error"), status.get("exit_code"), str(status.get("message", ""))
-
-    def record(self, kind: str, message: str, ending: Ended | None = None) -> None:
-        """Record an event of the run."""
-        record_event(self.run.folder, kind, message, step=ending.step if ending else None)
 
 
 def next_move(endings: Sequence[Ended], *, restarts: int | None) -> Decision:
@@ -266,13 +257,12 @@ def next_move(endings: Sequence[Ended], *, restarts: int | None) -> Decision:
 
 
 def seconds_before_next(endings: Sequence[Ended]) -> float:
-    """Longer after each failure; none where the run itself asked for the restart."""
+    """Longer after each failure; 0 if the run itself asked for the restart."""
     failures = sum(ending.error != RestartNeeded.__name__ for ending in endings)
     return 0.0 if endings[-1].error == RestartNeeded.__name__ else min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
 
 
 def without_heartbeat(gone: Sequence[Sign], everyone: Sequence[Sign]) -> str:
-    """Which processes the others wait for."""
     return f"{name_processes(gone, everyone)} has no heartbeat any more"
 
 
@@ -290,9 +280,9 @@ def patience(sign: Sign) -> float:
 
 @dataclass
 class RunWatch:
-    """Finds the process that made no progress for too long, from heartbeat files and this machine's clock.
+    """Finds a process that made no progress for too long, from heartbeat files and this machine's clock.
 
-    Each host's supervisor watches the processes of its own host; one on a login node, which has none, watches all.
+    Each host's supervisor watches the processes of its host; one on a login node, which has none, watches all.
     """
 
     folder: Path
@@ -304,9 +294,8 @@ class RunWatch:
     def hung(self, now: float) -> Sign | None:
         """The process with the longest silence beyond its patience, if any.
 
-        While processes start or end, one may work while the others wait for it, so there the last heartbeat of any
-        of them counts. On a read-only disk there are no heartbeats; after the run is finished, none are needed: its
-        verdict is being made.
+        While processes start or end, one may work while the others wait for it: the last heartbeat of any counts.
+        There are no heartbeats on a read-only disk, and after the run has finished: its verdict is being made.
         """
         if not os.access(self.folder, os.W_OK):
             self.beats.clear()
@@ -321,22 +310,18 @@ class RunWatch:
         silent = {sign: now - (last if sign.phase in ("starting", "ending") else seen[sign]) for sign in signs}
         own = [sign for sign in signs if is_of_this_host(sign)] or signs
         late = [sign for sign in own if silent[sign] > patience(sign)]
-        return (
-            max(late, key=lambda sign: silent[sign])
-            if late and Run(self.folder).status().get("state") != "finished"
-            else None
-        )
+        if not late or Run(self.folder).status().get("state") == "finished":
+            return None
+        return max(late, key=lambda sign: silent[sign])
 
     def gone(self, now: float) -> list[Sign]:
         """The processes whose heartbeat stopped without a record of their end."""
-        signs = [
-            sign for sign in read_signs(self.folder) if sign.ended is None and (sign.rank, sign.pid) in self.pulses
-        ]
-        return [sign for sign in signs if now - self.pulses[sign.rank, sign.pid][1] > SECONDS_TO_BE_GONE]
+        running = [sign for sign in read_signs(self.folder) if sign.ended is None]
+        seen = {sign: self.pulses.get((sign.rank, sign.pid), (0, now))[1] for sign in running}
+        return [sign for sign in running if now - seen[sign] > SECONDS_TO_BE_GONE]
 
 
 def note(counts: dict[tuple[int, int], tuple[int, float]], sign: Sign, count: int, now: float) -> None:
-    """Note when a process's count was seen first."""
     if counts.get((sign.rank, sign.pid), (-1, now))[0] != count:
         counts[sign.rank, sign.pid] = (count, now)
 
@@ -361,18 +346,13 @@ def command_of_attempt(
 
 
 def names_several_hosts(launcher: str) -> bool:
-    """Whether a launcher's command starts one host's part of a run, as `torchrun --nnodes 2` or `deepspeed --no_ssh`
-    do."""
+    """Whether a launcher's command starts one host's part of a run: `torchrun --nnodes 2`, `deepspeed --no_ssh`."""
     counts = re.findall(r"--(?:nnodes|num[_-]machines)[= ](\S+)", launcher)
     return "--no_ssh" in launcher.split() or any(count.split(":")[-1] != "1" for count in counts)
 
 
 def refuse_more_than_the_machine_holds(processes: int, *, on_gpus: bool) -> None:
-    """Each process would take a GPU, or a part of a core and gigabytes of memory.
-
-    Raises:
-        LaunchError: there are not so many.
-    """
+    """Raise a LaunchError if there are too few GPUs, or cores on a CPU."""
     gpus = len(find_gpus()) if on_gpus else 0
     most = gpus or PROCESSES_OF_A_CORE * count_cpu_cores()
     if processes > most:

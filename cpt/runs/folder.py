@@ -93,7 +93,7 @@ def read_lines(path: Path) -> list[Content]:
 
 
 def read_recipe(path: Path, unreadable: list[str] | None = None) -> Content:
-    """A recipe's keys and values as written; the schema need not know them."""
+    """A recipe's keys and values as written; the schema may not know them."""
     if not path.exists():
         return {}
     try:
@@ -280,7 +280,6 @@ def is_gone(folder: Path, pid: object) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether this host has a process with this number."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -345,14 +344,14 @@ def read_run(folder: Path, figures: Collection[str] | None = None) -> RunRecord:
 
 
 def get(content: object, *keys: str) -> Any:
-    """The value under these keys, one inside the other; None where one is missing."""
+    """The value under nested keys; None if one is missing."""
     for key in keys:
         content = content.get(key) if isinstance(content, Mapping) else None
     return content
 
 
 def get_dict(content: object, *keys: str) -> Content:
-    """The mapping under these keys; empty if there is none."""
+    """The mapping under nested keys; empty if there is none."""
     found = get(content, *keys)
     return found if isinstance(found, dict) else {}
 
@@ -392,7 +391,7 @@ def list_runs(folder: Path, conditions: Sequence[str] = (), order: str | None = 
 
 
 def runs_below(folder: Path) -> Iterator[Path]:
-    """The folders of runs, the given one too; checkpoints and exported models are not searched."""
+    """The folders of runs, the given one included; checkpoints and exported models are not searched."""
     for here, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not any(fnmatchcase(name, pattern) for pattern in NOT_ENTERED))
         if sum(name in files for name in OF_A_RUN) > 1:

@@ -16,29 +16,28 @@ Phase = Literal["starting", "training", "between", "ending"]
 
 @dataclass(frozen=True)
 class Sign:
-    """What one process last said."""
+    """The last heartbeat of one process."""
 
     rank: int
     pid: int
     host: str
     phase: Phase
-    """Starting: before the first step. Between: after a step that is followed by an evaluation or a save. Ending:
-    after the last."""
+    """Starting: before the first step. Between: before an evaluation or a save. Ending: after the last step."""
     step: int
     beats: int
-    """Counts on as long as there is progress; whoever watches needs no clock of this machine."""
+    """Goes up with progress, so that a watcher needs no clock of this machine."""
     seconds_per_step: float | None
     """Median of the last 20 steps; None before three of them."""
     gpu_peak_gib: float | None = None
-    """The most that torch held of its GPU since it began; None without one."""
+    """Peak memory that torch used on its GPU; None without one."""
     pulse: int = 0
-    """Counts on as long as the process is there, also while it waits for others."""
+    """Goes up while the process exists, even if it waits for others."""
     ended: str | None = None
-    """The error that ended it; empty where it ended because of others, None while it runs."""
+    """The error that ended it; empty if it ended because of others, None while it runs."""
 
 
 def write_sign(folder: Path, sign: Sign) -> None:
-    """Whole or not at all; a full disk must not end a run because of its pulse, nor make it look dead."""
+    """Atomic; a full disk must neither end a run nor make it look dead."""
     path = folder / HEARTBEATS / f"rank-{sign.rank}.json"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +45,7 @@ def write_sign(folder: Path, sign: Sign) -> None:
 
 
 def read_signs(folder: Path) -> list[Sign]:
-    """What the processes of a run last said, by rank."""
+    """The last heartbeats of all processes, by rank."""
     signs = []
     for path in sorted((folder / HEARTBEATS).glob("rank-*.json")):
         try:
@@ -61,12 +60,12 @@ def is_of_this_host(sign: Sign) -> bool:
 
 
 def pids_here(folder: Path) -> list[int]:
-    """Numbers of the run's processes on this host: those of other hosts are here those of strangers."""
+    """Numbers of the run's processes on this host."""
     return [sign.pid for sign in read_signs(folder) if is_of_this_host(sign)]
 
 
 def name_processes(some: Sequence[Sign], everyone: Sequence[Sign]) -> str:
-    """`host-1 (process 4, 5)` where they are all of a host, else `process 4, 5 on host-1`."""
+    """`host-1 (process 4, 5)` if they are all processes of a host, else `process 4, 5 on host-1`."""
     names = []
     for host in sorted({sign.host for sign in some}):
         ranks = [sign.rank for sign in some if sign.host == host]

@@ -38,7 +38,7 @@ TRAIN = (sys.executable, "-m", "cpt", "train")
 
 
 def options_of_train(processes: int, launcher: str | None) -> list[str]:
-    """The options of `cpt train` that start each trial: restarted only if it ran out of memory, ended if it hangs."""
+    """The options of `cpt train` for a trial: restart it only if it ran out of memory, end it if it hangs."""
     started_by = ["--processes", str(processes)] if launcher is None else ["--launcher", launcher]
     return ["--supervise", "--restarts", "0", *started_by]
 
@@ -57,7 +57,7 @@ class Trial:
     is_pruned: bool = False
 
     def signal(self, number: int) -> None:
-        """Have the run save and end; once."""
+        """Have the run save and end; later calls do nothing."""
         if self.signalled_at is None:
             self.signalled_at = time.monotonic()
             self.child.send_signal(number)
@@ -68,7 +68,7 @@ class Trial:
         return [(int(line["tokens"]), float(line[self.metric])) for line in lines if self.metric in line]
 
     def failure(self) -> str:
-        """Why the processes ended, by their own record or by the last line that they printed."""
+        """Why the run failed, by its status or by its last printed line."""
         status = self.run.status()
         if status.get("state") == "failed":
             return f"{status.get('error')}: {status.get('message')}"
@@ -83,7 +83,7 @@ class Search:
     Args:
         folder: of the search, with the recipe in SEARCHED and a run for each trial.
         options: of `cpt train`.
-        environments: variables of the trials that run at the same time, one entry each.
+        environments: variables, one entry for each trial that runs at the same time.
     """
 
     folder: Path
@@ -153,7 +153,7 @@ class Search:
         return Trial(drawn, run, self.space.settings.metric, child, log)
 
     def is_over(self, trial: Trial) -> bool:
-        """Report a trial's new values to Optuna, prune it, or note how it ended."""
+        """Report a trial's new values to Optuna, prune it, or record how it ended."""
         has_ended, points = trial.child.poll() is not None, trial.points()
         reported = self.study.get_trials(deepcopy=False)[trial.drawn.number].intermediate_values
         cell = max(1, (self.recipe.budget.tokens or 0) // CELLS)
@@ -219,7 +219,7 @@ class Search:
         return sorted((one for one in found if one["state"] in ORDER), key=rank)
 
     def write_results(self) -> Path | None:
-        """Write results.json and the best recipe; the best recipe's path, None while no trial is complete."""
+        """Write results.json and the best recipe; returns the path of the latter, None while no trial is complete."""
         settings, results = self.space.settings, self.results()
         best = next((one for one in results if one["state"] == "complete"), None)
         number = None if best is None else best["number"]
@@ -239,7 +239,6 @@ class Search:
         return self.folder / BEST
 
     def show_results(self) -> None:
-        """Print the trials, and the command that trains the best recipe."""
         results, best = self.results(), self.write_results()
         table = Table("trial", "state", self.space.settings.metric, *self.space.distributions, "reason")
         for one in results:
@@ -277,15 +276,16 @@ def exponential(tokens: float, total_tokens: float, *, lowest: float, highest: f
 def range_test(
     recipe: Path, overrides: Sequence[str], low: float, high: float, *, steps: int, options: Sequence[str], new: bool
 ) -> None:
-    """Train with a growing learning rate and print a tenth of the rate at the lowest smoothed loss, the rule of
-    fastai's lr_find (arXiv 2002.04688).
+    """Learning-rate range test (arXiv 1506.01186): one short run whose learning rate grows until the loss diverges.
+
+    It prints a tenth of the rate at the lowest smoothed loss, the rule of fastai's lr_find (arXiv 2002.04688).
 
     Args:
         options: of `cpt train`.
 
     Raises:
         Interrupted: by a signal.
-        RecipeError: the bounds are wrong, or the recipe does not run.
+        RecipeError: the bounds are wrong, or the recipe has mistakes.
         TrainingError: the run ended after too few steps.
     """
     if not 0 < low < high < math.inf:
@@ -321,8 +321,7 @@ def range_test(
     points = [(tokens, loss) for tokens, loss in logged if math.isfinite(loss)]
     if len(points) < FEWEST:
         raise TrainingError(f"the range test ended with code {code} after {len(points)} steps with a loss.")
-    for path in (run.export_folder, *run.folder.glob("checkpoint-*")):  # of a model that was spoilt on purpose
-        shutil.rmtree(path, ignore_errors=True)
+    remove_weights(run.folder)  # of a model that was spoilt on purpose
     rates = [rate * exponential(tokens, steps * batch, **ends) for tokens, _ in points]
     losses = smoothed([loss for _, loss in points], steps)
     lowest = min(range(len(losses)), key=losses.__getitem__)

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, ValidationError
 
 from cpt.errors import RecipeError, ResourceError
+from cpt.hf_internals import trial_id
 from cpt.plugins import did_you_mean, find
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
@@ -54,8 +55,7 @@ class Settings(Section):
 
 @dataclass(frozen=True)
 class Axis:
-    """A key of the recipe with Optuna's distribution of its values. Choices are YAML text, as on the command line:
-    they may be whole sections, which Optuna does not know."""
+    """A key of the recipe with Optuna's distribution of its values. Choices are YAML text: they may be sections."""
 
     key: str
     place: Place
@@ -90,11 +90,7 @@ class Space:
 
 
 def import_optuna() -> Any:
-    """Optuna, silent unless something is wrong.
-
-    Raises:
-        ResourceError: it is not installed.
-    """
+    """Optuna without its log; ResourceError if it is not installed."""
     try:
         import optuna
     except ImportError as problem:
@@ -104,11 +100,7 @@ def import_optuna() -> Any:
 
 
 def load_space(path: Path) -> Space:
-    """Read the file; whether its values fit a recipe is for `recipes_at_ends`.
-
-    Raises:
-        RecipeError: all mistakes, one per line.
-    """
+    """Read the file; RecipeError with all mistakes. `recipes_at_ends` checks its values against a recipe."""
     mistakes = Mistakes()
     try:
         root = read_yaml(path, mistakes)
@@ -162,11 +154,7 @@ def read_axis(key: str, node: Node, mistakes: Mistakes) -> Axis | None:
 
 
 def range_of(key: str, value: Any, distributions: Any) -> Any:
-    """Optuna's distribution of a range: of whole numbers if the recipe says so, or if all numbers are whole.
-
-    Raises:
-        ValueError: it is not a range.
-    """
+    """Optuna's distribution of a range, of whole numbers if the recipe's key or all numbers are; else ValueError."""
     if not isinstance(value, dict) or not {"low", "high"} <= value.keys():
         raise ValueError(f"expected a range such as {EXAMPLE}, or a list of values, got {in_words(value)}")
     for name in value.keys() - OF_A_RANGE:
@@ -184,11 +172,7 @@ def overrides_of(values: Mapping[str, Any]) -> list[str]:
 
 
 def recipes_at_ends(space: Space, recipe: Path, overrides: Sequence[str] = ()) -> dict[str, Recipe]:
-    """Load the recipe with each single value of a list and each end of a range.
-
-    Raises:
-        RecipeError: all values that the recipe cannot have.
-    """
+    """Load the recipe with each value of a list and each end of a range; RecipeError with all that do not fit."""
     found, wrong = {}, []
     for axis in space.axes:
         for value in axis.ends:
@@ -207,7 +191,7 @@ HOST, REASON = "host", "reason"  # attributes of a trial: the machine that runs 
 
 
 def open_study(url: str, name: str, space: Space) -> Any:
-    """The study with all trials that were made already; a new grid's trials wait in it.
+    """The study with its trials so far; a new grid's trials wait in it.
 
     Raises:
         RecipeError: an option that the sampler or pruner does not take.
@@ -242,11 +226,7 @@ def build_sampler(space: Space, number: int) -> Any:
 
 
 def build(kind: str, section: Component, known: Mapping[str, Callable[..., Any]], space: Space, **given: Any) -> Any:
-    """A sampler or a pruner by its name, with Optuna's own options.
-
-    Raises:
-        RecipeError: no such name or option, or a value that Optuna refuses.
-    """
+    """A sampler or a pruner by its name, with Optuna's own options."""
     try:
         return find(kind, section.name, known)(**given, **section.options)
     except (TypeError, ValueError, RecipeError) as problem:
@@ -283,8 +263,7 @@ def unfinished(study: Any, space: Space) -> list[Any]:
         if trial.user_attrs.get(HOST) != gethostname():
             continue
         if trial.params.keys() == space.distributions.keys():
-            # `_trial_id`: Optuna has no public way to continue a trial of another process.
-            found.append(optuna.trial.Trial(study, trial._trial_id))
+            found.append(optuna.trial.Trial(study, trial_id(trial)))
         else:  # killed while the values were drawn
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
     return found
@@ -292,11 +271,7 @@ def unfinished(study: Any, space: Space) -> list[Any]:
 
 @contextmanager
 def storage_errors(url: str, *further: type[Exception]) -> Iterator[None]:
-    """Turn the database's errors into one with a remedy.
-
-    Raises:
-        ResourceError: it cannot be read or written.
-    """
+    """Turn the database's errors into a ResourceError with a remedy."""
     import sqlalchemy.exc
 
     try:

@@ -16,7 +16,7 @@ import transformers
 import typer
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.import_utils import is_serve_available
 from transformers.utils.logging import disable_progress_bar
@@ -83,14 +83,12 @@ def serve(
 
 
 def wait_for_signal(received: ReceivedSignals, ready: str) -> None:
-    """Print that the server is ready, and wait until it is to stop."""
     typer.echo(ready)
     while not received.first:
         received.wait(3600)
 
 
 def ready_lines(model: Servable, url: str) -> str:
-    """The address, and a request to copy."""
     body: dict[str, object] = {"model": model.name, "max_tokens": 64}
     if model.has_chat_template:
         path, offers = "chat/completions", "chat and completions"
@@ -227,7 +225,7 @@ def check_servable(model: str, module: str | None = None) -> Servable:
 
 
 def check_folder(folder: Path, module: str | None = None) -> Path:
-    """The folder to serve: itself, or a finished run's model."""
+    """The folder to serve: this one, or a finished run's model."""
     if (folder / RECIPE).is_file() and kind_of(folder) == "nothing":
         if not Run(folder).is_finished:
             raise CheckpointError(
@@ -264,22 +262,23 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
 
 def check_architecture(folder: Path, module: str | None = None) -> None:
     """Hugging Face's server takes the class that config.json names, and nothing else."""
-    architectures = config_json(folder).get("architectures") or ["(none named)"]
-    if module is not None or not can_be_served(architectures[0]):
+    config = config_json(folder)
+    architecture = (config.get("architectures") or ["(none named)"])[0]
+    if module is not None or not can_be_served(architecture, config.get("model_type", "")):
         import_own_code(folder, module)
-    if not can_be_served(architectures[0]):
+    if not can_be_served(architecture, config.get("model_type", "")):
         remedy = (
             NAME_IT
             if brings_its_code(folder)
             else "Export the model with cpt export, or install the version of transformers that knows it."
         )
         raise CheckpointError(
-            f"{folder}: config.json names {architectures[0]}, no causal language model of transformers"
+            f"{folder}: config.json names {architecture}, no causal language model of transformers"
             f" {transformers.__version__}. {remedy}"
         )
 
 
-def can_be_served(architecture: str) -> bool:
+def can_be_served(architecture: str, model_type: str) -> bool:
     """Whether the server will find the class: transformers' own, or one that is registered with AutoModelForCausalLM.
 
     The server of transformers 5.23 takes `getattr(transformers, architecture)` (cli/serving/model_manager.py), so a
@@ -287,16 +286,16 @@ def can_be_served(architecture: str) -> bool:
     """
     if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         return True
-    # Not values(), which imports all models.
-    registered = {found.__name__: found for found in MODEL_FOR_CAUSAL_LM_MAPPING._extra_content.values()}
-    if architecture not in registered:
+    if model_type not in CONFIG_MAPPING:
         return False
-    setattr(transformers, architecture, registered[architecture])
+    registered: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[model_type], None)
+    if registered is None or registered.__name__ != architecture:
+        return False
+    setattr(transformers, architecture, registered)
     return True
 
 
 def check_hub_id(model: str) -> str:
-    """An id whose files are here or can be fetched."""
     if Path(model).expanduser().exists():
         raise CheckpointError(f"{model} is a file. Give the folder of an exported model.")
     try:

@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from jinja2 import TemplateError
 
 from cpt.errors import LaunchError
+from cpt.hf_internals import server_thread
 
 WAIT_SECONDS = 0.05
 SECONDS_TO_FINISH = 20
@@ -55,14 +56,14 @@ def serving(
         adapt_requests(serve.server.config.app, model, has_chat_template)
         logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
         while not serve.server.started:
-            if not serve._thread.is_alive():
+            if not server_thread(serve).is_alive():
                 raise LaunchError(f"the server on {host}:{port} ended before it was ready; its message is above.")
             time.sleep(WAIT_SECONDS)
         shown = "localhost" if host in EVERY_ADDRESS else f"[{host}]" if ":" in host else host
         yield f"http://{shown}:{port}"
     finally:
         serve.server.should_exit = True  # takes no new requests, and finishes those that it has
-        serve._thread.join(timeout=SECONDS_TO_FINISH)
+        server_thread(serve).join(timeout=SECONDS_TO_FINISH)
         serve.kill_server()
 
 
@@ -110,7 +111,6 @@ def adapted(handler: Handler, refused: str) -> Handler:
 
 
 def error(message: str, code: int = 400) -> JSONResponse:
-    """An error as OpenAI's API has it."""
     content = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
     return JSONResponse({"error": content}, status_code=code)
 

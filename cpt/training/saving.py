@@ -420,10 +420,10 @@ class Checkpointer:
 
     def take_deepspeed(self, taken: Contents, folder: str) -> None:
         """What the engine saves, of this process."""
-        from cpt.checkpoints.deepspeed_engine import LATEST, files_beside, kept_states, tag_of
+        from cpt.checkpoints.deepspeed_engine import LATEST, capture_states, files_beside, tag_of
 
         engine: Any = self.trainer.model_wrapped
-        with kept_states(engine, Path(folder)) as kept:
+        with capture_states(engine, Path(folder)) as kept:
             engine.save_checkpoint(
                 folder, save_latest=False, exclude_frozen_parameters=isinstance(self.trainer.model, PeftModel)
             )
