@@ -56,7 +56,7 @@ def curves(
     marks: Sequence[float] = (),
     note: str = "",
 ) -> list[Plot]:
-    """A plot of the curves with values; none if no curve has any.
+    """A plot of the curves; none if no curve has a value.
 
     Args:
         marks: places on the x axis to mark with a triangle.
@@ -152,21 +152,12 @@ class PageSection:
 
 
 def html_page(title: str, sections: Sequence[PageSection], lead: str = "") -> str:
-    """The whole page.
-
-    Args:
-        lead: its first sentence, in large letters.
-    """
+    """The whole page; `lead` is its first sentence, in large letters."""
     template = Environment(autoescape=True).from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
     return template.render(title=title, lead=lead, sections=[section for section in sections if section.parts])
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page that the user asked for.
-
-    Raises:
-        ResourceError: it cannot be written.
-    """
     try:
         write_atomic(path, text.encode("utf-8", "replace"))
     except (OSError, ValueError) as problem:  # ValueError: an empty name

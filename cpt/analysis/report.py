@@ -79,11 +79,6 @@ def command(
 
 
 def report_page(record: RunRecord) -> str:
-    """The whole page.
-
-    Raises:
-        ResourceError: matplotlib is not installed.
-    """
     sections = [
         PageSection("", [{name: value for name, value in facts(record) if value}]),
         PageSection("Verdict", verdict(record)),
@@ -306,19 +301,15 @@ def against_plan(record: RunRecord) -> list[Part]:
     }
     if not plan:
         return []
-    rows = [
-        [name, format_number(planned), format_number(measured), ratio(planned, measured)]
-        for name, (planned, measured) in figures.items()
-    ]
+    rows = []
+    for name, (planned, measured) in figures.items():
+        ratio = f"{measured / planned:.2f}" if planned and measured is not None else ""
+        rows.append([name, format_number(planned), format_number(measured), ratio])
     rows += [[f"planned for {name} (GiB)", format_number(size), "", ""] for name, size in parts.items()]
     found: list[Part] = [Table(("", "planned", "measured", "measured / planned"), rows)]
     if mfu := plan.get("assumed_mfu"):
         found.append(f"The planned speed assumes {format_share(mfu)} of the GPU's peak.")
     return found
-
-
-def ratio(planned: float | None, measured: float | None) -> str:
-    return f"{measured / planned:.2f}" if planned and measured is not None else ""
 
 
 # --- events, data, record --------------------------------------------------------------------------------------------

@@ -73,11 +73,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """The comparison as an HTML page with curves.
-
-    Raises:
-        ResourceError: matplotlib is not installed.
-    """
+    """The comparison as an HTML page with curves."""
 
     def parts(topics: Sequence[Topic]) -> list[Part]:
         tables = tables_of(topics, comparison.names)

@@ -116,13 +116,15 @@ def command(
                 f"{folder} ran on {number} GPUs, and this machine has {len(find_gpus())}. Give --processes N (then its"
                 " losses are equal up to rounding only), or --launcher for several machines."
             )
-    last = None if steps is None else first_log_from(record, steps)
+    # A logged loss is the mean since the log before, so the repetition ends at a log.
+    logged = record.metrics.curve("loss", "step")[0]
+    last = None if steps is None else next((int(one) for one in logged if one >= steps), None)
     with contextlib.chdir(place):
         refuse_changed_inputs(folder, recipe, record.inputs)
         differences = list(changes(environment, {**describe_environment(), "processes": number}))
     if not as_json:
         if last not in (None, steps):
-            tell(f"Losses are logged as means since the last log: runs {last} steps, to the next log.")
+            tell(f"Runs {last} steps, to the next log: a logged loss is the mean since the last log.")
         for difference in differences:
             tell(f"Changed since: {difference}.")
     words = ["--steps", str(last)] if last else []
@@ -146,11 +148,7 @@ def command(
 
 
 def read_complete(folder: Path) -> RunRecord:
-    """The record of a run that can be repeated.
-
-    Raises:
-        CheckpointError: a part of it is missing or damaged.
-    """
+    """The record of a run; CheckpointError if a part that the repetition needs is missing or damaged."""
     record = read_run(folder)
     parts = {RECIPE: record.recipe, "environment.json": record.environment, INPUTS: record.inputs}
     missing = [name for name, content in parts.items() if not content]
@@ -167,20 +165,11 @@ def place_of(environment: Content) -> Path:
     return started_in if started_in.is_dir() else Path.cwd()
 
 
-def first_log_from(record: RunRecord, step: int) -> int | None:
-    """The first step from this one on with a logged loss, which is the mean since the log before."""
-    return next((int(one) for one in record.metrics.curve("loss", "step")[0] if one >= step), None)
-
-
 # --- unchanged inputs ------------------------------------------------------------------------------------------------
 
 
 def refuse_changed_inputs(folder: Path, recipe: Recipe, inputs: Content) -> None:
-    """Compare data, tokenizer and weights with their recorded hashes; relative paths count from the current folder.
-
-    Raises:
-        DataError: naming each file that differs.
-    """
+    """Compare data, tokenizer and weights with their recorded hashes; DataError names each file that differs."""
     changed = [*changed_data(recipe, inputs), *changed_tokenizer(recipe, inputs), *changed_weights(inputs)]
     if changed:
         listing = "\n".join(f"  {line}" for line in changed)
@@ -281,7 +270,7 @@ def repetition_of(record: RunRecord, recipe: Recipe) -> Recipe:
 def run_again(
     record: RunRecord, recipe: Recipe, words: Sequence[str], processes: int, launcher: str | None, *, quiet: bool
 ) -> Path:
-    """Run the recipe to its end, or to the log of a step; its folder.
+    """Run the recipe in processes of its own, and return its folder.
 
     Args:
         words: options of `run_recipe`.
@@ -311,11 +300,7 @@ def run_again(
 
 
 def empty_folder(recipe: Recipe) -> Path:
-    """The repetition's folder; an earlier repetition is deleted.
-
-    Raises:
-        ResourceError: the folder holds something else.
-    """
+    """The repetition's folder, without an earlier repetition; ResourceError if it holds something else."""
     folder = recipe.output_dir / recipe.name
     if folder.exists():
         try:

@@ -18,7 +18,14 @@ from cpt.process import Child, ReceivedSignals, send
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import read_events, record_event, write_waiting_events
 from cpt.runs.folder import EVENTS
-from cpt.runs.heartbeats import Sign, forget_signs, is_of_this_host, name_processes, pids_here, read_signs
+from cpt.runs.heartbeats import (
+    LastHeartbeat,
+    is_of_this_host,
+    name_processes,
+    pids_here,
+    read_heartbeats,
+    remove_heartbeats,
+)
 from cpt.runs.record import Run, start_run
 from cpt.training.heartbeat import SIGNAL_FOR_STACKS, STACKS
 from cpt.training.restart import MOST_WITHOUT_PROGRESS
@@ -160,7 +167,7 @@ class Supervisor:
     def attempt(self) -> tuple[Ended, int]:
         """Start the run once; returns how it ended, and the signal that was forwarded to it or 0."""
         folder = self.run.folder
-        forget_signs(folder)
+        remove_heartbeats(folder)
         known, before = self.run.status().get("updated"), len(read_events(folder))
         # SLURM sends SIGUSR1 to all processes of a step; torchrun would die of it and leave its workers behind.
         child = Child(self.words, environment={"CPT_RESTART_COUNT": str(len(self.endings))}, ignores=signal.SIGUSR1)
@@ -176,15 +183,15 @@ class Supervisor:
             return hung is not None
 
         code, number = child.wait_for_end(look, lambda number: self.forward(number, child.pid))
-        gone = [sign for sign in watch.gone(time.monotonic()) if not is_of_this_host(sign)]
+        gone = [beat for beat in watch.gone(time.monotonic()) if not is_of_this_host(beat)]
         state, error, own_code, message = self.last_words(known)
         if gone and not message:  # a library ended the processes: NCCL's watchdog
-            message = without_heartbeat(gone, read_signs(folder))
+            message = without_heartbeat(gone, read_heartbeats(folder))
         # A rank that ran out of memory may be the only one that could record it: the others wait for it on their GPUs.
         for event in read_events(folder)[before:]:
             if event["kind"] == "out_of_memory" and event.get("restart"):
                 error, message = RestartNeeded.__name__, event["message"]
-        step = max((sign.step for sign in read_signs(folder)), default=0)
+        step = max((beat.step for beat in read_heartbeats(folder)), default=0)
         return Ended(code, state, error, own_code, message, step, hung is not None, time.monotonic()), number
 
     def forward(self, number: int, launcher: int) -> None:
@@ -196,14 +203,14 @@ class Supervisor:
         if not pids:
             send(launcher, signal.SIGTERM if number == signal.SIGUSR1 else number)
 
-    def record_hang(self, sign: Sign, gone: Sequence[Sign]) -> None:
+    def record_hang(self, beat: LastHeartbeat, gone: Sequence[LastHeartbeat]) -> None:
         """Record which process hangs, and have all processes write their stacks."""
-        cause = f" {without_heartbeat(gone, read_signs(self.run.folder))}." if gone else ""
+        cause = f" {without_heartbeat(gone, read_heartbeats(self.run.folder))}." if gone else ""
         record_event(
             self.run.folder,
             "hang",
-            f"process {sign.rank} (pid {sign.pid} on {sign.host}) made no progress for {patience(sign):.0f} s after"
-            f" step {sign.step} ({sign.phase}).{cause} The stacks are in {self.run.folder / STACKS}; all processes of"
+            f"process {beat.rank} (pid {beat.pid} on {beat.host}) made no progress for {patience(beat):.0f} s after"
+            f" step {beat.step} ({beat.phase}).{cause} The stacks are in {self.run.folder / STACKS}; all processes of"
             " this host are ended.",
         )
         for pid in pids_here(self.run.folder):
@@ -262,20 +269,20 @@ def seconds_before_next(endings: Sequence[Ended]) -> float:
     return 0.0 if endings[-1].error == RestartNeeded.__name__ else min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
 
 
-def without_heartbeat(gone: Sequence[Sign], everyone: Sequence[Sign]) -> str:
+def without_heartbeat(gone: Sequence[LastHeartbeat], everyone: Sequence[LastHeartbeat]) -> str:
     return f"{name_processes(gone, everyone)} has no heartbeat any more"
 
 
 # --- heartbeats ------------------------------------------------------------------------------------------------------
 
 
-def patience(sign: Sign) -> float:
+def patience(beat: LastHeartbeat) -> float:
     """Seconds without progress after which a process counts as hung."""
-    if sign.phase != "training":
-        return PATIENCE[sign.phase]
-    if sign.seconds_per_step is None:
+    if beat.phase != "training":
+        return PATIENCE[beat.phase]
+    if beat.seconds_per_step is None:
         return PATIENCE["first steps"]
-    return max(LEAST_PATIENCE, STEPS_OF_PATIENCE * sign.seconds_per_step)
+    return max(LEAST_PATIENCE, STEPS_OF_PATIENCE * beat.seconds_per_step)
 
 
 @dataclass
@@ -291,7 +298,7 @@ class RunWatch:
     pulses: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
     """The same for the count that goes up while the process exists."""
 
-    def hung(self, now: float) -> Sign | None:
+    def hung(self, now: float) -> LastHeartbeat | None:
         """The process with the longest silence beyond its patience, if any.
 
         While processes start or end, one may work while the others wait for it: the last heartbeat of any counts.
@@ -301,29 +308,29 @@ class RunWatch:
             self.beats.clear()
             self.pulses.clear()
             return None
-        signs = read_signs(self.folder)
-        for sign in signs:
-            note(self.beats, sign, sign.beats, now)
-            note(self.pulses, sign, sign.pulse, now)
-        seen = {sign: self.beats[sign.rank, sign.pid][1] for sign in signs}
+        heartbeats = read_heartbeats(self.folder)
+        for beat in heartbeats:
+            note(self.beats, beat, beat.beats, now)
+            note(self.pulses, beat, beat.pulse, now)
+        seen = {beat: self.beats[beat.rank, beat.pid][1] for beat in heartbeats}
         last = max(seen.values(), default=now)
-        silent = {sign: now - (last if sign.phase in ("starting", "ending") else seen[sign]) for sign in signs}
-        own = [sign for sign in signs if is_of_this_host(sign)] or signs
-        late = [sign for sign in own if silent[sign] > patience(sign)]
+        silent = {beat: now - (last if beat.phase in ("starting", "ending") else seen[beat]) for beat in heartbeats}
+        own = [beat for beat in heartbeats if is_of_this_host(beat)] or heartbeats
+        late = [beat for beat in own if silent[beat] > patience(beat)]
         if not late or Run(self.folder).status().get("state") == "finished":
             return None
-        return max(late, key=lambda sign: silent[sign])
+        return max(late, key=lambda beat: silent[beat])
 
-    def gone(self, now: float) -> list[Sign]:
+    def gone(self, now: float) -> list[LastHeartbeat]:
         """The processes whose heartbeat stopped without a record of their end."""
-        running = [sign for sign in read_signs(self.folder) if sign.ended is None]
-        seen = {sign: self.pulses.get((sign.rank, sign.pid), (0, now))[1] for sign in running}
-        return [sign for sign in running if now - seen[sign] > SECONDS_TO_BE_GONE]
+        running = [beat for beat in read_heartbeats(self.folder) if beat.ended is None]
+        seen = {beat: self.pulses.get((beat.rank, beat.pid), (0, now))[1] for beat in running}
+        return [beat for beat in running if now - seen[beat] > SECONDS_TO_BE_GONE]
 
 
-def note(counts: dict[tuple[int, int], tuple[int, float]], sign: Sign, count: int, now: float) -> None:
-    if counts.get((sign.rank, sign.pid), (-1, now))[0] != count:
-        counts[sign.rank, sign.pid] = (count, now)
+def note(counts: dict[tuple[int, int], tuple[int, float]], beat: LastHeartbeat, count: int, now: float) -> None:
+    if counts.get((beat.rank, beat.pid), (-1, now))[0] != count:
+        counts[beat.rank, beat.pid] = (count, now)
 
 
 def command_of_attempt(

@@ -48,11 +48,7 @@ Floats = NDArray[np.float64]
 
 
 def read_object(path: Path, unreadable: list[str] | None = None) -> Content:
-    """The object of a JSON file; empty if the file is missing or damaged.
-
-    Args:
-        unreadable: receives a sentence if the file exists but cannot be read.
-    """
+    """The object of a JSON file; empty if it is missing or damaged (then `unreadable` gets a sentence)."""
     try:
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict):
@@ -66,11 +62,7 @@ def read_object(path: Path, unreadable: list[str] | None = None) -> Content:
 
 
 def read_objects(path: Path, unreadable: list[str] | None = None) -> list[Content]:
-    """The objects of a JSONL file without damaged lines.
-
-    Args:
-        unreadable: receives a sentence with the number of damaged lines.
-    """
+    """The objects of a JSONL file without damaged lines (then `unreadable` gets a sentence with their number)."""
     try:
         found = list(json_lines(path))
     except FileNotFoundError:
@@ -104,11 +96,7 @@ def read_recipe(path: Path, unreadable: list[str] | None = None) -> Content:
 
 
 def json_lines(path: Path) -> Iterator[Content | None]:
-    """The objects of a JSONL file; None for a damaged line.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """The objects of a JSONL file, None for a damaged line; OSError if it cannot be read."""
     with path.open("rb") as file:
         for line in file:
             if line.strip():
@@ -127,11 +115,7 @@ def parse_object(line: bytes) -> Content | None:
 
 
 def keep_lines_until(path: Path, step: int) -> None:
-    """Remove the lines of a JSONL file after a step.
-
-    Raises:
-        OSError: the file cannot be changed; it is as it was.
-    """
+    """Remove the lines of a JSONL file after a step; after an OSError the file is unchanged."""
     if not path.exists():
         return
     lines = path.read_bytes().splitlines(keepends=True)
@@ -321,11 +305,7 @@ class RunRecord:
 
 
 def read_run(folder: Path, figures: Collection[str] | None = None) -> RunRecord:
-    """Read a run's folder.
-
-    Args:
-        figures: of the metrics, as for `read_metrics`.
-    """
+    """Read a run's folder; `figures` of the metrics as for `read_metrics`."""
     unreadable: list[str] = []
     return RunRecord(
         folder=folder,
@@ -368,8 +348,8 @@ def list_runs(folder: Path, conditions: Sequence[str] = (), order: str | None = 
     """All runs below a folder, the newest first.
 
     Args:
-        conditions: that each of them fulfils: `state=finished`, `tag=x`, `loss<2.5`.
-        order: a column, the smallest first; with `-` before it the largest. Runs that lack it come last.
+        conditions: that all of them fulfil: `state=finished`, `tag=x`, `loss<2.5`.
+        order: a column, the smallest value first; with `-` the largest. Runs without it come last.
 
     Raises:
         CheckpointError: there is no such folder.
@@ -428,11 +408,7 @@ def age_of(run: Path) -> float:
 
 
 def condition_of(text: str, columns: Sequence[str]) -> Callable[[Values], bool]:
-    """What a run has to fulfil.
-
-    Raises:
-        RecipeError: it is not `column=value`, `column<number` or `column>number`.
-    """
+    """The condition; RecipeError if it is not `column=value`, `column<number` or `column>number`."""
     match = CONDITION.fullmatch(text)
     if not match:
         raise RecipeError(f"--where {text!r}: expected a condition like state=finished, tag=x or loss<2.5.")
@@ -455,11 +431,6 @@ def condition_of(text: str, columns: Sequence[str]) -> Callable[[Values], bool]:
 
 
 def checked_column(column: str, columns: Sequence[str], option: str) -> str:
-    """The column.
-
-    Raises:
-        RecipeError: no run has it.
-    """
     if columns and column not in columns:
         hint = did_you_mean(column, columns) or f" There are: {', '.join(columns)}."
         raise RecipeError(f"{option}: there is no column `{column}`.{hint}")
@@ -467,11 +438,7 @@ def checked_column(column: str, columns: Sequence[str], option: str) -> str:
 
 
 def find_run(text: str, beside: Path = Path("runs")) -> Path:
-    """The run's folder that a command line means: a path, or a name below `runs`.
-
-    Raises:
-        CheckpointError: it is no run; the message names those that are near.
-    """
+    """The run's folder: a path, or a name below `runs`; a CheckpointError names similar ones."""
     for folder in (Path(text).expanduser(), beside / text):
         if any((folder / name).is_file() for name in (RECIPE, STATUS, METRICS)):
             return folder
@@ -480,12 +447,10 @@ def find_run(text: str, beside: Path = Path("runs")) -> Path:
     near = {run.name: run for around in (asked, asked.parent, beside) for run in runs_in(around)}
     likely = closest(asked.name, near)
     hint = "`cpt runs FOLDER` lists the runs below a folder."
-    if near:
-        hint = (
-            f"Did you mean {near[likely]}?"
-            if likely
-            else f"Runs there: {', '.join(map(str, list(near.values())[:8]))}."
-        )
+    if likely:
+        hint = f"Did you mean {near[likely]}?"
+    elif near:
+        hint = f"Runs there: {', '.join(map(str, list(near.values())[:8]))}."
     raise CheckpointError(f"{text} is no run: it {why}. {hint}")
 
 

@@ -15,7 +15,7 @@ Phase = Literal["starting", "training", "between", "ending"]
 
 
 @dataclass(frozen=True)
-class Sign:
+class LastHeartbeat:
     """The last heartbeat of one process."""
 
     rank: int
@@ -36,45 +36,45 @@ class Sign:
     """The error that ended it; empty if it ended because of others, None while it runs."""
 
 
-def write_sign(folder: Path, sign: Sign) -> None:
+def write_heartbeat(folder: Path, beat: LastHeartbeat) -> None:
     """Atomic; a full disk must neither end a run nor make it look dead."""
-    path = folder / HEARTBEATS / f"rank-{sign.rank}.json"
+    path = folder / HEARTBEATS / f"rank-{beat.rank}.json"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(asdict(sign)), reuse_space=True)
+        write_atomic(path, json.dumps(asdict(beat)), reuse_space=True)
 
 
-def read_signs(folder: Path) -> list[Sign]:
+def read_heartbeats(folder: Path) -> list[LastHeartbeat]:
     """The last heartbeats of all processes, by rank."""
-    signs = []
+    heartbeats = []
     for path in sorted((folder / HEARTBEATS).glob("rank-*.json")):
         try:
-            signs.append(Sign(**json.loads(path.read_text())))
+            heartbeats.append(LastHeartbeat(**json.loads(path.read_text())))
         except (OSError, ValueError, TypeError):  # another version's, or gone meanwhile
             continue
-    return sorted(signs, key=lambda sign: sign.rank)
+    return sorted(heartbeats, key=lambda beat: beat.rank)
 
 
-def is_of_this_host(sign: Sign) -> bool:
-    return sign.host == socket.gethostname()
+def is_of_this_host(beat: LastHeartbeat) -> bool:
+    return beat.host == socket.gethostname()
 
 
 def pids_here(folder: Path) -> list[int]:
     """Numbers of the run's processes on this host."""
-    return [sign.pid for sign in read_signs(folder) if is_of_this_host(sign)]
+    return [beat.pid for beat in read_heartbeats(folder) if is_of_this_host(beat)]
 
 
-def name_processes(some: Sequence[Sign], everyone: Sequence[Sign]) -> str:
+def name_processes(some: Sequence[LastHeartbeat], everyone: Sequence[LastHeartbeat]) -> str:
     """`host-1 (process 4, 5)` if they are all processes of a host, else `process 4, 5 on host-1`."""
     names = []
-    for host in sorted({sign.host for sign in some}):
-        ranks = [sign.rank for sign in some if sign.host == host]
+    for host in sorted({beat.host for beat in some}):
+        ranks = [beat.rank for beat in some if beat.host == host]
         listed = f"process {', '.join(map(str, ranks))}"
-        is_whole = len(ranks) == sum(sign.host == host for sign in everyone)
+        is_whole = len(ranks) == sum(beat.host == host for beat in everyone)
         names.append(f"{host} ({listed})" if is_whole else f"{listed} on {host}")
     return " and ".join(names)
 
 
-def forget_signs(folder: Path) -> None:
+def remove_heartbeats(folder: Path) -> None:
     for path in (folder / HEARTBEATS).glob("*rank-*"):  # with what a killed process was writing
         path.unlink(missing_ok=True)

@@ -30,7 +30,7 @@ from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import logged_events, record_event, skipped_steps, write_waiting_events
 from cpt.runs.folder import ENVIRONMENT, EXPORT, INPUTS, LOCK, METRICS, PLAN, RECIPE, STARTS, STATUS, read_object
-from cpt.runs.heartbeats import forget_signs
+from cpt.runs.heartbeats import remove_heartbeats
 
 SECONDS_BETWEEN_TRIES = 0.2
 PROBE_BYTES = 1 << 16
@@ -155,7 +155,7 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, train
         lock = hold(run.folder, patience)
         if trains:
             record_start(run.folder)
-        forget_signs(run.folder)  # else a process of an earlier start seems to be gone
+        remove_heartbeats(run.folder)  # else a process of an earlier start seems to be gone
         return Run(run.folder, lock)
 
     return main_process_first(claim)

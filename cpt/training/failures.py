@@ -14,7 +14,7 @@ from cpt.errors import CptError, Interrupted, LaunchError
 from cpt.ranks import is_main_process, rank, same_command, world_size
 from cpt.runs.events import record_event
 from cpt.runs.folder import is_alive
-from cpt.runs.heartbeats import Sign, is_of_this_host, name_processes, read_signs
+from cpt.runs.heartbeats import LastHeartbeat, is_of_this_host, name_processes, read_heartbeats
 from cpt.runs.record import Run
 from cpt.training.heartbeat import lost_others
 from cpt.training.trainer import CPTTrainer
@@ -72,10 +72,10 @@ def resumes_from(folder: Path) -> str:
 class LivenessReport:
     """What the heartbeats of all processes show."""
 
-    all: list[Sign]
-    gone: list[Sign]
+    all: list[LastHeartbeat]
+    gone: list[LastHeartbeat]
     """Gave no pulse."""
-    failed: list[Sign]
+    failed: list[LastHeartbeat]
     """Ended with an error or an interruption of their own."""
 
     @property
@@ -121,8 +121,8 @@ def find_lost_ranks(folder: Path) -> LivenessReport:
     For processes of this host the system is asked as well, which answers at once.
     """
 
-    def others() -> list[Sign]:
-        return [sign for sign in read_signs(folder) if sign.rank != rank() and sign.rank < world_size()]
+    def others() -> list[LastHeartbeat]:
+        return [sign for sign in read_heartbeats(folder) if sign.rank != rank() and sign.rank < world_size()]
 
     first = {sign.rank: sign.pulse for sign in others()}
     end = time.monotonic() + SECONDS_FOR_AN_ANSWER
@@ -131,7 +131,7 @@ def find_lost_ranks(folder: Path) -> LivenessReport:
         silent = [sign for sign in signs if sign.ended is None and sign.pulse == first.get(sign.rank)]
         dead = [sign for sign in silent if is_of_this_host(sign) and not is_alive(sign.pid)]
         if len(silent) == len(dead) or time.monotonic() > end:
-            return LivenessReport(read_signs(folder), silent, [sign for sign in signs if sign.ended])
+            return LivenessReport(read_heartbeats(folder), silent, [sign for sign in signs if sign.ended])
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 

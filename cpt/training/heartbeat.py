@@ -22,7 +22,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from cpt.errors import LaunchError
 from cpt.hardware import GIB
 from cpt.ranks import rank, world_size
-from cpt.runs.heartbeats import Phase, Sign, write_sign
+from cpt.runs.heartbeats import LastHeartbeat, Phase, write_heartbeat
 
 STACKS = "stacks"
 SECONDS_BETWEEN_WRITES = 1.0
@@ -139,7 +139,7 @@ class Heartbeat(TrainerCallback):
             else ()
         )
         peak = max((round(peak / GIB, 3) for peak in peaks), default=None)
-        sign = Sign(
+        sign = LastHeartbeat(
             rank(),
             os.getpid(),
             socket.gethostname(),
@@ -151,7 +151,7 @@ class Heartbeat(TrainerCallback):
             self.pulse,
             self.ended,
         )
-        write_sign(self.folder, sign)
+        write_heartbeat(self.folder, sign)
 
 
 def seconds_worked() -> float:

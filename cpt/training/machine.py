@@ -12,7 +12,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.hardware import GIB
-from cpt.runs.heartbeats import read_signs
+from cpt.runs.heartbeats import read_heartbeats
 
 SECONDS_BETWEEN_LOOKS = 30.0  # at processes, NVML and heartbeats: each takes some milliseconds
 PEAK = "gpu_memory_peak_gib"
@@ -92,4 +92,4 @@ def gpu_memory() -> dict[str, float]:
 
 def peak_of_others(run: Path, processes: int) -> float:
     """The largest peak in the heartbeats; those of higher ranks are of an earlier start."""
-    return max((sign.gpu_peak_gib or 0.0 for sign in read_signs(run) if sign.rank < processes), default=0.0)
+    return max((sign.gpu_peak_gib or 0.0 for sign in read_heartbeats(run) if sign.rank < processes), default=0.0)
