@@ -85,7 +85,7 @@ def measure(folder: Path, base: Path, recipe: str, engine: str) -> list[dict[str
     words = [
         *(launcher if processes > 1 else []),
         "-m",
-        "cpt.commands.reproduce_program",
+        "cpt.commands.reproduce",
         str(path),
         "--steps",
         str(STEPS),

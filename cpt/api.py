@@ -21,7 +21,7 @@ from cpt.planning.fitting import cheapest_that_fits, fits, with_chosen_values
 from cpt.planning.gate import refuse_mistakes
 from cpt.planning.speed import assumed_mfu, find_target, named_gpus, planned_speed
 from cpt.recipe.schema import Recipe
-from cpt.runs.listing import find_run
+from cpt.runs.folder import find_run
 from cpt.stages import build as stages
 from cpt.stages.models import model_for
 from cpt.tokenizer import load as tokenizers

@@ -107,9 +107,9 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "cpt.commands.merge:command",
             "Make one model of several: adapter and base, chat vector, mean of checkpoints.",
         ),
-        "serve": ("cpt.serving.serve:command", "Serve a model to OpenAI clients, on Hugging Face's own server."),
+        "serve": ("cpt.serving.serve:serve", "Serve a model to OpenAI clients, on Hugging Face's own server."),
         "chat": (
-            "cpt.serving.chat:command",
+            "cpt.serving.serve:chat",
             "Chat with a model in the terminal, or on a page in the browser beside its base.",
         ),
     },

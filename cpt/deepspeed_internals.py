@@ -3,7 +3,8 @@
 Read in DeepSpeed 0.19.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 USED = {  # dotted name -> its parameters ("" for what is not called), why, what ends it
@@ -18,6 +19,7 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
         "an infinite norm makes ZeRO-3 skip a bad step, without a further wait",
         "a public hook before the update",
     ),
+    "deepspeed.DeepSpeedEngine._copy_recovery_script": ("save_path", "save without writing", "an option to omit it"),
 }
 
 
@@ -39,3 +41,13 @@ def replace_norms_of_groups(optimizer: Any, norms: Callable[[], Any]) -> Callabl
     own: Callable[[], Any] = optimizer._get_norm_groups
     optimizer._get_norm_groups = norms
     return own
+
+
+@contextmanager
+def without_recovery_script(engine: Any) -> Iterator[None]:
+    """Within it `save_checkpoint` copies no script into the checkpoint's folder, which does not have to exist."""
+    engine._copy_recovery_script = lambda save_path: None
+    try:
+        yield
+    finally:
+        del engine._copy_recovery_script

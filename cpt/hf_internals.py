@@ -8,6 +8,7 @@ import atexit
 import os
 from collections.abc import Callable
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -62,6 +63,16 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
     "transformers.PreTrainedConfig._attn_implementation": ("", "which attention a model has", "a public property"),
     "atexit._run_exitfuncs": ("", "trackers finish before `os.execve` and `os._exit`", "a public way to run them"),
     "os._exit": ("status", "leave without Python's shutdown, in which gloo hangs", "gloo ends cleanly"),
+    "transformers.cli.serve.Serve._thread": (
+        "",
+        "whether the server's thread still runs",
+        "a public wait for its end",
+    ),
+    "optuna.trial.FrozenTrial._trial_id": (
+        "",
+        "continue a trial of an earlier process",
+        "a public way to continue one",
+    ),
 }
 
 
@@ -270,3 +281,19 @@ class SamplingHooks(Trainer):
 
     def loss_of_completions(self, policy_loss: "torch.Tensor", inputs: dict[str, Any]) -> "torch.Tensor":
         return policy_loss
+
+
+def keys_ignored_on_save(model: "nn.Module") -> set[str]:
+    """The parameters that `save_pretrained` of this model omits."""
+    return set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+
+
+def server_thread(serve: Any) -> Thread:
+    """The thread in which `transformers serve` answers requests."""
+    thread: Thread = serve._thread
+    return thread
+
+
+def trial_id(trial: Any) -> int:
+    """Optuna's number of a trial over all studies of its storage."""
+    return int(trial._trial_id)

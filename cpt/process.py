@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -157,3 +158,10 @@ def die_with_parent(ignores: signal.Signals | None = None) -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if ignores is not None:
         signal.signal(ignores, signal.SIG_IGN)
+
+
+def free_port() -> int:
+    """A port that nothing on this machine listens on right now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -12,7 +12,7 @@ from typer import Context
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
-from cpt.checkpoints.rotation import RULES
+from cpt.checkpoints.retention import RULES
 from cpt.cli import GROUPS, application
 from cpt.data.filters.filters import FILTERS, TRANSFORMS
 from cpt.evaluation.tasks import DOMAIN_TEST, domain_test_of_recipe, task_of_recipe

@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from cpt.checkpoints.agreement import Agreement
 from cpt.checkpoints.manifest import FORMAT, Manifest
-from cpt.checkpoints.transaction import Contents, clear_leftovers, publish
+from cpt.checkpoints.transaction import Agreement, Contents, clear_leftovers, publish
 
 
 def manifest(files, step=1, **changes):

@@ -4,7 +4,7 @@ import pytest
 from launching import BIN, launch
 from tiny import write_recipe
 
-from cpt.checkpoints.verify import verify_path
+from cpt.checkpoints.manifest import verify_path
 from cpt.commands.train import check_and_train
 from cpt.errors import CptError, RecipeError, ResourceError
 from cpt.recipe.load import load_recipe

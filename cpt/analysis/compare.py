@@ -62,19 +62,15 @@ class Row:
 
     @property
     def differs(self) -> bool:
-        """Two runs are known to have different values."""
         return len({value for value in self.values if value is not None}) > 1
 
     @property
     def is_known(self) -> bool:
-        """At least one run has a value."""
         return any(value is not None for value in self.values)
 
 
 @dataclass(frozen=True)
 class Topic:
-    """Rows that belong together."""
-
     title: str
     rows: Sequence[Row]
     remarks: Sequence[str] = ()
@@ -82,8 +78,6 @@ class Topic:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run."""
-
     name: str
     """As short as possible without ambiguity."""
     record: RunRecord
@@ -116,15 +110,12 @@ class Comparison:
         return [run.name for run in self.runs]
 
     def headline(self) -> str:
-        """The number of differences in one sentence."""
         counts = [f"{topic.title.lower()} {len(topic.rows)}" for topic in self.differences if topic.rows]
         total = sum(len(topic.rows) for topic in self.differences)
         where = f" ({', '.join(counts)})" if counts else ""
         return f"{len(self.runs)} runs, compared with {self.names[0]}: {total} difference{'s'[: total != 1]}{where}."
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
-
         def rows(topics: Sequence[Topic]) -> list[dict[str, Any]]:
             return [
                 {"topic": topic.title, "name": row.name, "values": list(row.values), "numbers": list(row.numbers)}
@@ -146,11 +137,7 @@ class Comparison:
 
 
 def compare(folders: Sequence[Path]) -> Comparison:
-    """Compare runs as far as their folders allow.
-
-    Args:
-        folders: of two runs or more; the others are compared with the first.
-    """
+    """Compare two runs or more with the first one, as far as their folders allow."""
     runs = read_runs(folders)
     not_compared = [sentence for run in runs for sentence in missing_parts(run)]
     recipe, model = recipe_topic(runs, not_compared), model_topic(runs)
@@ -197,7 +184,7 @@ def read_compared_run(folder: Path, name: str) -> ComparedRun:
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """The last part of each path, with as many parents as tell different folders apart."""
+    """The last parts of each path, as many as make them different."""
     parts = [folder.resolve().parts for folder in folders]
     length = 1
     while len({part[-length:] for part in parts}) < len(set(parts)):
@@ -208,7 +195,7 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 def missing_parts(run: ComparedRun) -> list[str]:
     """What cannot be compared of this run, one sentence each."""
     record = run.record
-    parts = (
+    parts: tuple[tuple[str, object, str], ...] = (
         (RECIPE, record.recipe, "recipe"),
         (ENVIRONMENT, record.environment, "versions, code and machine"),
         (INPUTS, record.inputs, "data, tokenizer and weights"),
@@ -282,9 +269,11 @@ def shown(value: Any) -> str:
     if isinstance(value, dict):
         value = {key: child for key, child in value.items() if child not in (None, [], {})}
     text = " ".join(in_yaml(value).split())
-    if len(text) <= LONGEST:
-        return text
-    return f"{text[: LONGEST - 14]}... ({xxh3_64_hexdigest(text.encode(errors='replace'))[:8]})"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 14]}... ({short_hash(text)})"
+
+
+def short_hash(text: str) -> str:
+    return xxh3_64_hexdigest(text.encode(errors="replace"))[:8]
 
 
 def keys_of_same_files(runs: Sequence[ComparedRun]) -> set[str]:
@@ -333,7 +322,7 @@ def surroundings(start: Content) -> dict[str, dict[str, str]]:
         }
         changes = [line[3:] for line in (get(start, "git", "changes") or "").splitlines() if not line.startswith("??")]
         if diff := get(start, "git", "diff"):
-            code["uncommitted changes"] = f"{', '.join(changes[:4])} ({xxh3_64_hexdigest(diff.encode())[:8]})"
+            code["uncommitted changes"] = f"{', '.join(changes[:4])} ({short_hash(diff)})"
     topics = {
         "Versions": {"python": start.get("python")}
         | {name: version or "not installed" for name, version in get_dict(start, "versions").items()},
@@ -372,12 +361,11 @@ def file_rows(runs: Sequence[ComparedRun], source: str) -> Iterator[Row]:
     for name in differing[:MOST_FILES]:
         yield hash_row(f"{source}: {name}", name, files)
     if len(differing) > MOST_FILES:
-        cells = [f"{len(one):,} files, {xxh3_64_hexdigest(str(one).encode())[:8]}" if one else None for one in files]
+        cells = [f"{len(one):,} files, {short_hash(str(one))}" if one else None for one in files]
         yield Row(f"{source}: {len(differing) - MOST_FILES:,} more files differ", tuple(cells))
 
 
 def hash_row(title: str, name: str, files: Sequence[Mapping[str, str]]) -> Row:
-    """The beginning of a file's hash, by run."""
     return Row(title, tuple(one.get(name, "not there")[:HASH_SHOWN] if one else None for one in files))
 
 
@@ -419,7 +407,6 @@ def progress_topic(runs: Sequence[ComparedRun]) -> Topic:
 
 
 def number_row(name: str, numbers: Sequence[float | None], text: Callable[[float], str]) -> Row:
-    """Numbers as text and as numbers."""
     return Row(name, tuple(None if number is None else text(number) for number in numbers), tuple(numbers))
 
 
@@ -442,14 +429,13 @@ def comparable_losses(runs: Sequence[ComparedRun], not_compared: list[str]) -> l
     def tokenizer(run: ComparedRun) -> Any:
         return get(run.record.inputs, "tokenizer", "xxh3")
 
-    def are_known_to_differ(one: Any, other: Any) -> bool:
-        return bool(one and other and one != other)
-
     first, fits = runs[0], []
     for run in runs:
-        if other_task := are_known_to_differ(task(run), task(first)):
+        other_task = task(run) not in (None, task(first)) and task(first) is not None
+        other_tokenizer = tokenizer(run) not in (None, tokenizer(first)) and tokenizer(first) is not None
+        if other_task:
             not_compared.append(f"training losses of {run.name}: stage {run.record.stage}, not {first.record.stage}.")
-        if other_tokenizer := are_known_to_differ(tokenizer(run), tokenizer(first)):
+        if other_tokenizer:
             not_compared.append(f"losses per token of {run.name}: another tokenizer. Bits per byte are compared.")
         fits.append(not other_task and not other_tokenizer)
     return fits
@@ -521,7 +507,7 @@ def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topi
 
 
 def standard_error(run: ComparedRun, name: str) -> str:
-    """` ± 0.0629` over documents; empty if the run kept no losses by document."""
+    """` ± 0.0629` over documents; empty if the run has no losses by document."""
     losses = run.losses.get(name)
     if losses is None or len(losses.hashes) < FEWEST:
         return ""

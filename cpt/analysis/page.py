@@ -1,20 +1,131 @@
-"""A self-contained HTML page of text, facts, tables and plots, rendered from `page.html`."""
+"""A self-contained HTML page of text, facts, tables and matplotlib plots, rendered from `page.html`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from jinja2 import Environment
+from numpy.typing import ArrayLike, NDArray
 
-from cpt.analysis.plots import Plot
 from cpt.errors import ResourceError
 from cpt.files import write_atomic
+
+MOST_POINTS = 1000  # of one curve; a plot is narrower
+SMOOTHED_OVER = 0.02  # of the values of a curve
+STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text, a tenth of the size of outlines
+    "text.parse_math": False,  # names may have dollar signs
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure with its heading, and a sentence beneath it."""
+
+    title: str
+    svg: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    name: str
+    x: ArrayLike
+    y: ArrayLike
+    faint: bool = False
+    """Pale and in the color of the next curve: raw values behind smoothed ones."""
+    points: bool = False
+    """Mark each value."""
+
+
+def curves(
+    title: str,
+    y_title: str,
+    lines: Sequence[Curve],
+    *,
+    x_title: str = "tokens",
+    marks: Sequence[float] = (),
+    note: str = "",
+) -> list[Plot]:
+    """A plot of the curves; none if no curve has a value.
+
+    Args:
+        marks: places on the x axis to mark with a triangle.
+
+    Raises:
+        ResourceError: matplotlib is not installed.
+    """
+    thin = [(line, *thinned(np.asarray(line.x, dtype=float), np.asarray(line.y, dtype=float))) for line in lines]
+    drawn = [(line, x, y) for line, x, y in thin if len(x)]
+    if not drawn:
+        return []
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure  # without pyplot: no display, no state
+    except ImportError as problem:
+        raise ResourceError("the plots of a page need matplotlib. Install it: pip install 'cpt[plots]'") from problem
+    with rc_context(STYLE):
+        figure = Figure(figsize=(6, 3.4), layout="constrained")
+        axes: Any = figure.subplots()
+        color = 0
+        for line, x, y in drawn:
+            marker = "." if line.points or len(x) == 1 else ""
+            (drawing,) = axes.plot(x, y, marker=marker, color=f"C{color}", label=as_label(line.name))
+            drawing.set_markersize(10 if len(x) == 1 else 5)
+            drawing.set(linewidth=0.8 if line.faint else 1.6, alpha=0.35 if line.faint else 1)
+            color += not line.faint
+        axes.set(xlabel=x_title, ylabel=as_label(y_title))
+        if len(marks):
+            top = axes.get_xaxis_transform()  # y from 0 to 1
+            axes.plot(marks, [0.98] * len(marks), "v", color="C3", markersize=7, transform=top, label="events")
+        if len(drawn) > 1:
+            figure.legend(loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+        text = StringIO()
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    svg = text.getvalue()
+    return [Plot(title, svg[svg.index("<svg") :], note)]
+
+
+def thinned(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """At most `MOST_POINTS` finite points; the lowest and highest of each stretch stay, so spikes stay visible."""
+    is_finite = np.isfinite(x) & np.isfinite(y)
+    x, y = x[is_finite], y[is_finite]
+    if len(x) <= MOST_POINTS:
+        return x, y
+    stretches = np.array_split(np.arange(len(x)), MOST_POINTS // 2 - 1)
+    extremes = [place for one in stretches for place in (one[y[one].argmin()], one[y[one].argmax()])]
+    places = np.unique([0, *extremes, len(x) - 1])
+    return x[places], y[places]
+
+
+def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean of each value and its neighbours; near the ends, of those that exist."""
+    reach = round(len(values) * SMOOTHED_OVER / 2)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    places = np.arange(len(values))
+    low, high = np.maximum(0, places - reach), np.minimum(len(values), places + reach + 1)
+    means: NDArray[np.float64] = (sums[high] - sums[low]) / (high - low)
+    return means
+
+
+def as_label(text: str) -> str:
+    """Text that matplotlib draws as it is: a legend skips names that begin with `_`, and SVG cannot hold half of a
+    surrogate pair or control characters."""
+    printable = "".join(sign if sign.isprintable() else "?" for sign in text)
+    return f" {printable}" if printable.startswith("_") else printable
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text."""
-
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
@@ -41,21 +152,12 @@ class PageSection:
 
 
 def html_page(title: str, sections: Sequence[PageSection], lead: str = "") -> str:
-    """The whole page.
-
-    Args:
-        lead: its first sentence, in large letters.
-    """
+    """The whole page; `lead` is its first sentence, in large letters."""
     template = Environment(autoescape=True).from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
     return template.render(title=title, lead=lead, sections=[section for section in sections if section.parts])
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page that the user asked for.
-
-    Raises:
-        ResourceError: it cannot be written.
-    """
     try:
         write_atomic(path, text.encode("utf-8", "replace"))
     except (OSError, ValueError) as problem:  # ValueError: an empty name

@@ -12,8 +12,7 @@ import typer
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from cpt.analysis.page import Folded, PageSection, Part, Table, html_page, write_page
-from cpt.analysis.plots import Curve, Plot, curves, smoothed
+from cpt.analysis.page import Curve, Folded, PageSection, Part, Plot, Table, curves, html_page, smoothed, write_page
 from cpt.data.mixture import asked_shares, shares_over
 from cpt.errors import CptError
 from cpt.formatting import format_count, format_duration, format_number, format_share
@@ -32,11 +31,11 @@ from cpt.runs.folder import (
     VERDICT_PAGE,
     Content,
     RunRecord,
+    find_run,
     get,
     get_dict,
     read_run,
 )
-from cpt.runs.listing import find_run
 
 PAGE = "report.html"
 SHOWN_VERSIONS = ("cpt", "torch", "transformers", "trl", "deepspeed")
@@ -80,11 +79,6 @@ def command(
 
 
 def report_page(record: RunRecord) -> str:
-    """The whole page.
-
-    Raises:
-        ResourceError: matplotlib is not installed.
-    """
     sections = [
         PageSection("", [{name: value for name, value in facts(record) if value}]),
         PageSection("Verdict", verdict(record)),
@@ -220,7 +214,6 @@ def frontier(record: RunRecord, sets: dict[str, str]) -> list[Plot]:
 
 
 def evaluations(record: RunRecord, title: str, unit: str, figures: dict[str, str]) -> list[Plot]:
-    """A curve of evaluations for each set."""
     return curves(title, unit, [Curve(name, *record.metrics.curve(key), points=True) for name, key in figures.items()])
 
 
@@ -249,7 +242,7 @@ def training(record: RunRecord) -> list[Part]:
 
 
 def plots_of(record: RunRecord, plots: Sequence[tuple[str, str, dict[str, str], float]]) -> list[Part]:
-    """A plot for each row of `PLOTS` that the run logged."""
+    """A plot for each entry that the run logged."""
     found: list[Part] = []
     for title, unit, figures, factor in plots:
         logged = {name: record.metrics.curve(figure) for figure, name in figures.items()}
@@ -295,7 +288,7 @@ def requested_shares(record: RunRecord) -> dict[str, float]:
 
 
 def against_plan(record: RunRecord) -> list[Part]:
-    """Planned memory, speed and time beside the measured ones."""
+    """Planned and measured memory, speed and time."""
     plan, metrics = record.plan, record.metrics
     parts = get_dict(plan, "gpu_memory_gib")
     peak, host = (metrics.curve(name)[1] for name in ("gpu_memory_peak_gib", "host_memory_gib"))
@@ -308,19 +301,15 @@ def against_plan(record: RunRecord) -> list[Part]:
     }
     if not plan:
         return []
-    rows = [
-        [name, format_number(planned), format_number(measured), ratio(planned, measured)]
-        for name, (planned, measured) in figures.items()
-    ]
+    rows = []
+    for name, (planned, measured) in figures.items():
+        ratio = f"{measured / planned:.2f}" if planned and measured is not None else ""
+        rows.append([name, format_number(planned), format_number(measured), ratio])
     rows += [[f"planned for {name} (GiB)", format_number(size), "", ""] for name, size in parts.items()]
     found: list[Part] = [Table(("", "planned", "measured", "measured / planned"), rows)]
     if mfu := plan.get("assumed_mfu"):
         found.append(f"The planned speed assumes {format_share(mfu)} of the GPU's peak.")
     return found
-
-
-def ratio(planned: float | None, measured: float | None) -> str:
-    return f"{measured / planned:.2f}" if planned and measured is not None else ""
 
 
 # --- events, data, record --------------------------------------------------------------------------------------------
@@ -371,7 +360,7 @@ def sources(record: RunRecord) -> list[Part]:
 
 
 def missing(record: RunRecord) -> list[Part]:
-    """Files that cannot be read, or that a run has and this folder has not."""
+    """Files that cannot be read or are missing."""
     wanted = (RECIPE, ENVIRONMENT, INPUTS, STATUS)
     absent = [f"{name} is missing." for name in wanted if not (record.folder / name).is_file()]
     hint = [] if record.verdict else [f"There is no verdict. Evaluate the run: cpt verdict {record.folder}"]
@@ -403,5 +392,4 @@ def details(record: RunRecord) -> Iterator[Part]:
 
 
 def as_lines(values: Content) -> str:
-    """`name value` per line."""
     return "\n".join(f"{name} {value}" for name, value in values.items() if value)

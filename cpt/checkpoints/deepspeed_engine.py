@@ -10,25 +10,26 @@ import deepspeed
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
 
 from cpt.checkpoints.safe_load import load_data
+from cpt.deepspeed_internals import without_recovery_script
 
 SCRIPTS = ("zero_to_fp32.py", "zero_to_torch.py")  # for people who want the weights without DeepSpeed
 LATEST = "latest"
 
 
-class KeptStates(CheckpointEngine):  # type: ignore[misc]
-    """Keeps what DeepSpeed would write, under its path from `folder`."""
+class CapturingCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
+    """Captures what DeepSpeed would write, by its path from `folder`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.name = "KeptStates"
+        self.name = "CapturingCheckpointEngine"
         self.folder = folder
         self.states: dict[str, Any] = {}
 
     def create(self, info: CheckpointCommitInfo) -> None:
-        """Nothing begins on the disk."""
+        pass
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """No folder is needed."""
+        pass
 
     def save(self, state_dict: Any, path: str) -> None:
         self.states[Path(os.path.relpath(path, self.folder)).as_posix()] = state_dict
@@ -41,7 +42,7 @@ class KeptStates(CheckpointEngine):  # type: ignore[misc]
 
 
 @contextmanager
-def kept_states(engine: Any, folder: Path) -> Iterator[KeptStates]:
+def capture_states(engine: Any, folder: Path) -> Iterator[CapturingCheckpointEngine]:
     """Within it `engine.save_checkpoint(folder, save_latest=False)` does all that processes do together, and writes
     nothing.
 
@@ -49,22 +50,21 @@ def kept_states(engine: Any, folder: Path) -> Iterator[KeptStates]:
         engine: DeepSpeed's.
         folder: where it would write; it does not have to exist.
     """
-    kept = KeptStates(folder)
+    captured = CapturingCheckpointEngine(folder)
     before = engine.checkpoint_engine
-    engine.checkpoint_engine = kept
-    engine._copy_recovery_script = lambda save_path: None
-    engine.zero_nvme_offload_optimizer = lambda: (
-        False
-    )  # it would copy the swapped tensors in the middle of what all do together
+    engine.checkpoint_engine = captured
+    # With it, DeepSpeed would copy the swapped tensors between collective operations.
+    engine.zero_nvme_offload_optimizer = lambda: False
     try:
-        yield kept
+        with without_recovery_script(engine):
+            yield captured
     finally:
         engine.checkpoint_engine = before
-        del engine._copy_recovery_script, engine.zero_nvme_offload_optimizer
+        del engine.zero_nvme_offload_optimizer
 
 
 def files_beside(engine: Any, rank: int) -> dict[str, Path]:
-    """What DeepSpeed copies into a checkpoint: its scripts, and tensors that it swapped to a disk."""
+    """The files that DeepSpeed adds to a checkpoint: its scripts, and tensors that it swapped to a disk."""
     tag = tag_of(engine)
     copies: dict[str, Path] = {}
     if rank == 0:

@@ -1,7 +1,9 @@
-"""What a checkpoint holds: `manifest.json` names each file with its size and hash, and is written last."""
+"""What a checkpoint holds, and whether it is still what was written: `manifest.json` names each file with its hash."""
 
+import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -9,11 +11,16 @@ from typing import Any, Literal
 
 from cpt.errors import CheckpointError
 from cpt.files import sealed, size_and_hash, unsealed, write_atomic
+from cpt.runs.folder import EXPORT
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 FILES_AT_ONCE = min(8, os.cpu_count() or 1)
 READ_WHEN_LOADING = (".safetensors", ".bin", ".pt", ".pth", ".index.json", "adapter_config.json")
+
+
+FSDP_FOLDER = "fsdp"
+FSDP_PART = re.compile(rf"{FSDP_FOLDER}/part_(\d+)_of_(\d+)\.pt")
 
 
 @dataclass(frozen=True)
@@ -24,8 +31,6 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is, and all of its files."""
-
     format: int
     kind: Literal["full", "weights"]
     """`full` can be resumed from; `weights` is the model alone."""
@@ -43,7 +48,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class CheckpointDamage:
-    """One difference from what was written."""
+    """One difference between a checkpoint's files and its manifest."""
 
     file: str
     """Its path from the checkpoint's folder."""
@@ -80,7 +85,7 @@ def wrong_names_and_sizes(folder: Path, manifest: Manifest) -> list[CheckpointDa
 
 
 def wrong_contents(folder: Path, files: Mapping[str, FileEntry]) -> list[CheckpointDamage]:
-    """Files whose bytes differ from those that were written; several are read at a time."""
+    """Files whose bytes have changed; several are read at a time."""
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         found = pool.map(lambda name: wrong_content(folder, name, files[name]), files)
         return [damage for damage in found if damage is not None]
@@ -99,7 +104,7 @@ def hash_file(path: Path) -> FileEntry:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write `manifest.json`, whole or not at all, and durable; the files that it names must be durable before."""
+    """Write `manifest.json` atomically and durably; the files that it names must be durable already."""
     write_atomic(folder / MANIFEST, sealed(asdict(manifest), indent=1) + "\n", durable=True)
 
 
@@ -133,3 +138,122 @@ def manifest_of(content: dict[str, Any]) -> Manifest:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise ValueError(f"{name} is outside the checkpoint")
     return Manifest(**{**content, "files": files})
+
+
+PUBLISHED = re.compile(r"(checkpoint|weights)-(\d+)")
+STATE = "trainer_state.json"
+OF_THE_RUN = ("optimizer.pt", "scheduler.pt", "rng_state", f"{FSDP_FOLDER}/")  # what no model needs
+
+
+@dataclass(frozen=True)
+class Verified:
+    folder: Path
+    step: int | None
+    num_bytes: int
+    found: list[CheckpointDamage]
+
+
+def defects(checkpoint: Path) -> list[CheckpointDamage]:
+    """Why a run cannot continue from this checkpoint; empty if it can."""
+    if found := damages(checkpoint):
+        return found
+    manifest = read_manifest(checkpoint)
+    if manifest.kind != "full":
+        return [CheckpointDamage(MANIFEST, "weights alone", "a run continues from a full checkpoint only")]
+    found = [
+        CheckpointDamage(name, "missing", "it was never written")
+        for name in lacking_state(manifest.files, manifest.world_size)
+    ]
+    if not found and json.loads((checkpoint / STATE).read_text())["global_step"] != manifest.step:
+        found = [CheckpointDamage(STATE, "another step", f"the manifest says {manifest.step}")]
+    return found
+
+
+def lacking_state(names: Collection[str], world_size: int | None = None) -> list[str]:
+    """The files of a run's state that a checkpoint with these files lacks.
+
+    Args:
+        names: paths from its folder.
+        world_size: how many processes wrote it, if that is known.
+    """
+    lacking = [name for name in (STATE, "scheduler.pt") if name not in names]
+    if not any(name.startswith("rng_state") for name in names):
+        lacking.append("rng_state.pth")
+    if world_size is not None and world_size > 1:
+        lacking += [name for rank in range(world_size) if (name := f"rng_state_{rank}.pth") not in names]
+    parts = [name for name in names if name.endswith("optim_states.pt")]
+    of_fsdp = parts_in(names)
+    if of_fsdp and world_size is not None:
+        lacking += [name for rank in range(world_size) if (name := file_of_part(rank, world_size)) not in of_fsdp]
+    if "latest" not in names and "optimizer.pt" not in names and not of_fsdp:
+        lacking.append("optimizer.pt")
+    if "latest" in names and world_size is not None and len(parts) < world_size:
+        lacking.append(f"{world_size - len(parts)} of {world_size} *_optim_states.pt")
+    return lacking
+
+
+def refuse_changed_weights(checkpoint: Path) -> None:
+    """Before a model is built from a checkpoint that has a manifest: compare its weights with it.
+
+    Raises:
+        CheckpointError: a file is damaged or missing.
+    """
+    if not (checkpoint / MANIFEST).exists():
+        return
+    manifest = read_manifest(checkpoint)
+    read = {name: entry for name, entry in manifest.files.items() if not name.startswith(OF_THE_RUN)}
+    missing = [CheckpointDamage(name, "missing") for name in read if not (checkpoint / name).is_file()]
+    if found := missing or wrong_contents(checkpoint, read):
+        listing = "\n".join(f"  {damage}" for damage in found)
+        raise CheckpointError(
+            f"{checkpoint} is not what was written:\n{listing}\nChoose another checkpoint; `cpt verify` lists the"
+            " sound ones."
+        )
+
+
+def verify_path(path: Path) -> list[Verified]:
+    """Verify a checkpoint, or everything that a run has published.
+
+    Raises:
+        CheckpointError: there is nothing to verify.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such folder (from {Path.cwd()}). Give a run's folder or a checkpoint.")
+    if (path / MANIFEST).exists() or PUBLISHED.fullmatch(path.name):
+        return [verify_folder(path)]
+    published = [child for child in path.iterdir() if child.is_dir() and is_published(child)]
+    if not published:
+        raise CheckpointError(
+            f"{path} has no checkpoint and no {MANIFEST}. Give a run that has saved, or a checkpoint."
+        )
+    verified = [verify_folder(folder) for folder in sorted(published, key=in_order)]
+    return [one for one in verified if one.folder.is_dir()]  # a run that continues removes old ones meanwhile
+
+
+def is_published(folder: Path) -> bool:
+    """Whether it is a checkpoint, the finished model, or another folder with a manifest; not a quarantined one."""
+    if folder.name.startswith((".", "bad-")):
+        return False
+    return folder.name == EXPORT or PUBLISHED.fullmatch(folder.name) is not None or (folder / MANIFEST).exists()
+
+
+def in_order(folder: Path) -> tuple[str, int]:
+    match = PUBLISHED.fullmatch(folder.name)
+    return (match[1], int(match[2])) if match is not None else (folder.name, 0)
+
+
+def verify_folder(folder: Path) -> Verified:
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError:
+        return Verified(folder, None, 0, damages(folder))
+    found = defects(folder) if manifest.kind == "full" else damages(folder)
+    return Verified(folder, manifest.step, sum(entry.size for entry in manifest.files.values()), found)
+
+
+def file_of_part(rank: int, processes: int) -> str:
+    return f"{FSDP_FOLDER}/part_{rank}_of_{processes}.pt"
+
+
+def parts_in(names: Iterable[str]) -> list[str]:
+    return [name for name in names if FSDP_PART.fullmatch(name)]

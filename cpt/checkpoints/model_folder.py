@@ -119,7 +119,7 @@ class Tensors:
 
 @contextmanager
 def _damage_told(file: Path) -> Iterator[None]:
-    """A file cut short, or none of its kind at all, is said so by name."""
+    """Raise a `CheckpointError` that names the file if it is damaged."""
     try:
         yield
     except (SafetensorError, UnpicklingError, EOFError, RuntimeError) as problem:

@@ -1,8 +1,7 @@
-"""Read a checkpoint's pickles as data: whatever in them would call something else is refused, whoever reads them.
+"""Read a checkpoint's pickles as data: a pickle that would call a function is refused.
 
-torch's restricted unpickler knows tensors and containers. DeepSpeed asks for the unrestricted one in a dozen places,
-and torch has a switch that overrules it; so this holds for resuming, for universal checkpoints and for putting ZeRO's
-parts together alike.
+DeepSpeed asks for torch's unrestricted unpickler in a dozen places; a switch of torch overrules it for resuming, for
+universal checkpoints and for consolidating ZeRO's parts.
 """
 
 import os
@@ -36,12 +35,11 @@ trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 
 @contextmanager
 def only_data(what: Path, *, trust: bool = False) -> Iterator[None]:
-    """Within it `torch.load` reads data only, also where the caller asks for more.
+    """Within it `torch.load` reads data only, even if the caller asks for more.
 
     Args:
-        what: the checkpoint that is read, for the message.
-        trust: the user vouches for the checkpoint: it is read as its writer meant it, also where a caller within asks
-            for data only.
+        what: the checkpoint, for the message.
+        trust: the user trusts the checkpoint: its pickles may call functions, even if a caller asks for data only.
 
     Raises:
         CheckpointError: a file holds more than data, or is damaged.
@@ -61,9 +59,8 @@ def only_data(what: Path, *, trust: bool = False) -> Iterator[None]:
     except UnpicklingError as problem:
         called = CALLED.search(str(problem))
         if called is None:
-            reason = " ".join(str(problem).split()).rpartition("WeightsUnpickler error: ")[
-                2
-            ]  # before it torch advises to allow code
+            # Before this word, torch advises to allow code.
+            reason = " ".join(str(problem).split()).rpartition("WeightsUnpickler error: ")[2]
             raise CheckpointError(f"{what}: a file is damaged: {reason[:300]}") from problem
         raise CheckpointError(
             f"{what}: a file holds more than tensors and numbers, reading it would call {called[1]}. It was not read. "
@@ -75,9 +72,9 @@ def only_data(what: Path, *, trust: bool = False) -> Iterator[None]:
 
 
 def harmless_classes() -> list[Any]:
-    """numpy's arrays, as in the states of random numbers, and DeepSpeed's own classes where this process uses
-    DeepSpeed."""
-    arrays: list[Any] = [np._core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]  # type: ignore[attr-defined]
+    """numpy's arrays, as in random states, and DeepSpeed's classes if this process uses DeepSpeed."""
+    rebuild = np.empty(0).__reduce__()[0]  # the function that an array's pickle calls
+    arrays: list[Any] = [rebuild, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
     if "deepspeed" not in sys.modules:
         return arrays
     return arrays + [vars(import_module(module))[name] for module, names in HARMLESS.items() for name in names]

@@ -1,9 +1,24 @@
 """How the processes that write a checkpoint share the model: not at all, by FSDP2, or by DeepSpeed's ZeRO."""
 
+import io
+import shutil
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
-from cpt.checkpoints.fsdp_parts import FOLDER, parts_in
-from cpt.checkpoints.manifest import MANIFEST, Manifest, read_manifest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor, Shard
+
+from cpt.checkpoints.manifest import FSDP_FOLDER, FSDP_PART, MANIFEST, Manifest, parts_in, read_manifest
+from cpt.checkpoints.safe_load import load_data, only_data
+from cpt.errors import CheckpointError, ResourceError
+
+# FSDP2's part of a checkpoint is fsdp/part_0_of_2.pt: for each process its rows of every parameter and of its moments,
+# by parameter names. `fully_shard` gives the processes the rows in order, so any number of processes can read them.
 
 PLAIN, FSDP = "plain", "fsdp"
 ZERO = "zero-"  # and the stage; alone where another program wrote the checkpoint
@@ -17,10 +32,10 @@ def sharding_of(manifest: Manifest) -> str:
 
 
 def sharding_in(checkpoint: Path) -> str:
-    """The same by the checkpoint's files, where it has no manifest."""
+    """The same, from the checkpoint's files if it has no manifest."""
     if (checkpoint / MANIFEST).exists():
         return sharding_of(read_manifest(checkpoint))
-    if (checkpoint / FOLDER).is_dir():
+    if (checkpoint / FSDP_FOLDER).is_dir():
         return FSDP
     return ZERO if (checkpoint / "latest").exists() else PLAIN
 
@@ -33,3 +48,216 @@ def name_sharding(sharding: str) -> str:
     """`DeepSpeed ZeRO-2`, for messages."""
     names = {PLAIN: "no sharding (one process or DDP)", FSDP: "FSDP2", ZERO: "DeepSpeed ZeRO"}
     return names.get(sharding, f"DeepSpeed ZeRO-{sharding.removeprefix(ZERO)}")
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The rows of this process, in the same memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def part_here(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    weights, states = {}, {}
+    for name, parameter in trained_parameters(model).items():
+        weights[name] = {"shape": list(parameter.shape), "rows": local_part(parameter.detach())}
+        states[name] = {
+            key: {"shape": list(value.shape), "rows": local_part(value)} if isinstance(value, DTensor) else value
+            for key, value in optimizer.state.get(parameter, {}).items()
+        }
+    return {"format": 1, "weights": weights, "states": states}
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters by name: this process's rows, or all of them where nothing shards it."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, parameter in trained.items():
+        if isinstance(parameter, DTensor) and parameter.placements != (Shard(0),):
+            raise CheckpointError(
+                f"{name} is sharded by {parameter.placements}; only parameters sharded by rows can be saved."
+            )
+    return trained
+
+
+@torch.no_grad()
+def load_parts(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, trust: bool = False) -> None:
+    """Fill this process's rows of the weights and of the optimizer's states, whatever number of processes wrote them.
+
+    Raises:
+        CheckpointError: a part is missing, or it is of another model.
+    """
+    parts = read_parts(checkpoint, trust=trust)
+    parameters, stored = trained_parameters(model), parts[0]["weights"]
+    if differing := sorted(parameters.keys() ^ stored.keys()):
+        raise of_another_model(checkpoint, f"{len(differing)} trained parameters differ: {', '.join(differing[:3])}")
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    for name, parameter in parameters.items():
+        local_part(parameter).copy_(rows_here(whole([part["weights"][name] for part in parts]), parameter))
+        states = {
+            key: whole([part["states"][name][key] for part in parts]) if isinstance(value, dict) else value
+            for key, value in parts[0]["states"][name].items()
+        }
+        if states:
+            optimizer.state[parameter] = {
+                key: placed(value, parameter, groups[id(parameter)]) for key, value in states.items()
+            }
+
+
+def read_parts(checkpoint: Path, *, trust: bool) -> list[dict[str, Any]]:
+    found = {
+        int(match[1]): match
+        for path in (checkpoint / FSDP_FOLDER).glob("*.pt")
+        if (match := FSDP_PART.fullmatch(f"{FSDP_FOLDER}/{path.name}"))
+    }
+    processes = int(found[0][2]) if 0 in found else 0
+    if not processes or sorted(found) != list(range(processes)):
+        raise CheckpointError(
+            f"{checkpoint} lacks parts in {FSDP_FOLDER}/: each process of its run wrote one. Copy them all."
+        )
+    return [load_data(checkpoint / found[rank][0], mmap=True, trust=trust) for rank in range(processes)]
+
+
+def whole(parts: list[dict[str, Any]]) -> torch.Tensor:
+    """The tensor of which each process has written its rows."""
+    return torch.cat([part["rows"].flatten() for part in parts]).view(parts[0]["shape"])
+
+
+def rows_here(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The rows of a whole tensor that belong to this process."""
+    if not isinstance(parameter, DTensor):
+        return tensor
+    rows = -(-parameter.shape[0] // parameter.device_mesh.size())
+    begin = min(rows * parameter.device_mesh.get_local_rank(), parameter.shape[0])
+    return tensor[begin : begin + parameter.to_local().shape[0]]
+
+
+def placed(value: Any, parameter: torch.Tensor, group: dict[str, Any]) -> Any:
+    """A parameter's state on the device and in the dtype that the optimizer expects."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    device = local_part(parameter).device
+    if value.dim() == 0:  # a step counter
+        return value.to(device if group.get("fused") or group.get("capturable") else "cpu", copy=True)
+    dtype = parameter.dtype if value.is_floating_point() else value.dtype
+    rows = rows_here(value.view(parameter.shape), parameter).to(device, dtype, copy=True)
+    if not isinstance(parameter, DTensor):
+        return rows
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(
+        rows, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
+
+
+def full_weights(model: nn.Module, *, only_trained: bool) -> dict[str, torch.Tensor]:
+    """The whole weights in host memory on the main process, nothing on the others; every process must call it.
+
+    Args:
+        only_trained: without frozen parameters, as for an adapter.
+    """
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=only_trained)
+    weights: dict[str, torch.Tensor] = get_model_state_dict(model, options=options)  # type: ignore[assignment]
+    return weights
+
+
+UNIVERSAL = ".universal-"
+SMALL = ("*.json", "scheduler.pt", "rng_state*.pth")  # files of the checkpoint itself, for the Trainer
+PROBLEMS = (OSError, ValueError, RuntimeError, EOFError, KeyError, AssertionError, NotImplementedError)
+
+
+@contextmanager
+def reading(checkpoint: Path, what: str, *, trust: bool = False) -> Iterator[None]:
+    """Read data only; every error of DeepSpeed becomes one that names the checkpoint."""
+    try:
+        with only_data(checkpoint, trust=trust):
+            yield
+    except (*PROBLEMS, CheckpointError) as problem:
+        raise CheckpointError(f"{checkpoint} {what}: {' '.join(str(problem).split())[:300]}") from problem
+
+
+def consolidated_state(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """The fp32 master weights of a ZeRO-1, 2 or 3 checkpoint under the names of the run; frozen ones if it saved them.
+
+    Raises:
+        CheckpointError: a part is missing or damaged, or holds more than data.
+        ResourceError: DeepSpeed is not installed.
+    """
+    try:
+        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    except ImportError as problem:
+        raise ResourceError(
+            f"{checkpoint} holds ZeRO's parts, which DeepSpeed reads: {problem}. pip install deepspeed"
+        ) from problem
+    what = "needs the parts of all processes, copy them or choose another checkpoint"
+    with reading(checkpoint, what):
+        return dict(get_fp32_state_dict_from_zero_checkpoint(str(checkpoint)))
+
+
+def load_consolidated(model: nn.Module, checkpoint: Path) -> None:
+    """Fill the model, built as the run built it, with a ZeRO checkpoint's weights.
+
+    Raises:
+        CheckpointError: they belong to another model.
+    """
+    state = consolidated_state(checkpoint)
+    try:
+        missing, unexpected = model.load_state_dict(state, strict=False)
+    except RuntimeError as problem:
+        raise of_another_model(checkpoint, " ".join(str(problem).split())[:300]) from problem
+    # A LoRA run's parts lack frozen weights; a tied head is listed once, under its embedding's name.
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if lacking := sorted(trained.intersection(missing)) or sorted(unexpected):
+        raise of_another_model(checkpoint, f"{len(lacking)} tensors differ: {', '.join(lacking[:3])}")
+
+
+def of_another_model(checkpoint: Path, details: str) -> CheckpointError:
+    return CheckpointError(f"{checkpoint} is of another model ({details}). Choose a checkpoint of this run.")
+
+
+def make_universal(checkpoint: Path, folder: Path, *, trust: bool = False) -> Path:
+    """Convert to a checkpoint that any number of processes can load with `checkpoint: {load_universal: true}`.
+
+    Only the main process calls it.
+
+    Args:
+        folder: of the run; the new checkpoint is written into it, and serves one start.
+
+    Raises:
+        CheckpointError: it cannot be converted.
+    """
+    from deepspeed.checkpoint.ds_to_universal import main as convert  # seconds to import, and only for this
+
+    tag = (checkpoint / "latest").read_text().strip()
+    target = folder / f"{UNIVERSAL}{checkpoint.name.rpartition('-')[2]}"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    output = io.StringIO()
+    arguments = Namespace(
+        input_folder=str(checkpoint / tag),
+        output_folder=str(target / f"{tag}_universal"),
+        num_extract_workers=1,  # in this process: a fork would copy its connections to the others
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=True,
+    )
+    what = "cannot be converted, resume with as many processes as wrote it"
+    try:
+        with reading(checkpoint, what, trust=trust), redirect_stdout(output), redirect_stderr(output):
+            convert(arguments)
+    finally:
+        if not (target / "latest_universal").exists():  # DeepSpeed writes it last
+            shutil.rmtree(target, ignore_errors=True)
+    for pattern in SMALL:
+        for path in checkpoint.glob(pattern):
+            shutil.copy2(path, target)
+    return target
+
+
+def remove_parts(universal: Path) -> None:
+    """Free the disk space of the parts after they were loaded."""
+    shutil.rmtree(universal / (universal / "latest_universal").read_text().strip(), ignore_errors=True)
+
+
+def remove_universal(folder: Path) -> None:
+    """Remove all converted checkpoints, those of a killed process too; only the main process calls it."""
+    for path in folder.glob(f"{UNIVERSAL}*"):
+        shutil.rmtree(path, ignore_errors=True)

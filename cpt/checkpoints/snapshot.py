@@ -1,18 +1,23 @@
-"""Host copies of what a training step changes, so that a checkpoint can be written while the run goes on."""
+"""Copy what a training step changes to host memory, so that a checkpoint can be written while training continues."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from cpt.checkpoints.agreement import NotFiniteError
+from cpt.hf_internals import keys_ignored_on_save
 from cpt.host_memory import host_memory
 
 Memory = tuple[str, int]
 """Device and address of a storage."""
+
+
+class NotFiniteError(Exception):
+    """The weights hold NaN or infinity."""
 
 
 def tensors_in(state: Any) -> Iterator[torch.Tensor]:
@@ -27,18 +32,17 @@ def tensors_in(state: Any) -> Iterator[torch.Tensor]:
 
 
 def memory_of(tensor: torch.Tensor) -> Memory:
-    """Where its numbers lie; the same for all views of the same memory."""
+    """The storage of a tensor; the same for all views of it."""
     return str(tensor.device), tensor.untyped_storage().data_ptr()
 
 
 def bytes_in(state: Any) -> int:
-    """What the tensors take on the disk: memory that several share counts once."""
+    """The bytes of all tensors in a file; storage that several share counts once."""
     return sum({memory_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors_in(state)}.values())
 
 
 def changed_by_steps(model: nn.Module) -> set[Memory]:
-    """The memory of the model that a training step may write to: trained parameters and buffers, parts of ZeRO-3 and
-    FSDP2 included."""
+    """The memory that a training step may write to: buffers and trained parameters, or this process's part of them."""
     changing: list[torch.Tensor] = list(model.buffers())
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -53,8 +57,7 @@ def mark() -> torch.Event:
 
 
 def copy_beside_training(moment: torch.Event | None) -> None:
-    """Let this thread's copies begin at the moment, beside what the GPU computes from there on; without a GPU there is
-    no such moment."""
+    """Copy in this thread on a stream of its own, from the event on, while the GPU computes; None without a GPU."""
     if moment is not None:
         torch.accelerator.set_device_index(moment.device.index)
         stream = torch.Stream(device=moment.device)
@@ -63,10 +66,9 @@ def copy_beside_training(moment: torch.Event | None) -> None:
 
 
 class HostCopies:
-    """Copies of tensors in host memory, complete when `copy` returns; the memory is kept for the next checkpoint.
+    """Copies of tensors in host memory, which is reused by the next checkpoint: allocating takes as long as copying.
 
-    It takes as much host memory as what is copied, from the first checkpoint to the end of the run: page-locked where
-    the tensors come from a GPU. Getting so much memory anew each time would take as long as the copying.
+    It is page-locked if the tensors come from a GPU.
     """
 
     def __init__(self) -> None:
@@ -74,15 +76,13 @@ class HostCopies:
         self.in_use: dict[Memory, torch.Tensor] = {}
 
     def missing(self, state: Any) -> int:
-        """Bytes of memory that a copy of the state would need beyond those that are here."""
+        """Bytes of host memory that a copy of the state would allocate."""
         return max(0, bytes_in(state) - sum(buffer.nbytes for buffers in self.free.values() for buffer in buffers))
 
     def copy(self, state: Any, changing: Callable[[torch.Tensor], bool] = lambda tensor: True) -> Any:
-        """The same state with its tensors copied; those that are not `changing`, or are copies already, stay as they
-        are.
+        """Copy a state on this thread's stream; tensors that are not `changing`, or are copies, stay as they are.
 
-        All that is not a tensor is copied. Tensors that share memory share it in the copy, so that a file of it is as
-        long as a file of the state. On a GPU the copies are made on the calling thread's stream.
+        Tensors that share memory share it in the copy too, so that its file is not larger.
         """
         own = {memory_of(buffer) for buffer in self.in_use.values()}
         copied: dict[int, torch.Tensor] = {}
@@ -93,7 +93,7 @@ class HostCopies:
         return copy.deepcopy(state, dict(copied))
 
     def release(self) -> None:
-        """The copies are on the disk: their memory can take the next ones."""
+        """Reuse the memory of the copies for the next checkpoint, after they were written."""
         for buffer in self.in_use.values():
             self.free.setdefault((buffer.nbytes, buffer.is_pinned()), []).append(buffer)
         self.in_use.clear()
@@ -137,5 +137,13 @@ def refuse_non_finite(named: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """The sum needs no memory, but may overflow by itself."""
+    """The sum needs no memory, but may overflow."""
     return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
+
+
+def saved_parameters(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
+    """Each parameter that a checkpoint must hold (of an adapter the trained ones), and its size over all processes."""
+    ignored = keys_ignored_on_save(model)
+    for name, parameter in model.named_parameters():
+        if name not in ignored and (parameter.requires_grad or not isinstance(model, PeftModel)):
+            yield parameter, int(vars(parameter).get("ds_numel", parameter.numel()))

@@ -5,27 +5,31 @@ checkpoint-N           complete, its manifest.json written last
 .del-checkpoint-N      while it is removed
 """
 
+import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from torch import nn
 from xxhash import xxh3_128
 
-from cpt.checkpoints.agreement import Agreement, SaveFailed
-from cpt.checkpoints.manifest import FileEntry, Manifest, hash_file, write_manifest
-from cpt.checkpoints.snapshot import bytes_in
+from cpt.checkpoints.manifest import FileEntry, Manifest, damages, defects, hash_file, read_manifest, write_manifest
+from cpt.checkpoints.snapshot import NotFiniteError, bytes_in, saved_parameters
 from cpt.errors import CheckpointError
 from cpt.files import make_durable
-from cpt.ranks import is_main_process
+from cpt.ranks import is_main_process, rank, world_size
 
 Weights = dict[str, torch.Tensor]
 Task = Callable[[], dict[str, FileEntry]]
@@ -66,7 +70,7 @@ def publish(
     name: str,
     contents: Contents,
     describe: Callable[[dict[str, FileEntry]], Manifest],
-    agreement: Agreement,
+    agreement: "Agreement",
     *,
     read_back: Callable[[Path], None] | None = None,
 ) -> Manifest:
@@ -74,10 +78,10 @@ def publish(
 
     Args:
         describe: makes the manifest from the entries of all files; called on the main process.
-        read_back: checks the written folder before it is published; raises if it is not good.
+        read_back: checks the folder before it is published, and raises if it is damaged.
 
     Raises:
-        SaveFailed: it failed on one of the processes. Nothing was published, and older checkpoints are as they were.
+        SaveFailed: it failed on one of the processes; nothing was published.
     """
     staging = folder / STAGING / name
     needed = sum(agreement.gather(contents.num_bytes()))
@@ -103,12 +107,12 @@ def prepare(staging: Path, needed: int) -> None:
     staging.mkdir(parents=True)
     free = shutil.disk_usage(staging).free
     if free < needed + RESERVE:
-        room = f"{needed / MIB:,.0f} MiB and {RESERVE / MIB:.0f} MiB for what else the run writes"
-        raise OSError(f"the checkpoint takes {room}, and {staging} has {free / MIB:,.0f} MiB free")
+        size = f"{needed / MIB:,.0f} MiB, and the run's other files {RESERVE / MIB:.0f} MiB"
+        raise OSError(f"the checkpoint takes {size}, but {staging} has {free / MIB:,.0f} MiB free")
 
 
 def write(contents: Contents, staging: Path) -> dict[str, FileEntry]:
-    """Write this process's files; when it returns, the disk has them."""
+    """Write this process's files durably."""
     if contents.check is not None:
         contents.check(contents.weights)
     tasks = [entry_of(path, partial(write_state, staging / path, state)) for path, state in contents.states.items()]
@@ -131,7 +135,7 @@ def copy_durably(source: Path, target: Path) -> FileEntry:
 
 
 def write_model(write_files: Callable[[], None], staging: Path) -> dict[str, FileEntry]:
-    """Write the model's files into a folder of their own, where their names become known, then move them."""
+    """Write the model's files into a folder of their own, which shows their names, then move them."""
     part = staging / MODEL_PART
     write_files()
     entries = hash_all(part)
@@ -142,13 +146,13 @@ def write_model(write_files: Callable[[], None], staging: Path) -> dict[str, Fil
 
 
 def hash_all(folder: Path) -> dict[str, FileEntry]:
-    """The entries of all files below, once the disk has them."""
+    """Make all files below durable, and return their entries."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     return all_at_once([entry_of(name, partial(hash_durably, path)) for name, path in files.items()])
 
 
 def finish(staging: Path, published: Path, manifest: Manifest, read_back: Callable[[Path], None] | None) -> Manifest:
-    """Write the manifest, send the folders to the disk, and publish by one rename."""
+    """Write the manifest, make the folders durable, and publish by one rename."""
     await_files(staging, manifest)
     for inside in [path for path in staging.rglob("*") if path.is_dir()]:
         make_durable(inside)
@@ -161,7 +165,7 @@ def finish(staging: Path, published: Path, manifest: Manifest, read_back: Callab
 
 
 def rename_over(unfinished: Path, published: Path) -> None:
-    """Give a complete folder its name in one step; an older one of that name is removed."""
+    """Rename a complete folder; an older one of that name is removed."""
     leaving = published.with_name(f"{LEAVING}{published.name}")
     make_durable(unfinished)
     shutil.rmtree(leaving, ignore_errors=True)
@@ -198,7 +202,7 @@ def remove(published: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> list[str]:
-    """Remove what a killed run was writing or removing; the names of what was there."""
+    """Remove what a killed run was writing or removing; returns the names."""
     leftovers = [*(folder / STAGING).glob("*"), *folder.glob(f"{LEAVING}*")]
     for path in leftovers:
         shutil.rmtree(path, ignore_errors=True)
@@ -222,7 +226,7 @@ class HashedFile:
         return self
 
     def write(self, data: Any) -> int:
-        """Write the bytes of any buffer, in pieces that stay in the processor's cache."""
+        """Write any buffer in pieces that stay in the processor's cache."""
         view = memoryview(data).cast("B")
         try:
             for start in range(0, len(view), PIECE):
@@ -253,7 +257,6 @@ class HashedFile:
 
 
 def write_state(path: Path, state: Any) -> FileEntry:
-    """`torch.save`, durable."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with HashedFile(path) as file:
         try:
@@ -266,7 +269,6 @@ def write_state(path: Path, state: Any) -> FileEntry:
 
 
 def write_text(path: Path, text: str) -> FileEntry:
-    """A small text, durable."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with HashedFile(path) as file:
         file.write(text.encode())
@@ -274,7 +276,7 @@ def write_text(path: Path, text: str) -> FileEntry:
 
 
 def hash_durably(path: Path) -> FileEntry:
-    """The entry of an existing file, hashed while the disk is busy with it."""
+    """The entry of an existing file; it is hashed while the disk writes it."""
     with ThreadPoolExecutor(1) as helper:
         durable = helper.submit(make_durable, path)
         entry = hash_file(path)
@@ -283,7 +285,7 @@ def hash_durably(path: Path) -> FileEntry:
 
 
 def all_at_once(tasks: Sequence[Task]) -> dict[str, FileEntry]:
-    """The entries of all tasks, of which several run at the same time; after a failure no further task is started."""
+    """Run several tasks at a time; after a failure no further task starts."""
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         futures = [pool.submit(task) for task in tasks]
         try:
@@ -291,3 +293,118 @@ def all_at_once(tasks: Sequence[Task]) -> dict[str, FileEntry]:
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+Result = TypeVar("Result")
+Reason = Literal["storage", "not finite", "error"]
+
+
+class SaveFailed(CheckpointError):  # noqa: N818  # it reads as what happened
+    """A checkpoint was not published; every process raises the same.
+
+    Args:
+        reason: storage: the disk is full, gone or read-only, so a retry may succeed. not finite: the weights hold NaN
+            or infinity.
+    """
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason: Reason = reason
+
+
+class Agreement:
+    """All processes do one thing, or none does: a failure on one is raised on all.
+
+    It has a process group of its own, so that a thread can use it while training uses the others.
+
+    Args:
+        timeout: how long a process waits for the others.
+    """
+
+    def __init__(self, timeout: timedelta) -> None:
+        self.alone = not dist.is_initialized() or dist.get_world_size() == 1
+        self.group = None if self.alone else dist.new_group(backend="gloo", timeout=timeout)
+
+    def gather(self, mine: Result) -> list[Result]:
+        """The values of all processes, by rank."""
+        if self.alone:
+            return [mine]
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine, group=self.group)
+        return everyone
+
+    def together(self, work: Callable[[], Result]) -> list[Result]:
+        """The results of all processes by rank; SaveFailed on all if one fails."""
+        result: Result | None = None
+        cause: Exception | None = None
+        failure: tuple[Reason, str] | None = None
+        try:
+            result = work()
+        except Exception as problem:  # the others wait to hear of any
+            whose = f"process {rank()}: " if world_size() > 1 else ""
+            cause, failure = problem, (reason_of(problem), f"{whose}{in_words(problem)}")
+        answers = self.gather((result, failure))
+        for _, failure in answers:
+            if failure is not None:
+                raise SaveFailed(*failure) from cause
+        return [result for result, _ in answers]  # type: ignore[misc]
+
+    def on_main(self, work: Callable[[], Result]) -> Result:
+        """The main process's result on all processes; SaveFailed on all if it fails."""
+        return self.together(lambda: work() if is_main_process() else None)[0]  # type: ignore[return-value]
+
+
+def reason_of(problem: BaseException) -> Reason:
+    if isinstance(problem, SaveFailed):
+        return problem.reason
+    if isinstance(problem, NotFiniteError):
+        return "not finite"
+    is_of_storage = (
+        isinstance(problem, OSError) or isinstance(problem, SafetensorError) and "os error" in str(problem).lower()
+    )
+    return "storage" if is_of_storage else "error"
+
+
+def in_words(problem: BaseException) -> str:
+    if isinstance(problem, OSError) and problem.strerror:
+        return f"{problem.strerror}{f' ({problem.filename})' if problem.filename else ''}"
+    if isinstance(problem, CheckpointError | NotFiniteError | OSError):
+        return str(problem)
+    return f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
+
+
+def read_back(folder: Path, model: nn.Module) -> None:
+    """Read the first checkpoint of a run from the disk: compare it with its manifest, and count the weights.
+
+    Raises:
+        SaveFailed: a file is damaged (a retry may succeed), or weights are missing.
+    """
+    forget_cached(path for path in folder.rglob("*") if path.is_file())
+    manifest = read_manifest(folder)
+    if found := damages(folder):
+        raise SaveFailed("storage", f"the disk does not hold what was written: {'; '.join(map(str, found[:3]))}")
+    if manifest.kind == "full" and (found := defects(folder)):
+        raise SaveFailed("error", f"no run could continue from this checkpoint: {'; '.join(map(str, found[:3]))}")
+    stored, needed = count_stored(folder), sum(numbers for _, numbers in saved_parameters(model))
+    if stored < needed:
+        text = f"the checkpoint's weights are {stored:,} numbers of {needed:,}: no model could be loaded from it"
+        raise SaveFailed("error", text)
+
+
+def forget_cached(files: Iterable[Path]) -> None:
+    """Drop the system's cached pages, so that reading reads the disk; only durable files can be dropped."""
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def count_stored(folder: Path) -> int:
+    """The number of weights in all safetensors files below."""
+    total = 0
+    for path in folder.rglob("*.safetensors"):
+        with safe_open(path, framework="pt") as opened:
+            total += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118  # it is no mapping
+    return total

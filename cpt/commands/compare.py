@@ -11,12 +11,10 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from cpt.analysis.compare import MOST_COLUMNS, ComparedRun, Comparison, Topic, comparable_losses, compare
-from cpt.analysis.page import PageSection, Part, Table, html_page, write_page
-from cpt.analysis.plots import Curve, Plot, curves, smoothed
+from cpt.analysis.page import Curve, PageSection, Part, Plot, Table, curves, html_page, smoothed, write_page
 from cpt.console import open_console
 from cpt.errors import CheckpointError
-from cpt.runs.folder import BITS_PER_BYTE, EVALUATED
-from cpt.runs.listing import find_run
+from cpt.runs.folder import BITS_PER_BYTE, EVALUATED, find_run
 
 
 def command(
@@ -56,7 +54,6 @@ def tables_of(topics: Iterable[Topic], names: Sequence[str]) -> Iterator[tuple[T
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print what differs, then what the runs achieved, then what could not be compared."""
     console.print(escape(comparison.headline()), style="bold")
     for table, remarks in tables_of([*comparison.differences, *comparison.figures], comparison.names):
         console.print(f"\n{escape(table.title)}", style="bold")
@@ -76,11 +73,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """The comparison as an HTML page with curves.
-
-    Raises:
-        ResourceError: matplotlib is not installed.
-    """
+    """The comparison as an HTML page with curves."""
 
     def parts(topics: Sequence[Topic]) -> list[Part]:
         tables = tables_of(topics, comparison.names)
@@ -108,6 +101,5 @@ def plots(runs: Sequence[ComparedRun]) -> list[Plot]:
 
 
 def smoothed_curve(run: ComparedRun, name: str) -> Curve:
-    """A figure without its noise."""
     tokens, values = run.record.metrics.curve(name)
     return Curve(run.name, tokens, smoothed(values))

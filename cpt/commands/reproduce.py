@@ -6,28 +6,36 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from cpt.command_line import (  # first: it keeps libraries quiet that the others import
+    refuse_ignored,
+    run_command,
+    show_log,
+)
+
+# isort: split
 import typer
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils.logging import disable_progress_bar
 
 from cpt.analysis.compare import surroundings
-from cpt.command_line import refuse_ignored
 from cpt.data.readers.files import hash_file, states_of
 from cpt.data.readers.opening import is_url
-from cpt.errors import CheckpointError, CptError, DataError, LaunchError, ResourceError, TrainingError
+from cpt.errors import CheckpointError, CptError, DataError, Interrupted, LaunchError, ResourceError, TrainingError
 from cpt.files import size_and_hash
 from cpt.hardware import count_cpu_cores, find_gpus
-from cpt.launch.attempts import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
-from cpt.launch.processes import environment_alone
+from cpt.launch.processes import environment_alone, leave_processes
+from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
 from cpt.models.hashes import hash_weights
 from cpt.process import Child
 from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import DocumentSource, Recipe
 from cpt.recipe.sense_data import reported_name
-from cpt.runs.environment import deciding_variables, describe_environment
 from cpt.runs.folder import (
     EXPORT,
     INPUTS,
@@ -35,19 +43,20 @@ from cpt.runs.folder import (
     RECIPE,
     Content,
     RunRecord,
+    find_run,
     get,
     get_dict,
     read_object,
     read_objects,
     read_run,
 )
-from cpt.runs.listing import find_run
-from cpt.runs.record import Run
+from cpt.runs.record import Run, deciding_variables, describe_environment
 from cpt.tokenizer.load import load_tokenizer
+from cpt.train import train
 from cpt.training.inputs import hash_of_tokenizer
+from cpt.training.trainer import CPTTrainer
 
 DIFFERS = 3  # the exit code; 2 is a mistake of the user's
-PROGRAM = Path(__file__).with_name("reproduce_program.py")
 SUFFIX, TAG = "-reproduced", "reproduces "
 OF_A_MACHINE = "CUDA_VISIBLE_DEVICES"  # its numbers mean nothing on another machine
 OF_A_START = ("variable ", "host memory", "host_memory_gib", "platform")  # set as they were, or irrelevant to results
@@ -57,8 +66,6 @@ OF_TIME = ("_runtime", "_per_second")
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What was compared, and the result."""
-
     logs: int
     """Compared logs with a loss."""
     evaluations: int
@@ -109,13 +116,15 @@ def command(
                 f"{folder} ran on {number} GPUs, and this machine has {len(find_gpus())}. Give --processes N (then its"
                 " losses are equal up to rounding only), or --launcher for several machines."
             )
-    last = None if steps is None else first_log_from(record, steps)
+    # A logged loss is the mean since the log before, so the repetition ends at a log.
+    logged = record.metrics.curve("loss", "step")[0]
+    last = None if steps is None else next((int(one) for one in logged if one >= steps), None)
     with contextlib.chdir(place):
         refuse_changed_inputs(folder, recipe, record.inputs)
         differences = list(changes(environment, {**describe_environment(), "processes": number}))
     if not as_json:
         if last not in (None, steps):
-            tell(f"Losses are logged as means since the last log: runs {last} steps, to the next log.")
+            tell(f"Runs {last} steps, to the next log: a logged loss is the mean since the last log.")
         for difference in differences:
             tell(f"Changed since: {difference}.")
     words = ["--steps", str(last)] if last else []
@@ -139,11 +148,7 @@ def command(
 
 
 def read_complete(folder: Path) -> RunRecord:
-    """The record of a run that can be repeated.
-
-    Raises:
-        CheckpointError: a part of it is missing or damaged.
-    """
+    """The record of a run; CheckpointError if a part that the repetition needs is missing or damaged."""
     record = read_run(folder)
     parts = {RECIPE: record.recipe, "environment.json": record.environment, INPUTS: record.inputs}
     missing = [name for name, content in parts.items() if not content]
@@ -160,20 +165,11 @@ def place_of(environment: Content) -> Path:
     return started_in if started_in.is_dir() else Path.cwd()
 
 
-def first_log_from(record: RunRecord, step: int) -> int | None:
-    """The first step from this one on with a logged loss: a log is the mean since the log before."""
-    return next((int(one) for one in record.metrics.curve("loss", "step")[0] if one >= step), None)
-
-
 # --- unchanged inputs ------------------------------------------------------------------------------------------------
 
 
 def refuse_changed_inputs(folder: Path, recipe: Recipe, inputs: Content) -> None:
-    """Compare data, tokenizer and weights with their recorded hashes; relative paths count from the current folder.
-
-    Raises:
-        DataError: naming each file that differs.
-    """
+    """Compare data, tokenizer and weights with their recorded hashes; DataError names each file that differs."""
     changed = [*changed_data(recipe, inputs), *changed_tokenizer(recipe, inputs), *changed_weights(inputs)]
     if changed:
         listing = "\n".join(f"  {line}" for line in changed)
@@ -217,7 +213,6 @@ def paired(then: Sequence[str], now: Sequence[str]) -> dict[str, str]:
 
 
 def changed_tokenizer(recipe: Recipe, inputs: Content) -> list[str]:
-    """A line if the tokenizer gives other ids."""
     recorded = get(inputs, "tokenizer", "xxh3")
     try:
         found = hash_of_tokenizer(load_tokenizer(recipe.tokenizer, recipe.model))
@@ -275,10 +270,10 @@ def repetition_of(record: RunRecord, recipe: Recipe) -> Recipe:
 def run_again(
     record: RunRecord, recipe: Recipe, words: Sequence[str], processes: int, launcher: str | None, *, quiet: bool
 ) -> Path:
-    """Run the recipe to its end, or to the log of a step; its folder.
+    """Run the recipe in processes of its own, and return its folder.
 
     Args:
-        words: options of `program.py`.
+        words: options of `run_recipe`.
         quiet: its output goes to stderr.
 
     Raises:
@@ -290,7 +285,7 @@ def run_again(
     file.write_text(dump_recipe(recipe), encoding="utf-8")
     variables, dropped = environment_of(record)
     unset = ["env", *(word for name in dropped for word in ("-u", name))] if dropped else []
-    program = unset + command_of_attempt([str(file), *words], processes, launcher, PROGRAM)
+    program = unset + command_of_attempt([str(file), *words], processes, launcher, Path(__file__))
     output = sys.stderr if quiet else None
     try:
         child = Child(program, environment=variables, folder=place_of(record.environment), output=output)
@@ -305,11 +300,7 @@ def run_again(
 
 
 def empty_folder(recipe: Recipe) -> Path:
-    """The repetition's folder; an earlier repetition is deleted.
-
-    Raises:
-        ResourceError: the folder holds something else.
-    """
+    """The repetition's folder, without an earlier repetition; ResourceError if it holds something else."""
     folder = recipe.output_dir / recipe.name
     if folder.exists():
         try:
@@ -374,7 +365,6 @@ def first_difference(step: int, then: Content, now: Content) -> dict[str, Any] |
 
 
 def differing_weights(then: Path, now: Path) -> list[str] | None:
-    """Names of the files that are not equal byte for byte."""
     hashes = [{path.name: size_and_hash(path) for path in folder.glob("*.safetensors")} for folder in (then, now)]
     if not all(hashes):
         return None
@@ -422,3 +412,41 @@ def report(result: Reproduction, differences: Sequence[str], run: Path, kept: Pa
         " micro-batch during the run (see starts.jsonl and events.jsonl), or random numbers in code of your own."
     )
     return [*lines, where]
+
+
+class EnoughSteps(Interrupted):
+    """The requested steps are done."""
+
+
+class EndAtLog(TrainerCallback):
+    """Ends the run at the first log of a loss from a step on; it comes after the callbacks that write the log."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if "loss" in kwargs["logs"] and state.global_step >= self.step:
+            raise EnoughSteps(f"ended after {state.global_step} steps, as requested")
+
+
+def run_recipe(
+    recipe: Annotated[Path, typer.Argument(help="The recipe of the repetition.")],
+    steps: Annotated[int | None, typer.Option(help="End at the log of this step.", min=1)] = None,
+    local_rank: Annotated[
+        int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")
+    ] = None,
+) -> None:
+    show_log()
+    disable_progress_bar()
+
+    def ready(trainer: CPTTrainer) -> None:
+        if steps is not None:
+            trainer.add_callback(EndAtLog(steps))
+
+    with suppress(EnoughSteps):
+        train(load_recipe(recipe), ready=ready)
+    leave_processes()
+
+
+if __name__ == "__main__":
+    run_command(run_recipe)

@@ -12,8 +12,7 @@ from rich.table import Table
 
 from cpt.console import open_console
 from cpt.formatting import format_count, format_duration
-from cpt.runs.folder import is_bits_per_byte, set_name
-from cpt.runs.listing import Values, list_runs
+from cpt.runs.folder import Values, is_bits_per_byte, list_runs, set_name
 
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
 TEXTS = ("run", "stage", "state", "tags")

@@ -13,17 +13,15 @@ from cpt.command_line import refuse_ignored, show_log
 from cpt.errors import Interrupted, LaunchError, RecipeError, ResourceError
 from cpt.files import locked, write_atomic
 from cpt.hardware import find_gpus
-from cpt.launch.attempts import BY_THE_LAUNCHER
+from cpt.launch.supervise import BY_THE_LAUNCHER
 from cpt.plugins import did_you_mean
 from cpt.ranks import tell
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.recipe.sense_data import reported_name
-from cpt.search.range_test import range_test
-from cpt.search.search import SEARCHED, TEXT_STAGES, Search, options_of_train
-from cpt.search.space import Space, load_space, recipes_at_ends
-from cpt.search.study import open_study, storage_errors
+from cpt.search.search import SEARCHED, TEXT_STAGES, Search, options_of_train, range_test
+from cpt.search.space import Space, load_space, open_study, recipes_at_ends, storage_errors
 
 STEPS = 200
 OF_TRAINING = ("loss", "loss_smoothed", "grad_norm", "tokens_per_second")

@@ -11,10 +11,9 @@ from cpt.command_line import refuse_ignored, show_log
 from cpt.commands.verdict import judge
 from cpt.errors import RecipeError, RestartNeeded
 from cpt.evaluation.after_training import needs_judging
-from cpt.launch.attempts import BY_THE_LAUNCHER, MOST_RESTARTS
 from cpt.launch.nodes import compare_nodes
 from cpt.launch.processes import LaunchedAs, join_processes, leave_processes
-from cpt.launch.supervise import supervise_run
+from cpt.launch.supervise import BY_THE_LAUNCHER, MOST_RESTARTS, supervise_run
 from cpt.planning.check_model import refuse_unreachable_model
 from cpt.planning.fitting import with_chosen_values
 from cpt.planning.gate import refuse_mistakes

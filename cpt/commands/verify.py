@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from cpt.checkpoints.manifest import Verified, verify_path
 from cpt.checkpoints.resume import PATTERN
-from cpt.checkpoints.verify import Verified, verify_path
 from cpt.errors import CheckpointError
 from cpt.formatting import GIB
 

@@ -11,10 +11,9 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase, Trainer
 
-from cpt.checkpoints.agreement import in_words
 from cpt.checkpoints.model_folder import HEADS, Tensors, write_tensors
-from cpt.checkpoints.rotation import published_in
-from cpt.checkpoints.transaction import rename_over
+from cpt.checkpoints.retention import published_in
+from cpt.checkpoints.transaction import in_words, rename_over
 from cpt.errors import CheckpointError
 from cpt.export.merge_lora import BASE_WEIGHTS, merge_into_base
 from cpt.export.model_card import write_model_card

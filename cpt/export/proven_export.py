@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.checkpoints.agreement import in_words, reason_of
 from cpt.checkpoints.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, weight_files
+from cpt.checkpoints.transaction import in_words, reason_of
 from cpt.errors import CheckpointError, RecipeError
 from cpt.export.export import finish
 from cpt.export.merge_lora import (

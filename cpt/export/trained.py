@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from cpt.checkpoints.manifest import refuse_changed_weights
 from cpt.checkpoints.model_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -27,8 +28,7 @@ from cpt.checkpoints.model_folder import (
     weight_files,
 )
 from cpt.checkpoints.resume import PATTERN, latest_checkpoint, step_of
-from cpt.checkpoints.verify import refuse_changed_weights
-from cpt.checkpoints.zero_files import load_consolidated
+from cpt.checkpoints.sharding import load_consolidated
 from cpt.errors import CheckpointError
 from cpt.export.merge_lora import BASE_WEIGHTS, put_on
 from cpt.export.proof import brings_its_code

@@ -69,13 +69,9 @@ def command(
     venv: Annotated[
         Path | None, typer.Option(help="The virtual environment on the nodes; by default this one.")
     ] = None,
-    partition: Annotated[str | None, typer.Option(help="SLURM: the partition to queue in.")] = None,
-    account: Annotated[str | None, typer.Option(help="SLURM: the account that pays.")] = None,
-    time: Annotated[
-        str | None, typer.Option(help="SLURM: how long a job may run before it is queued again, 24:00:00.")
-    ] = None,
     sbatch: Annotated[
-        list[str] | None, typer.Option(help="SLURM: another option of sbatch: --sbatch=--qos=high. Repeat it.")
+        list[str] | None,
+        typer.Option(help="SLURM: an option of sbatch, such as --sbatch=--time=24:00:00. May be given again."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
@@ -83,7 +79,7 @@ def command(
 
     The files are commented and yours to edit; nothing is started.
 
-    Example: cpt launch recipe.yaml --nodes 2 --gpus-per-node 8 --launcher slurm --partition gpu
+    Example: cpt launch recipe.yaml --nodes 2 --gpus-per-node 8 --launcher slurm --sbatch=--partition=gpu
     """
     if launcher not in LAUNCHERS:
         raise LaunchError(
@@ -91,8 +87,7 @@ def command(
             f" {', '.join(LAUNCHERS)}."
         )
     in_slurm = launcher == "slurm"
-    of_slurm = {"--partition": partition, "--account": account, "--time": time}
-    options = [*(f"{name}={value}" for name, value in of_slurm.items() if value), *(sbatch or ())]
+    options = list(sbatch or ())
     check_options(options, in_slurm, hosts)
     takes_any_port = in_slurm or (nodes == 1 and launcher == "torchrun")
     refuse_ignored({"--port": port != PORT and takes_any_port}, "on one node with torchrun, nor with SLURM")
@@ -118,16 +113,16 @@ def command(
         "sbatch": "\n".join(f"#SBATCH {option}" for option in options),
     }
     values["node"] = filled(IN_SLURM if in_slurm else ALONE if alone else ONE_OF_SEVERAL, values)
-    files = {name: template(name, values) for name in ("node.sh", "environment.sh")}
-    if launcher == "accelerate":
-        files["accelerate.yaml"] = template("accelerate.yaml", values)
+    names = ["node.sh", "environment.sh", *(["accelerate.yaml"] if launcher == "accelerate" else [])]
     if in_slurm:
-        files["job.sbatch"] = template("job.sbatch", values)
+        names.append("job.sbatch")
     elif not alone:
-        files["hostfile"] = text_of_hostfile(hosts, nodes)
-        files["start.sh"] = template("start.sh", values)
+        names.append("start.sh")
     elif hosts:
         raise LaunchError("--hosts is for several nodes: add --nodes N.")
+    files = {name: filled((TEMPLATES / name).read_text(encoding="utf-8"), values) for name in names}
+    if "start.sh" in files:
+        files["hostfile"] = text_of_hostfile(hosts, nodes)
     write_files(folder, files, force=force)
     start = f"sbatch {folder}/job.sbatch" if in_slurm else f"bash {folder}/{'node' if alone else 'start'}.sh"
     tell(f"{nodes * gpus_per_node} process(es) on {nodes} node(s), with {launcher}. Written to {folder}:")
@@ -138,7 +133,6 @@ def command(
 
 
 def check_options(sbatch: Sequence[str], in_slurm: bool, hosts: str | None) -> None:
-    """Refuse options that the launcher would not read."""
     if sbatch and not in_slurm:
         raise LaunchError(f"{sbatch[0]} is an option of SLURM: add --launcher slurm, or leave it out.")
     for option in sbatch:
@@ -173,7 +167,7 @@ def check_processes(recipe: Recipe, nodes: int, gpus_per_node: int) -> None:
 
 
 def folder_below(work: Path, folder: Path) -> Path:
-    """The folder for the files, relative to the one that the recipe's paths are relative to.
+    """The folder for the files, relative to the work folder.
 
     Raises:
         LaunchError: it is not below that one, or its name would need quotes in scripts.
@@ -187,11 +181,7 @@ def folder_below(work: Path, folder: Path) -> Path:
 
 
 def text_of_hostfile(hosts: str | None, nodes: int) -> str:
-    """A line for each host.
-
-    Raises:
-        LaunchError: hosts are missing, named twice or not names.
-    """
+    """A line for each host; LaunchError if hosts are missing, named twice or not names."""
     names = [name.strip() for name in hosts.split(",")] if hosts else []
     if wrong := [name for name in names if not HOST.fullmatch(name) or names.count(name) > 1]:
         raise LaunchError(f"--hosts {hosts}: expected different names of hosts, got `{wrong[0]}`.")
@@ -207,14 +197,9 @@ def text_of_hostfile(hosts: str | None, nodes: int) -> str:
 
 
 def shown(path: Path, work: Path) -> str:
-    """A path relative to the work folder where it is below it."""
+    """A path relative to the work folder if it is below it."""
     whole = work / path
     return str(whole.relative_to(work) if whole.is_relative_to(work) else whole)
-
-
-def template(name: str, values: dict[str, object]) -> str:
-    """The content of one file."""
-    return filled((TEMPLATES / name).read_text(encoding="utf-8"), values)
 
 
 def filled(text: str, values: dict[str, object]) -> str:
@@ -223,11 +208,7 @@ def filled(text: str, values: dict[str, object]) -> str:
 
 
 def write_files(folder: Path, files: dict[str, str], *, force: bool) -> None:
-    """Write the files.
-
-    Raises:
-        LaunchError: they exist, or cannot be written.
-    """
+    """Write the files; LaunchError if they exist or cannot be written."""
     existing = [str(folder / name) for name in files if (folder / name).exists()]
     if existing and not force:
         raise LaunchError(

@@ -23,7 +23,7 @@ from cpt.ranks import local_rank, num_nodes, rank, tell
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Location, dotted
 from cpt.recipe.words import in_yaml, shortened
-from cpt.runs.environment import PACKAGES, hash_of_code, installed_version
+from cpt.runs.record import PACKAGES, hash_of_code, installed_version
 
 Facts = dict[str, str]  # what is compared -> its value on this node
 Value = TypeVar("Value")
@@ -79,7 +79,7 @@ def unique_names(hosts: list[str]) -> list[str]:
 
 
 def differences(host: str, nodes: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
-    """What is different on a host than on most; of two equally frequent values the first node's is taken as right."""
+    """What differs on a host from most hosts; of two equally frequent values the first node's counts as right."""
     for label in dict.fromkeys(label for facts in nodes.values() for label in facts):
         values = {name: facts.get(label, "missing") for name, facts in nodes.items()}
         usual = Counter(values.values()).most_common(1)[0][0]
@@ -91,7 +91,7 @@ def differences(host: str, nodes: Mapping[str, Facts]) -> Iterator[tuple[str, st
 
 
 def write_token(token: Path) -> str | None:
-    """Write the file that the other nodes look for; what is wrong where that fails."""
+    """Write the file that the other nodes look for; returns what is wrong."""
     try:
         token.parent.mkdir(parents=True, exist_ok=True)
         token.write_text(socket.gethostname())

@@ -3,7 +3,6 @@
 import logging
 import os
 import shutil
-import socket
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from cpt.errors import LaunchError, ResourceError
 from cpt.hardware import Gpu, announce_compiling, find_gpus, require_programs, scripts_folder
 from cpt.hf_internals import run_exit_functions
 from cpt.launch.agreement import agree_with_launcher
+from cpt.process import free_port
 from cpt.ranks import is_main_process, leave, rank, world_size
 
 log = logging.getLogger(__name__)
@@ -117,14 +117,6 @@ def join_alone() -> None:
         alone["MASTER_PORT"] = str(free_port())
     for variable, value in alone.items():
         os.environ.setdefault(variable, value)
-
-
-def free_port() -> int:
-    """A port that nothing on this machine listens on right now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def start_process_group(on_cpu: bool, timeout: timedelta) -> None:

@@ -1,7 +1,10 @@
 """Start a run, watch it, and restart it where it died or hangs, within a budget."""
 
 import os
+import re
+import shlex
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -10,21 +13,27 @@ from pathlib import Path
 from typing import Literal
 
 from cpt.errors import CptError, Interrupted, LaunchError, RestartNeeded, TrainingError
-from cpt.launch.attempts import (
-    MOST_RESTARTS,
-    command_of_attempt,
-    names_several_hosts,
-    refuse_more_than_the_machine_holds,
-)
+from cpt.hardware import count_cpu_cores, find_gpus
 from cpt.process import Child, ReceivedSignals, send
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import read_events, record_event, write_waiting_events
 from cpt.runs.folder import EVENTS
+from cpt.runs.heartbeats import (
+    LastHeartbeat,
+    is_of_this_host,
+    name_processes,
+    pids_here,
+    read_heartbeats,
+    remove_heartbeats,
+)
 from cpt.runs.record import Run, start_run
-from cpt.runs.signs import Sign, forget_signs, is_of_this_host, name_processes, pids_here, read_signs
 from cpt.training.liveness import SIGNAL_FOR_STACKS, STACKS
 from cpt.training.restart import MOST_WITHOUT_PROGRESS
 
+TRAIN = Path(__file__).resolve().parents[1] / "train.py"
+MOST_RESTARTS = 10  # of a supervised run, in an hour
+BY_THE_LAUNCHER = 'with --launcher, which sets it itself: --launcher "torchrun --nproc-per-node 2"'
+PROCESSES_OF_A_CORE = 4  # on a CPU; more of them only wait for each other
 SECONDS_BETWEEN_LOOKS = 0.5  # at the heartbeats
 SECONDS_FOR_STACKS = 2.0
 SECONDS_FOR_OTHER_SUPERVISORS = 60.0  # each looks at the run's folder before it starts its processes
@@ -41,8 +50,6 @@ PATIENCE = {"starting": 3600.0, "first steps": 600.0, "between": 1800.0, "ending
 
 @dataclass(frozen=True)
 class Ended:
-    """How one attempt ended."""
-
     code: int
     """Of the process that was started; launchers change it."""
     state: str
@@ -60,8 +67,6 @@ class Ended:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do after an attempt."""
-
     what: Literal["done", "again", "give up", "stop"]
     why: str = ""
     code: int = 0
@@ -134,8 +139,8 @@ class Supervisor:
     endings: list[Ended] = field(default_factory=list)
 
     def supervise(self) -> Decision:
-        """Start the run until it is done, given up or stopped by a signal."""
-        between = ReceivedSignals()  # while a child runs, it has the signals
+        """Start the run until it finishes, is given up or is stopped by a signal."""
+        folder, between = self.run.folder, ReceivedSignals()  # while a child runs, it has the signals
         try:
             with between.noted():
                 while True:
@@ -143,7 +148,9 @@ class Supervisor:
                     self.endings.append(ending)
                     decision = next_move(self.endings, restarts=self.restarts)
                     if decision.what == "again" and not number and not between.first:
-                        self.record("restart", f"{decision.why}. Restart {len(self.endings)}.", ending)
+                        record_event(
+                            folder, "restart", f"{decision.why}. Restart {len(self.endings)}.", step=ending.step
+                        )
                         between.wait(seconds_before_next(self.endings))
                     number = number or between.first
                     died_of_it = self.restarts is None and ending.own_code is None and decision.what == "give up"
@@ -151,16 +158,16 @@ class Supervisor:
                         reason = f"{signal.Signals(number).name}: {decision.why}"
                         return Decision("stop", reason, Interrupted.exit_code)
                     if decision.what == "give up" and self.restarts is not None:
-                        self.record("gave_up", f"{decision.why}. Not restarted.", ending)
+                        record_event(folder, "gave_up", f"{decision.why}. Not restarted.", step=ending.step)
                     if decision.what != "again":
                         return decision
         finally:
-            write_waiting_events(self.run.folder)
+            write_waiting_events(folder)
 
     def attempt(self) -> tuple[Ended, int]:
-        """Start the run once and wait for its end; how it ended, and the signal that was forwarded to it or 0."""
+        """Start the run once; returns how it ended, and the signal that was forwarded to it or 0."""
         folder = self.run.folder
-        forget_signs(folder)
+        remove_heartbeats(folder)
         known, before = self.run.status().get("updated"), len(read_events(folder))
         # SLURM sends SIGUSR1 to all processes of a step; torchrun would die of it and leave its workers behind.
         child = Child(self.words, environment={"CPT_RESTART_COUNT": str(len(self.endings))}, ignores=signal.SIGUSR1)
@@ -176,33 +183,34 @@ class Supervisor:
             return hung is not None
 
         code, number = child.wait_for_end(look, lambda number: self.forward(number, child.pid))
-        gone = [sign for sign in watch.gone(time.monotonic()) if not is_of_this_host(sign)]
+        gone = [beat for beat in watch.gone(time.monotonic()) if not is_of_this_host(beat)]
         state, error, own_code, message = self.last_words(known)
         if gone and not message:  # a library ended the processes: NCCL's watchdog
-            message = without_heartbeat(gone, read_signs(folder))
+            message = without_heartbeat(gone, read_heartbeats(folder))
         # A rank that ran out of memory may be the only one that could record it: the others wait for it on their GPUs.
         for event in read_events(folder)[before:]:
             if event["kind"] == "out_of_memory" and event.get("restart"):
                 error, message = RestartNeeded.__name__, event["message"]
-        step = max((sign.step for sign in read_signs(folder)), default=0)
+        step = max((beat.step for beat in read_heartbeats(folder)), default=0)
         return Ended(code, state, error, own_code, message, step, hung is not None, time.monotonic()), number
 
     def forward(self, number: int, launcher: int) -> None:
-        """Send a signal to the run's own processes, since launchers treat signals in their own ways; to the launcher
-        where none of them listens yet."""
+        """Send a signal to the run's processes, since launchers treat signals differently; to the launcher before
+        they start."""
         pids = pids_here(self.run.folder)
         for pid in pids:
             send(pid, number)
         if not pids:
             send(launcher, signal.SIGTERM if number == signal.SIGUSR1 else number)
 
-    def record_hang(self, sign: Sign, gone: Sequence[Sign]) -> None:
-        """Record which process hangs, and have every process write where it is."""
-        cause = f" {without_heartbeat(gone, read_signs(self.run.folder))}." if gone else ""
-        self.record(
+    def record_hang(self, beat: LastHeartbeat, gone: Sequence[LastHeartbeat]) -> None:
+        """Record which process hangs, and have all processes write their stacks."""
+        cause = f" {without_heartbeat(gone, read_heartbeats(self.run.folder))}." if gone else ""
+        record_event(
+            self.run.folder,
             "hang",
-            f"process {sign.rank} (pid {sign.pid} on {sign.host}) made no progress for {patience(sign):.0f} s after"
-            f" step {sign.step} ({sign.phase}).{cause} The stacks are in {self.run.folder / STACKS}; all processes of"
+            f"process {beat.rank} (pid {beat.pid} on {beat.host}) made no progress for {patience(beat):.0f} s after"
+            f" step {beat.step} ({beat.phase}).{cause} The stacks are in {self.run.folder / STACKS}; all processes of"
             " this host are ended.",
         )
         for pid in pids_here(self.run.folder):
@@ -210,20 +218,12 @@ class Supervisor:
         time.sleep(SECONDS_FOR_STACKS)
 
     def last_words(self, known: str | None) -> tuple[str, str | None, int | None, str]:
-        """State, error, exit code and message that the attempt wrote to status.json.
-
-        Args:
-            known: when the status was written that was there before.
-        """
+        """State, error, exit code and message in status.json, unless it was last `updated` before this attempt."""
         status = self.run.status()
         state = status.get("state", "running")
         if state == "running" or (status.get("updated") == known and state != "finished"):
             return "running", None, None, ""
         return state, status.get("error"), status.get("exit_code"), str(status.get("message", ""))
-
-    def record(self, kind: str, message: str, ending: Ended | None = None) -> None:
-        """Record an event of the run."""
-        record_event(self.run.folder, kind, message, step=ending.step if ending else None)
 
 
 def next_move(endings: Sequence[Ended], *, restarts: int | None) -> Decision:
@@ -264,33 +264,32 @@ def next_move(endings: Sequence[Ended], *, restarts: int | None) -> Decision:
 
 
 def seconds_before_next(endings: Sequence[Ended]) -> float:
-    """Longer after each failure; none where the run itself asked for the restart."""
+    """Longer after each failure; 0 if the run itself asked for the restart."""
     failures = sum(ending.error != RestartNeeded.__name__ for ending in endings)
     return 0.0 if endings[-1].error == RestartNeeded.__name__ else min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
 
 
-def without_heartbeat(gone: Sequence[Sign], everyone: Sequence[Sign]) -> str:
-    """Which processes the others wait for."""
+def without_heartbeat(gone: Sequence[LastHeartbeat], everyone: Sequence[LastHeartbeat]) -> str:
     return f"{name_processes(gone, everyone)} has no heartbeat any more"
 
 
 # --- heartbeats ------------------------------------------------------------------------------------------------------
 
 
-def patience(sign: Sign) -> float:
+def patience(beat: LastHeartbeat) -> float:
     """Seconds without progress after which a process counts as hung."""
-    if sign.phase != "training":
-        return PATIENCE[sign.phase]
-    if sign.seconds_per_step is None:
+    if beat.phase != "training":
+        return PATIENCE[beat.phase]
+    if beat.seconds_per_step is None:
         return PATIENCE["first steps"]
-    return max(LEAST_PATIENCE, STEPS_OF_PATIENCE * sign.seconds_per_step)
+    return max(LEAST_PATIENCE, STEPS_OF_PATIENCE * beat.seconds_per_step)
 
 
 @dataclass
 class RunWatch:
-    """Finds the process that made no progress for too long, from heartbeat files and this machine's clock.
+    """Finds a process that made no progress for too long, from heartbeat files and this machine's clock.
 
-    Each host's supervisor watches the processes of its own host; one on a login node, which has none, watches all.
+    Each host's supervisor watches the processes of its host; one on a login node, which has none, watches all.
     """
 
     folder: Path
@@ -299,41 +298,70 @@ class RunWatch:
     pulses: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
     """The same for the count that goes up while the process exists."""
 
-    def hung(self, now: float) -> Sign | None:
+    def hung(self, now: float) -> LastHeartbeat | None:
         """The process with the longest silence beyond its patience, if any.
 
-        While processes start or end, one may work while the others wait for it, so there the last heartbeat of any
-        of them counts. On a read-only disk there are no heartbeats; after the run is finished, none are needed: its
-        verdict is being made.
+        While processes start or end, one may work while the others wait for it: the last heartbeat of any counts.
+        There are no heartbeats on a read-only disk, and after the run has finished: its verdict is being made.
         """
         if not os.access(self.folder, os.W_OK):
             self.beats.clear()
             self.pulses.clear()
             return None
-        signs = read_signs(self.folder)
-        for sign in signs:
-            note(self.beats, sign, sign.beats, now)
-            note(self.pulses, sign, sign.pulse, now)
-        seen = {sign: self.beats[sign.rank, sign.pid][1] for sign in signs}
+        heartbeats = read_heartbeats(self.folder)
+        for beat in heartbeats:
+            note(self.beats, beat, beat.beats, now)
+            note(self.pulses, beat, beat.pulse, now)
+        seen = {beat: self.beats[beat.rank, beat.pid][1] for beat in heartbeats}
         last = max(seen.values(), default=now)
-        silent = {sign: now - (last if sign.phase in ("starting", "ending") else seen[sign]) for sign in signs}
-        own = [sign for sign in signs if is_of_this_host(sign)] or signs
-        late = [sign for sign in own if silent[sign] > patience(sign)]
-        return (
-            max(late, key=lambda sign: silent[sign])
-            if late and Run(self.folder).status().get("state") != "finished"
-            else None
-        )
+        silent = {beat: now - (last if beat.phase in ("starting", "ending") else seen[beat]) for beat in heartbeats}
+        own = [beat for beat in heartbeats if is_of_this_host(beat)] or heartbeats
+        late = [beat for beat in own if silent[beat] > patience(beat)]
+        if not late or Run(self.folder).status().get("state") == "finished":
+            return None
+        return max(late, key=lambda beat: silent[beat])
 
-    def gone(self, now: float) -> list[Sign]:
+    def gone(self, now: float) -> list[LastHeartbeat]:
         """The processes whose heartbeat stopped without a record of their end."""
-        signs = [
-            sign for sign in read_signs(self.folder) if sign.ended is None and (sign.rank, sign.pid) in self.pulses
-        ]
-        return [sign for sign in signs if now - self.pulses[sign.rank, sign.pid][1] > SECONDS_TO_BE_GONE]
+        running = [beat for beat in read_heartbeats(self.folder) if beat.ended is None]
+        seen = {beat: self.pulses.get((beat.rank, beat.pid), (0, now))[1] for beat in running}
+        return [beat for beat in running if now - seen[beat] > SECONDS_TO_BE_GONE]
 
 
-def note(counts: dict[tuple[int, int], tuple[int, float]], sign: Sign, count: int, now: float) -> None:
-    """Note when a process's count was seen first."""
-    if counts.get((sign.rank, sign.pid), (-1, now))[0] != count:
-        counts[sign.rank, sign.pid] = (count, now)
+def note(counts: dict[tuple[int, int], tuple[int, float]], beat: LastHeartbeat, count: int, now: float) -> None:
+    if counts.get((beat.rank, beat.pid), (-1, now))[0] != count:
+        counts[beat.rank, beat.pid] = (count, now)
+
+
+def command_of_attempt(
+    arguments: Sequence[str], processes: int, launcher: str | None, program: Path = TRAIN
+) -> list[str]:
+    """The command that starts a run.
+
+    Args:
+        arguments: of cpt/train.py.
+        processes: on this machine.
+        launcher: another launcher's command, such as `accelerate launch --config_file launch/x.yaml`.
+        program: started instead of cpt/train.py.
+    """
+    if launcher is not None:
+        return [*shlex.split(launcher), str(program), *arguments]
+    if processes == 1:
+        return [sys.executable, str(program), *arguments]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    return [*torchrun, str(program), *arguments]
+
+
+def names_several_hosts(launcher: str) -> bool:
+    """Whether a launcher's command starts one host's part of a run: `torchrun --nnodes 2`, `deepspeed --no_ssh`."""
+    counts = re.findall(r"--(?:nnodes|num[_-]machines)[= ](\S+)", launcher)
+    return "--no_ssh" in launcher.split() or any(count.split(":")[-1] != "1" for count in counts)
+
+
+def refuse_more_than_the_machine_holds(processes: int, *, on_gpus: bool) -> None:
+    """Raise a LaunchError if there are too few GPUs, or cores on a CPU."""
+    gpus = len(find_gpus()) if on_gpus else 0
+    most = gpus or PROCESSES_OF_A_CORE * count_cpu_cores()
+    if processes > most:
+        held = f"{gpus} GPUs" if gpus else f"{count_cpu_cores()} cores"
+        raise LaunchError(f"--processes {processes}: this machine has {held}. Use at most {most}.")

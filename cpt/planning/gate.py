@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 from torch import nn
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from cpt.checkpoints.rotation import find_rule
+from cpt.checkpoints.retention import find_rule
 from cpt.data.contamination import small_sets
 from cpt.data.held_out import size_warnings
 from cpt.data.open_sources import check_sources, keyed_sources, unchecked_sources

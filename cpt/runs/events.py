@@ -64,12 +64,11 @@ def logged_events(folder: Path) -> Iterator[None]:
 
 
 def write_waiting_events(folder: Path) -> int:
-    """Try again to write waiting events; the number that still wait."""
+    """Try again to write waiting events; returns how many still wait."""
     return OPENED[folder].write_waiting() if folder in OPENED else 0
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """All events of a run, the oldest first, without damaged lines."""
     return read_objects(folder / EVENTS)
 
 

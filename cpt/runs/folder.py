@@ -1,13 +1,17 @@
-"""A run's folder: the names of its files, and the only readers of them. A file may be missing, cut off or damaged."""
+"""Read a run's folder, and find the runs below a folder. A file may be missing, cut off or damaged."""
 
 import json
 import logging
 import math
+import operator
 import os
+import re
 import socket
+import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -17,7 +21,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from cpt.errors import CheckpointError, RecipeError
 from cpt.files import DAMAGED, write_atomic
+from cpt.plugins import closest, did_you_mean
 from cpt.recipe.run_results import EXPORT as EXPORT
 from cpt.recipe.run_results import RECIPE as RECIPE
 from cpt.recipe.run_results import STATUS as STATUS
@@ -43,11 +49,7 @@ Floats = NDArray[np.float64]
 
 
 def read_object(path: Path, unreadable: list[str] | None = None) -> Content:
-    """The object of a JSON file; empty if the file is missing or damaged.
-
-    Args:
-        unreadable: receives a sentence if the file exists but cannot be read.
-    """
+    """The object of a JSON file; empty if it is missing or damaged (then `unreadable` gets a sentence)."""
     try:
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict):
@@ -61,11 +63,7 @@ def read_object(path: Path, unreadable: list[str] | None = None) -> Content:
 
 
 def read_objects(path: Path, unreadable: list[str] | None = None) -> list[Content]:
-    """The objects of a JSONL file without damaged lines.
-
-    Args:
-        unreadable: receives a sentence with the number of damaged lines.
-    """
+    """The objects of a JSONL file without damaged lines (then `unreadable` gets a sentence with their number)."""
     try:
         found = list(json_lines(path))
     except FileNotFoundError:
@@ -88,7 +86,7 @@ def read_lines(path: Path) -> list[Content]:
 
 
 def read_recipe(path: Path, unreadable: list[str] | None = None) -> Content:
-    """A recipe's keys and values as written; the schema need not know them."""
+    """A recipe's keys and values as written; the schema may not know them."""
     if not path.exists():
         return {}
     try:
@@ -99,11 +97,7 @@ def read_recipe(path: Path, unreadable: list[str] | None = None) -> Content:
 
 
 def json_lines(path: Path) -> Iterator[Content | None]:
-    """The objects of a JSONL file; None for a damaged line.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """The objects of a JSONL file, None for a damaged line; OSError if it cannot be read."""
     with path.open("rb") as file:
         for line in file:
             if line.strip():
@@ -122,11 +116,7 @@ def parse_object(line: bytes) -> Content | None:
 
 
 def keep_lines_until(path: Path, step: int) -> None:
-    """Remove the lines of a JSONL file after a step.
-
-    Raises:
-        OSError: the file cannot be changed; it is as it was.
-    """
+    """Remove the lines of a JSONL file after a step; after an OSError the file is unchanged."""
     if not path.exists():
         return
     lines = path.read_bytes().splitlines(keepends=True)
@@ -275,7 +265,6 @@ def is_gone(folder: Path, pid: object) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether this host has a process with this number."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -317,11 +306,7 @@ class RunRecord:
 
 
 def read_run(folder: Path, figures: Collection[str] | None = None) -> RunRecord:
-    """Read a run's folder.
-
-    Args:
-        figures: of the metrics, as for `read_metrics`.
-    """
+    """Read a run's folder; `figures` of the metrics as for `read_metrics`."""
     unreadable: list[str] = []
     return RunRecord(
         folder=folder,
@@ -340,13 +325,137 @@ def read_run(folder: Path, figures: Collection[str] | None = None) -> RunRecord:
 
 
 def get(content: object, *keys: str) -> Any:
-    """The value under these keys, one inside the other; None where one is missing."""
+    """The value under nested keys; None if one is missing."""
     for key in keys:
         content = content.get(key) if isinstance(content, Mapping) else None
     return content
 
 
 def get_dict(content: object, *keys: str) -> Content:
-    """The mapping under these keys; empty if there is none."""
+    """The mapping under nested keys; empty if there is none."""
     found = get(content, *keys)
     return found if isinstance(found, dict) else {}
+
+
+OF_A_RUN = (RECIPE, STATUS, METRICS, ENVIRONMENT, INPUTS)
+NOT_ENTERED = ("checkpoint-*", EXPORT, "held_out", "heartbeats", ".*", "__pycache__")
+CONDITION = re.compile(r"\s*([\w/.:-]+?)\s*([=<>])\s*(.*?)\s*", re.DOTALL)
+
+Values = dict[str, Any]
+"""A run's columns and `eval_<set>_bits_per_byte`: text, number, list of tags, or None. The age is in seconds."""
+
+
+def list_runs(folder: Path, conditions: Sequence[str] = (), order: str | None = None) -> dict[Path, Values]:
+    """All runs below a folder, the newest first.
+
+    Args:
+        conditions: that all of them fulfil: `state=finished`, `tag=x`, `loss<2.5`.
+        order: a column, the smallest value first; with `-` the largest. Runs without it come last.
+
+    Raises:
+        CheckpointError: there is no such folder.
+        RecipeError: a column or a condition does not exist.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder. Give the `output_dir` of the runs' recipes: cpt runs FOLDER")
+    runs = sorted(((run, values_of(run, folder)) for run in runs_below(folder)), key=lambda run: run[1]["age"])
+    columns = list(dict.fromkeys(name for _, values in runs for name in values))
+    for condition in conditions:
+        fits = condition_of(condition, columns)
+        runs = [run for run in runs if fits(run[1])]
+    if order:
+        column = checked_column(order.removeprefix("-"), columns, "--sort")
+        known = [run for run in runs if run[1].get(column) is not None]
+        known.sort(key=lambda run: run[1][column], reverse=order.startswith("-"))
+        runs = known + [run for run in runs if run[1].get(column) is None]
+    return dict(runs)
+
+
+def runs_below(folder: Path) -> Iterator[Path]:
+    """The folders of runs, the given one included; checkpoints and exported models are not searched."""
+    for here, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not any(fnmatchcase(name, pattern) for pattern in NOT_ENTERED))
+        if sum(name in files for name in OF_A_RUN) > 1:
+            yield Path(here)
+
+
+def values_of(run: Path, folder: Path) -> Values:
+    recipe, status, figures = read_recipe(run / RECIPE, []), read_status(run), last_figures(run)
+    evaluated = {key: value for key, value in figures.items() if key.startswith(EVALUATED)}
+    stage, state, steps, tags = recipe.get("stage"), status.get("state"), status.get("steps"), recipe.get("tags")
+    return {
+        "name": str(run.relative_to(folder)) if run != folder else run.name,
+        "stage": stage if isinstance(stage, str) else None,
+        "state": state if isinstance(state, str) else "not started" if not figures else "unknown",
+        "step": figures.get("step"),
+        "steps": steps if isinstance(steps, int) else None,
+        "tokens": figures.get("tokens"),
+        "loss": figures.get("loss"),
+        "bits_per_byte": sum(evaluated.values()) / len(evaluated) if evaluated else None,
+        "tokens_per_second": figures.get("tokens_per_second"),
+        "age": age_of(run),
+        "tags": [str(tag) for tag in tags] if isinstance(tags, list) else [],
+        **evaluated,
+    }
+
+
+def age_of(run: Path) -> float:
+    """Seconds since the first start."""
+    started = read_object(run / ENVIRONMENT, []).get("started")
+    try:
+        return time.time() - datetime.fromisoformat(str(started)).timestamp()
+    except (ValueError, OverflowError):
+        return time.time() - run.stat().st_mtime
+
+
+def condition_of(text: str, columns: Sequence[str]) -> Callable[[Values], bool]:
+    """The condition; RecipeError if it is not `column=value`, `column<number` or `column>number`."""
+    match = CONDITION.fullmatch(text)
+    if not match:
+        raise RecipeError(f"--where {text!r}: expected a condition like state=finished, tag=x or loss<2.5.")
+    column, sign, value = match.groups()
+    column = checked_column("tags" if column == "tag" else column, columns, "--where")
+    try:
+        bound = float(value.replace("_", ""))
+    except ValueError as problem:
+        if sign != "=":
+            raise RecipeError(f"--where {text!r}: expected a number after {sign}, got `{value}`.") from problem
+        bound = math.nan
+
+    def fits(values: Values) -> bool:
+        found = values.get(column)
+        if isinstance(found, int | float):
+            return bool({"=": operator.eq, "<": operator.lt, ">": operator.gt}[sign](found, bound))
+        return sign == "=" and value in (found if isinstance(found, list) else [found])
+
+    return fits
+
+
+def checked_column(column: str, columns: Sequence[str], option: str) -> str:
+    if columns and column not in columns:
+        hint = did_you_mean(column, columns) or f" There are: {', '.join(columns)}."
+        raise RecipeError(f"{option}: there is no column `{column}`.{hint}")
+    return column
+
+
+def find_run(text: str, beside: Path = Path("runs")) -> Path:
+    """The run's folder: a path, or a name below `runs`; a CheckpointError names similar ones."""
+    for folder in (Path(text).expanduser(), beside / text):
+        if any((folder / name).is_file() for name in (RECIPE, STATUS, METRICS)):
+            return folder
+    asked = Path(text).expanduser()
+    why = "holds neither recipe.yaml nor status.json nor metrics.jsonl" if asked.is_dir() else "is no folder"
+    near = {run.name: run for around in (asked, asked.parent, beside) for run in runs_in(around)}
+    likely = closest(asked.name, near)
+    hint = "`cpt runs FOLDER` lists the runs below a folder."
+    if likely:
+        hint = f"Did you mean {near[likely]}?"
+    elif near:
+        hint = f"Runs there: {', '.join(map(str, list(near.values())[:8]))}."
+    raise CheckpointError(f"{text} is no run: it {why}. {hint}")
+
+
+def runs_in(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return [path for path in sorted(folder.iterdir()) if sum((path / name).is_file() for name in OF_A_RUN) > 1]

@@ -1,27 +1,33 @@
-"""The run's folder: what ran (recipe, environment, hashes) and how it stands (status.json)."""
+"""Write a run's folder: what ran (recipe, environment, hashes) and its state (status.json)."""
 
 import fcntl
 import json
 import logging
 import os
+import platform
 import shlex
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
+from xxhash import xxh3_128
+
 from cpt.errors import CheckpointError, CptError, Interrupted, LaunchError, RecipeError, RestartNeeded
 from cpt.files import DAMAGED, LinesFile, read_sealed, sealed, write_atomic
-from cpt.ranks import CONTINUE, is_main_process, main_process_first, same_command, tell
+from cpt.hardware import count_cpu_cores, find_gpus, host_memory_gib
+from cpt.ranks import CONTINUE, is_main_process, main_process_first, name_of_launcher, same_command, tell, world_size
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.runs.environment import describe_environment
 from cpt.runs.events import logged_events, record_event, skipped_steps, write_waiting_events
 from cpt.runs.folder import (
     ENVIRONMENT,
@@ -36,7 +42,7 @@ from cpt.runs.folder import (
     STATUS,
     read_object,
 )
-from cpt.runs.signs import forget_signs
+from cpt.runs.heartbeats import remove_heartbeats
 
 SECONDS_BETWEEN_TRIES = 0.2
 PROBE_BYTES = 1 << 16
@@ -57,11 +63,11 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """True when the run came to its end and its model was exported."""
+        """The run finished and its model was exported."""
         return self.status().get("state") == "finished" and (self.export_folder / "config.json").exists()
 
     def status(self) -> dict[str, Any]:
-        """The last status that was written; empty before the first, and where a crash left half of one."""
+        """The last status; empty before the first one and if the file is damaged."""
         return read_object(self.folder / STATUS, [])
 
     def skipped_share(self) -> tuple[int, int]:
@@ -70,30 +76,33 @@ class Run:
         return skipped, max(skipped, int(self.status().get("step", 0)))
 
     def write_status(self, state: str, **details: Any) -> None:
-        """Say how the run stands, for scripts: launchers change exit codes, this file does not."""
+        """Write the state for scripts, which cannot rely on exit codes: launchers change them."""
         if is_main_process():
             self.put_status(state, **details)
 
     def put_status(self, state: str, **details: Any) -> None:
-        """The same from any process, for where the main one cannot."""
+        """The same from any process, where the main one cannot."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
+        progress = {key: value for key, value in self.status().items() if key in PROGRESS}
+        self.write_or_warn(STATUS, {"state": state, "updated": now, "pid": os.getpid(), **progress, **details})
+
+    def write_or_warn(self, name: str, content: dict[str, Any] | str) -> None:
+        """Write a file of the run, text or JSON; a full disk must not end the run."""
         try:
-            progress = {key: value for key, value in self.status().items() if key in PROGRESS}
-            write_json(
-                self.folder / STATUS, {"state": state, "updated": now, "pid": os.getpid(), **progress, **details}
-            )
-        except OSError as problem:  # a full disk ends no run
-            log.warning("%s cannot be written: %s.", self.folder / STATUS, problem.strerror)
+            text = content if isinstance(content, str) else json.dumps(content, indent=2, default=str) + "\n"
+            write_atomic(self.folder / name, text, reuse_space=True)
+        except OSError as problem:
+            log.warning("%s cannot be written: %s.", self.folder / name, problem.strerror)
 
     def record_inputs(self, fingerprint: str, describe: Callable[[], dict[str, Any]]) -> None:
-        """Record what the run reads, or make sure that the data are those it began with.
+        """Record what the run reads, or check that its data have not changed.
 
         Args:
-            fingerprint: of the data in their present state.
-            describe: gives the hashes of data, tokenizer and weights; called once in a run's life.
+            fingerprint: of the data now.
+            describe: returns the hashes of data, tokenizer and weights; called once for a run.
 
         Raises:
-            CheckpointError: the data are others, so the run's position in them means nothing.
+            CheckpointError: the data have changed, so the run's position in them is meaningless.
         """
         path = self.folder / INPUTS
         recorded = read_sealed(path)
@@ -101,7 +110,7 @@ class Run:
         if known not in (None, fingerprint):
             raise CheckpointError(
                 f"{self.folder} began with other data (fingerprint {known}, now {fingerprint}): files, tokenizer or"
-                f" filters changed since. Put them back, or start anew with --new. What it began with is in {path}."
+                f" filters changed since. Restore them, or start anew with --new. {path} lists the original ones."
             )
         if known is None and is_main_process():
             write_atomic(path, sealed(describe(), indent=2) + "\n", reuse_space=True)
@@ -111,29 +120,22 @@ class Run:
         each `auto`."""
         if not is_main_process():
             return
-        try:
-            if plan is not None:
-                write_json(self.folder / PLAN, plan)
-            write_atomic(self.folder / RESOLVED, dump_recipe(resolved), reuse_space=True)
-        except OSError as problem:  # a full disk does not end a run
-            log.warning("The plan cannot be written: %s.", problem)
+        if plan is not None:
+            self.write_or_warn(PLAN, plan)
+        self.write_or_warn(RESOLVED, dump_recipe(resolved))
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Keep status.json true while the run runs, fails or ends."""
+        """Keep status.json up to date while the run runs, fails or finishes."""
         started = time.time()
         self.write_status("running")
         try:
             with self.lock or nullcontext(), logged_events(self.folder):
                 yield
         except BaseException as problem:
-            code = (
-                problem.exit_code
-                if isinstance(problem, CptError)
-                else 130
-                if isinstance(problem, KeyboardInterrupt)
-                else 1
-            )
+            code = 130 if isinstance(problem, KeyboardInterrupt) else 1
+            if isinstance(problem, CptError):
+                code = problem.exit_code
             state = "interrupted" if isinstance(problem, Interrupted) else "failed"
             # Only the process that is out of memory may know; the others wait for it until they are killed.
             write = self.put_status if isinstance(problem, RestartNeeded) else self.write_status
@@ -143,19 +145,19 @@ class Run:
             self.write_status("finished", exit_code=0, seconds=round(time.time() - started, 1))
         finally:
             if lost := write_waiting_events(self.folder):
-                log.warning("%d event(s) of this run found no room in %s: this log has them.", lost, self.folder)
+                log.warning("%d event(s) could not be written to %s; this log has them.", lost, self.folder)
 
 
 def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, trains: bool = True) -> Run:
-    """Make the run's folder and record, or find the one that this recipe has already.
+    """Make the run's folder and record, or find the one that this recipe already has.
 
     Args:
-        new: where the name is taken, append -2, -3, ... instead of going on there.
+        new: if the name is taken, append -2, -3, ... instead of continuing that run.
         patience: seconds that another process may still hold the run.
-        trains: False where other processes will train it, and record what they run on.
+        trains: False if other processes will train it and record their environment.
 
     Raises:
-        LaunchError: another process trains this run right now.
+        LaunchError: another process is training this run.
         RecipeError: the folder belongs to another recipe, or cannot be written.
     """
 
@@ -170,14 +172,14 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, train
         lock = hold(run.folder, patience)
         if trains:
             record_start(run.folder)
-        forget_signs(run.folder)  # else a process of an earlier start seems to be gone
+        remove_heartbeats(run.folder)  # else a process of an earlier start seems to be gone
         return Run(run.folder, lock)
 
     return main_process_first(claim)
 
 
 def command_to_continue(words: Sequence[str], name: str, recipe_name: str) -> str:
-    """What to type to continue a run that began with `--new`; a second `--new` would begin another one."""
+    """The command that continues a run that began with `--new`; a second `--new` would begin another one."""
     if Path(words[0]).name not in ("cpt", "__main__.py"):
         return f"the same command with `name={name}` instead of `--new`"  # the launcher's words are not known here
     kept = [word for word in words[1:] if word != "--new" and not word.startswith("name=")]
@@ -198,11 +200,10 @@ def record_start(folder: Path) -> None:
 
 
 def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
-    """The run's lock: two trainings of one run would overwrite each other's checkpoints. The kernel frees it when this
-    process dies.
+    """Lock the run, so that two processes do not train it at once; the kernel frees the lock when this process dies.
 
     Args:
-        patience: seconds after which it is asked for the last time.
+        patience: seconds to wait for another process to release it.
 
     Raises:
         LaunchError: another process has it.
@@ -217,7 +218,7 @@ def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
                 lock.seek(0)
                 raise LaunchError(
                     f"{folder} is being trained already, by {lock.read().strip() or 'another process'}. Wait for it or"
-                    " end it; for another run beside it: --new, or a name of its own."
+                    " end it; or start another run: --new, or another name."
                 ) from problem
             time.sleep(SECONDS_BETWEEN_TRIES)
         except OSError:  # a file system without locks
@@ -230,7 +231,7 @@ def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
 
 
 def claim_folder(recipe: Recipe) -> Path:
-    """output_dir/name, when it is new or belongs to this very recipe."""
+    """output_dir/name, if it is new or belongs to this recipe."""
     folder = recipe.output_dir / recipe.name
     saved = folder / RECIPE
     if not saved.exists():
@@ -246,37 +247,31 @@ def claim_folder(recipe: Recipe) -> Path:
     if differences:
         listing = "\n".join(f"  {line}" for line in differences)
         raise RecipeError(
-            f"{folder} belongs to a run of another recipe. What differs (there -> here):\n{listing}\nGive this run a"
-            " name of its own (name=...), or add --new to start it beside the other one. If nothing was changed,"
-            f" {saved} is damaged: delete it."
+            f"{folder} belongs to a run of another recipe. What differs (there -> here):\n{listing}\nGive this run"
+            f" another name (name=...), or add --new. If you changed nothing, {saved} is damaged: delete it."
         )
     return folder
 
 
 def ended_before_it_began(folder: Path) -> bool:
-    """Whether a run ended with nothing trained or saved: it may start again with another recipe."""
+    """Whether a run ended before it trained or saved anything: it may start again with another recipe."""
     has_results = (folder / METRICS).exists() or (folder / EXPORT).exists() or any(folder.glob("checkpoint-*"))
     return not has_results and Run(folder).status().get("state") in ("failed", "interrupted")
 
 
 def mend_record(recipe: Recipe, folder: Path, problem: RecipeError) -> Path:
-    """Write the run's recipe again where the file is damaged, and keep the damaged one."""
+    """Write a damaged recipe.yaml again, and keep the damaged file."""
     if is_main_process():
         saved, damaged = folder / RECIPE, folder / f"damaged-{RECIPE}"
         saved.replace(damaged)
         write_atomic(saved, dump_recipe(recipe), reuse_space=True)
         reason = str(problem).partition("\n")[0]
-        message = (
-            f"{saved} was damaged and is written again from the recipe of this start. The old file is {damaged}:"
-            f" {reason}"
-        )
-        record_event(folder, DAMAGED, message)
+        record_event(folder, DAMAGED, f"{saved} was damaged ({reason}) and is written again. The old file: {damaged}.")
     return folder
 
 
 def claim_new_folder(recipe: Recipe) -> Path:
-    """The first of output_dir/name, name-2, name-3, ... that is free; ranks after the main one find it by its
-    recipe."""
+    """The first of output_dir/name, name-2, name-3, ... that is free; the other ranks take the last that exists."""
     number = 1
     while True:
         name = recipe.name if number == 1 else f"{recipe.name}-{number}"
@@ -291,7 +286,6 @@ def claim_new_folder(recipe: Recipe) -> Path:
 
 
 def write_record(recipe: Recipe, folder: Path) -> Path:
-    """What is known before the run starts: the resolved recipe."""
     if not is_main_process():
         return folder
     refuse_unwritable(folder)
@@ -300,10 +294,10 @@ def write_record(recipe: Recipe, folder: Path) -> Path:
 
 
 def refuse_unwritable(folder: Path) -> None:
-    """Make the folder, and do in it what saving does there: write, send to the disk, rename, remove.
+    """Make the folder, and try there what a save does: write, sync, rename, remove.
 
     Raises:
-        RecipeError: one of these cannot be done.
+        RecipeError: it fails.
     """
     probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
     try:
@@ -321,3 +315,95 @@ def refuse_unwritable(folder: Path) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     write_atomic(path, json.dumps(content, indent=2, default=str) + "\n", reuse_space=True)
+
+
+CPU_INFO = Path("/proc/cpuinfo")
+PACKAGES = (
+    *("cpt", "torch", "transformers", "accelerate", "deepspeed", "peft", "trl", "datasets", "tokenizers"),
+    *("safetensors", "grain", "numpy", "liger-kernel", "flash-attn", "bitsandbytes", "torchao", "pytorch_optimizer"),
+)
+DECIDING_VARIABLES = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "NVIDIA_TF32", "CUBLAS_"),
+    *("CUDNN_", "NCCL_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "ATEN_", "MKL_", "DNNL_", "ONEDNN_"),
+)
+"""Variables, or their beginnings, that can change results or speed; others are not recorded, since some are secret."""
+OF_LAUNCHERS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_EXTENSIONS_DIR")
+"""Those among them that launchers and build tools set."""
+
+
+def describe_environment() -> dict[str, Any]:
+    """Everything about this start that the recipe does not hold."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "folder": str(Path.cwd()),
+        "launcher": name_of_launcher(),
+        "processes": world_size(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "hardware": describe_hardware(),
+        "variables": deciding_variables(),
+        "versions": {name: installed_version(name) for name in PACKAGES},
+        "code": hash_of_code(),
+        "git": git_state(),
+    }
+
+
+def installed_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def describe_hardware() -> dict[str, Any]:
+    """What can change the results of the same arithmetic, or its speed."""
+    gpus = find_gpus()
+    return {
+        "processor": name_of_processor(),
+        "cores": count_cpu_cores(),
+        "host_memory_gib": round(host_memory_gib()),
+        "gpus": [gpu.name for gpu in gpus],
+        "driver": gpus[0].driver if gpus else None,
+    }
+
+
+@lru_cache
+def name_of_processor() -> str:
+    lines = CPU_INFO.read_text(errors="replace").splitlines() if CPU_INFO.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def deciding_variables() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(DECIDING_VARIABLES) and name not in OF_LAUNCHERS
+    }
+
+
+@lru_cache
+def hash_of_code() -> str:
+    """xxh3-128 of all source files of this package: git tells nothing of one that was installed, or of files that it
+    does not know."""
+    package = Path(__file__).resolve().parents[1]
+    digest = xxh3_128()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def git_state() -> dict[str, str] | None:
+    """Commit and uncommitted changes of the current folder; None outside a repository."""
+    try:
+        commit = git("rev-parse", "HEAD")
+        return {"commit": commit.strip(), "changes": git("status", "--porcelain"), "diff": git("diff", "HEAD")}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, errors="replace").stdout

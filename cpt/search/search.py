@@ -1,4 +1,4 @@
-"""The loop of a search: draw values, train each trial in separate processes, prune, and report the results."""
+"""Search for better values of a recipe's keys: draw values, train each trial in separate processes, prune, report."""
 
 import math
 import shutil
@@ -11,19 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.table import Table
 
+from cpt.checkpoints.resume import free_name
 from cpt.console import open_console
-from cpt.errors import Interrupted, TrainingError
+from cpt.errors import Interrupted, RecipeError, TrainingError
 from cpt.files import read_json_lines, write_atomic
 from cpt.process import Child, ReceivedSignals
 from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.recipe.words import shortened
-from cpt.runs.record import EXPORT, METRICS, Run, hold, write_json
-from cpt.search.space import Space, import_optuna, overrides_of
-from cpt.search.study import REASON, ask, unfinished
+from cpt.recipe.words import in_yaml, shortened
+from cpt.runs.folder import METRICS
+from cpt.runs.record import EXPORT, Run, hold, write_json
+from cpt.search.space import REASON, Space, ask, import_optuna, overrides_of, unfinished
 
 SEARCHED, BEST, RESULTS, LOGS = "searched.yaml", "best.yaml", "results.json", "logs"
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -36,7 +38,7 @@ TRAIN = (sys.executable, "-m", "cpt", "train")
 
 
 def options_of_train(processes: int, launcher: str | None) -> list[str]:
-    """The options of `cpt train` that start each trial: restarted only if it ran out of memory, ended if it hangs."""
+    """The options of `cpt train` for a trial: restart it only if it ran out of memory, end it if it hangs."""
     started_by = ["--processes", str(processes)] if launcher is None else ["--launcher", launcher]
     return ["--supervise", "--restarts", "0", *started_by]
 
@@ -55,7 +57,7 @@ class Trial:
     is_pruned: bool = False
 
     def signal(self, number: int) -> None:
-        """Have the run save and end; once."""
+        """Have the run save and end; later calls do nothing."""
         if self.signalled_at is None:
             self.signalled_at = time.monotonic()
             self.child.send_signal(number)
@@ -66,7 +68,7 @@ class Trial:
         return [(int(line["tokens"]), float(line[self.metric])) for line in lines if self.metric in line]
 
     def failure(self) -> str:
-        """Why the processes ended, by their own record or by the last line that they printed."""
+        """Why the run failed, by its status or by its last printed line."""
         status = self.run.status()
         if status.get("state") == "failed":
             return f"{status.get('error')}: {status.get('message')}"
@@ -81,7 +83,7 @@ class Search:
     Args:
         folder: of the search, with the recipe in SEARCHED and a run for each trial.
         options: of `cpt train`.
-        environments: variables of the trials that run at the same time, one entry each.
+        environments: variables, one entry for each trial that runs at the same time.
     """
 
     folder: Path
@@ -151,7 +153,7 @@ class Search:
         return Trial(drawn, run, self.space.settings.metric, child, log)
 
     def is_over(self, trial: Trial) -> bool:
-        """Report a trial's new values to Optuna, prune it, or note how it ended."""
+        """Report a trial's new values to Optuna, prune it, or record how it ended."""
         has_ended, points = trial.child.poll() is not None, trial.points()
         reported = self.study.get_trials(deepcopy=False)[trial.drawn.number].intermediate_values
         cell = max(1, (self.recipe.budget.tokens or 0) // CELLS)
@@ -217,7 +219,7 @@ class Search:
         return sorted((one for one in found if one["state"] in ORDER), key=rank)
 
     def write_results(self) -> Path | None:
-        """Write results.json and the best recipe; the best recipe's path, None while no trial is complete."""
+        """Write results.json and the best recipe; returns the path of the latter, None while no trial is complete."""
         settings, results = self.space.settings, self.results()
         best = next((one for one in results if one["state"] == "complete"), None)
         number = None if best is None else best["number"]
@@ -237,7 +239,6 @@ class Search:
         return self.folder / BEST
 
     def show_results(self) -> None:
-        """Print the trials, and the command that trains the best recipe."""
         results, best = self.results(), self.write_results()
         table = Table("trial", "state", self.space.settings.metric, *self.space.distributions, "reason")
         for one in results:
@@ -260,3 +261,86 @@ def remove_weights(run: Path) -> None:
 def name_of(number: int) -> str:
     """`trial-003`: the run's name."""
     return f"trial-{number:03d}"
+
+
+FEWEST = 20  # steps that make a curve
+WINDOW = 1 / 20  # of the test, over which losses are smoothed
+RISE = 1.1  # times the lowest smoothed loss: diverged
+
+
+def exponential(tokens: float, total_tokens: float, *, lowest: float, highest: float = 1.0) -> float:
+    """The schedule: grow by the same factor in each step, from `lowest` to `highest` times the recipe's rate."""
+    return float(highest * (lowest / highest) ** (1 - min(1.0, tokens / total_tokens)))
+
+
+def range_test(
+    recipe: Path, overrides: Sequence[str], low: float, high: float, *, steps: int, options: Sequence[str], new: bool
+) -> None:
+    """Learning-rate range test (arXiv 1506.01186): one short run whose learning rate grows until the loss diverges.
+
+    It prints a tenth of the rate at the lowest smoothed loss, the rule of fastai's lr_find (arXiv 2002.04688).
+
+    Args:
+        options: of `cpt train`.
+
+    Raises:
+        Interrupted: by a signal.
+        RecipeError: the bounds are wrong, or the recipe has mistakes.
+        TrainingError: the run ended after too few steps.
+    """
+    if not 0 < low < high < math.inf:
+        raise RecipeError(f"--learning-rates {low:g} {high:g}: expected two numbers above 0, the lower one first.")
+    loaded = load_recipe(recipe, overrides)
+    batch = loaded.budget.global_batch_tokens
+    if batch is None:
+        raise RecipeError("a range test needs `budget.global_batch_tokens`: add it, such as 65_536, to the command.")
+    folder = loaded.output_dir / f"{loaded.name}-learning-rates"
+    run = Run(free_name(folder) if new else folder)
+    rate = min(high, 1.0)  # a recipe's limit; the schedule's factor goes beyond it
+    ends = {"lowest": low / rate, "highest": high / rate}
+    changes: dict[str, Any] = {
+        "schedule": {"name": f"{exponential.__module__}:{exponential.__name__}", **ends},
+        "optimizer.learning_rate": rate,
+        "budget": {"tokens": steps * batch, "global_batch_tokens": batch},
+        "data.phases": [],
+        "checkpoints": {},
+        "evaluation": {},
+        "safety.loss_guard": None,
+        "training.logging_steps": 1,
+        "name": run.folder.name,
+    }
+    words = [*overrides, *(f"{key}={in_yaml(value)}" for key, value in changes.items())]
+    load_recipe(recipe, words)  # its mistakes first
+    tell(f"{run.folder}: {steps} steps, {low:g} to {high:g} ...")
+    code, signalled = Child([*TRAIN, str(recipe), *words, *options]).wait_for_end()
+    if signalled == signal.SIGINT:
+        raise typer.Exit(130)
+    if signalled:
+        raise Interrupted(f"{signal.Signals(signalled).name}. The same command starts the range test again.")
+    logged = [(line["tokens"], line["loss"]) for line in read_json_lines(run.folder / METRICS) if "loss" in line]
+    points = [(tokens, loss) for tokens, loss in logged if math.isfinite(loss)]
+    if len(points) < FEWEST:
+        raise TrainingError(f"the range test ended with code {code} after {len(points)} steps with a loss.")
+    remove_weights(run.folder)  # of a model that was spoilt on purpose
+    rates = [rate * exponential(tokens, steps * batch, **ends) for tokens, _ in points]
+    losses = smoothed([loss for _, loss in points], steps)
+    lowest = min(range(len(losses)), key=losses.__getitem__)
+    above = next((at for at in range(lowest, len(losses)) if losses[at] > RISE * losses[lowest]), None)
+    tell(f"The smoothed loss is lowest at {rates[lowest]:.1e}: {losses[lowest]:.4g}")
+    if above is not None:
+        tell(f"It is a tenth above that at {rates[above]:.1e}")
+    if above is None and len(points) == len(logged):
+        tell(f"It did not diverge up to {high:g}, so there is no suggestion. Repeat with a higher rate, and --new.")
+    else:
+        suggested = in_yaml(float(f"{rates[lowest] / 10:.1e}"))
+        tell(f"Suggested peak: optimizer.learning_rate={suggested}, a tenth of the rate at the lowest loss.")
+
+
+def smoothed(losses: Sequence[float], steps: int) -> list[float]:
+    """An exponential mean over a twentieth of the test, corrected for its beginning."""
+    decay = 1 - 1 / max(2.0, WINDOW * steps)
+    mean, found = 0.0, []
+    for number, loss in enumerate(losses, start=1):
+        mean = decay * mean + (1 - decay) * loss
+        found.append(mean / (1 - decay**number))
+    return found

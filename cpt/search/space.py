@@ -1,15 +1,19 @@
-"""SPACE.yaml: which keys of a recipe a search tries, with which values, and how; mistakes come with file and line."""
+"""What a search tries, SPACE.yaml, and what it has tried: the trials in Optuna's study."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import permutations, product
 from pathlib import Path
+from socket import gethostname
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BeforeValidator, Field, ValidationError
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.plugins import did_you_mean
+from cpt.hf_internals import trial_id
+from cpt.plugins import did_you_mean, find
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.recipe.section import Component, Section
@@ -51,8 +55,7 @@ class Settings(Section):
 
 @dataclass(frozen=True)
 class Axis:
-    """A key of the recipe with Optuna's distribution of its values. Choices are YAML text, as on the command line:
-    they may be whole sections, which Optuna does not know."""
+    """A key of the recipe with Optuna's distribution of its values. Choices are YAML text: they may be sections."""
 
     key: str
     place: Place
@@ -87,11 +90,7 @@ class Space:
 
 
 def import_optuna() -> Any:
-    """Optuna, silent unless something is wrong.
-
-    Raises:
-        ResourceError: it is not installed.
-    """
+    """Optuna without its log; ResourceError if it is not installed."""
     try:
         import optuna
     except ImportError as problem:
@@ -101,11 +100,7 @@ def import_optuna() -> Any:
 
 
 def load_space(path: Path) -> Space:
-    """Read the file; whether its values fit a recipe is for `recipes_at_ends`.
-
-    Raises:
-        RecipeError: all mistakes, one per line.
-    """
+    """Read the file; RecipeError with all mistakes. `recipes_at_ends` checks its values against a recipe."""
     mistakes = Mistakes()
     try:
         root = read_yaml(path, mistakes)
@@ -159,11 +154,7 @@ def read_axis(key: str, node: Node, mistakes: Mistakes) -> Axis | None:
 
 
 def range_of(key: str, value: Any, distributions: Any) -> Any:
-    """Optuna's distribution of a range: of whole numbers if the recipe says so, or if all numbers are whole.
-
-    Raises:
-        ValueError: it is not a range.
-    """
+    """Optuna's distribution of a range, of whole numbers if the recipe's key or all numbers are; else ValueError."""
     if not isinstance(value, dict) or not {"low", "high"} <= value.keys():
         raise ValueError(f"expected a range such as {EXAMPLE}, or a list of values, got {in_words(value)}")
     for name in value.keys() - OF_A_RANGE:
@@ -181,11 +172,7 @@ def overrides_of(values: Mapping[str, Any]) -> list[str]:
 
 
 def recipes_at_ends(space: Space, recipe: Path, overrides: Sequence[str] = ()) -> dict[str, Recipe]:
-    """Load the recipe with each single value of a list and each end of a range.
-
-    Raises:
-        RecipeError: all values that the recipe cannot have.
-    """
+    """Load the recipe with each value of a list and each end of a range; RecipeError with all that do not fit."""
     found, wrong = {}, []
     for axis in space.axes:
         for value in axis.ends:
@@ -198,3 +185,100 @@ def recipes_at_ends(space: Space, recipe: Path, overrides: Sequence[str] = ()) -
     if wrong:
         raise RecipeError("\n".join(wrong))
     return found
+
+
+HOST, REASON = "host", "reason"  # attributes of a trial: the machine that runs it; why it failed
+
+
+def open_study(url: str, name: str, space: Space) -> Any:
+    """The study with its trials so far; a new grid's trials wait in it.
+
+    Raises:
+        RecipeError: an option that the sampler or pruner does not take.
+        ResourceError: the storage cannot be read or written.
+    """
+    optuna, settings = import_optuna(), space.settings
+    build_sampler(space, 0)
+    pruners = {
+        "median": optuna.pruners.MedianPruner,
+        "hyperband": optuna.pruners.HyperbandPruner,
+        "none": optuna.pruners.NopPruner,
+    }
+    pruner = build("pruner", settings.pruner, pruners, space)
+    with storage_errors(url, RuntimeError):  # of Optuna: another version has written it
+        study = optuna.create_study(
+            storage=url, study_name=name, direction=settings.direction, pruner=pruner, load_if_exists=True
+        )
+        for values in space.combinations():
+            study.enqueue_trial(values, skip_if_exists=True)
+    return study
+
+
+def build_sampler(space: Space, number: int) -> Any:
+    """The sampler of trial `number`, seeded by the search's seed and that number.
+
+    A new sampler for each trial makes a resumed search draw the same values: all that samplers know is in the study.
+    """
+    samplers = import_optuna().samplers
+    seed = int(np.random.SeedSequence([space.settings.seed, number]).generate_state(1)[0])
+    known = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler, GRID: samplers.RandomSampler}
+    return build("sampler", space.settings.sampler, known, space, seed=seed)
+
+
+def build(kind: str, section: Component, known: Mapping[str, Callable[..., Any]], space: Space, **given: Any) -> Any:
+    """A sampler or a pruner by its name, with Optuna's own options."""
+    try:
+        return find(kind, section.name, known)(**given, **section.options)
+    except (TypeError, ValueError, RecipeError) as problem:
+        raise RecipeError(f"{space.place}: `search.{kind}`: {problem}") from problem
+
+
+def ask(study: Any, space: Space) -> Any:
+    """The next trial with its values drawn; None if all were started.
+
+    Raises:
+        RecipeError: a list of values changed since the search began.
+    """
+    trials = study.get_trials(deepcopy=False)
+    started = sum(trial.state.name != "WAITING" for trial in trials)
+    if started >= (len(space.combinations()) or space.settings.trials):
+        return None
+    study.sampler = build_sampler(space, started)
+    try:
+        trial = study.ask(space.distributions)
+    except ValueError as problem:
+        raise RecipeError(
+            f"the space does not fit the trials so far: {problem} Start a new search: --new."
+        ) from problem
+    trial.set_user_attr(HOST, gethostname())
+    return trial
+
+
+def unfinished(study: Any, space: Space) -> list[Any]:
+    """The trials that an earlier search on this machine left, to continue with the same values."""
+    optuna = import_optuna()
+    running = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
+    found = []
+    for trial in running:
+        if trial.user_attrs.get(HOST) != gethostname():
+            continue
+        if trial.params.keys() == space.distributions.keys():
+            found.append(optuna.trial.Trial(study, trial_id(trial)))
+        else:  # killed while the values were drawn
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    return found
+
+
+@contextmanager
+def storage_errors(url: str, *further: type[Exception]) -> Iterator[None]:
+    """Turn the database's errors into a ResourceError with a remedy."""
+    import sqlalchemy.exc
+
+    try:
+        yield
+    except (import_optuna().exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError, *further) as problem:
+        reason = str(problem.__cause__ or problem).partition("\n")[0]
+        raise ResourceError(
+            f"the study {url} cannot be read or written: {reason}. Free disk space or repair it, then give the same"
+            " command again; or start a new search: --new."
+        ) from problem

@@ -1,15 +1,38 @@
-"""`cpt serve MODEL`: an OpenAI-compatible server for one model, checked before it is loaded."""
+"""`cpt serve MODEL` and `cpt chat MODEL`, on Hugging Face's own server and terminal chat, or Gradio's page."""
 
 import json
+import os
 import shlex
-from typing import Annotated, Literal
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
 
+import transformers
 import typer
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils.import_utils import is_serve_available
 from transformers.utils.logging import disable_progress_bar
 
-from cpt.process import ReceivedSignals
-from cpt.serving.checks import Servable, check_port, check_servable
+from cpt.checkpoints.model_folder import Tensors, config_json, kind_of
+from cpt.errors import CheckpointError, LaunchError, RecipeError, ResourceError
+from cpt.export.proof import brings_its_code
+from cpt.export.trained import NAME_IT, TOKENIZER_FILES, import_own_code
+from cpt.models.config import read_config
+from cpt.models.families.register import FAMILIES
+from cpt.process import ReceivedSignals, free_port
+from cpt.recipe.schema import Model
+from cpt.runs.record import EXPORT, RECIPE, Run
 
+HOST, PORT = "127.0.0.1", 7860  # of the page in the browser
+MAX_TOKENS = 256  # of a text that a model without a chat template continues
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 OwnModule = Annotated[
     str | None, typer.Option("--import", help="Your own package.module that registers the model's family.")
@@ -19,7 +42,15 @@ ModelName = Annotated[
 ]
 
 
-def command(
+class Servable(NamedTuple):
+    """A model as Hugging Face's server knows it."""
+
+    name: str
+    """Folder or Hub id; requests must say the same in `model`."""
+    has_chat_template: bool
+
+
+def serve(
     model: ModelName,
     host: Annotated[
         str,
@@ -43,20 +74,21 @@ def command(
 
     received = ReceivedSignals()
     typer.echo(f"Loading {servable.name} ...")
-    with received.noted(), serving(servable, host=host, port=port, dtype=dtype, device=device) as url:
+    with (
+        received.noted(),
+        serving(*servable, host=host, port=port, dtype=dtype, device=device) as url,
+    ):
         wait_for_signal(received, ready_lines(servable, url))
     typer.echo("Stopped.")
 
 
 def wait_for_signal(received: ReceivedSignals, ready: str) -> None:
-    """Print that the server is ready, and wait until it is to stop."""
     typer.echo(ready)
     while not received.first:
         received.wait(3600)
 
 
 def ready_lines(model: Servable, url: str) -> str:
-    """The address, and a request to copy."""
     body: dict[str, object] = {"model": model.name, "max_tokens": 64}
     if model.has_chat_template:
         path, offers = "chat/completions", "chat and completions"
@@ -69,3 +101,221 @@ def ready_lines(model: Servable, url: str) -> str:
         f"Ready: {url}/v1 ({offers}). Ctrl-C stops it. Try:\ncurl {url}/v1/{path}"
         f" -H 'Content-Type: application/json' -d {request}"
     )
+
+
+def chat(
+    model: ModelName,
+    flags: Annotated[
+        list[str] | None, typer.Argument(help="Of generate: max_new_tokens=200 do_sample=False temperature=0.7")
+    ] = None,
+    browser: Annotated[bool, typer.Option("--browser", help="On a page in the browser.")] = False,
+    host: Annotated[
+        str, typer.Option(help="Address of the page; 0.0.0.0 lets other machines in, without a password.")
+    ] = HOST,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = PORT,
+    system_prompt: Annotated[str | None, typer.Option(help="In the terminal: what the model is told first.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="What the weights are held in; auto: as they are stored.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda:0.")] = "auto",
+    module: OwnModule = None,
+) -> None:
+    """Chat with a model in the terminal, where !exit ends it, or in the browser; Ctrl-C ends both.
+
+    Example: cpt chat runs/my-run
+    """
+    disable_progress_bar()
+    if browser and (flags or system_prompt is not None):  # Gradio 6.31 sends a system message in the first turn only
+        raise LaunchError(
+            "--system-prompt and options of generate are for the terminal. Leave them out, or --browser."
+        )
+    if not browser and (host, port) != (HOST, PORT):
+        raise LaunchError("--host and --port are for the page in the browser. Add --browser.")
+    if browser and find_spec("gradio") is None:
+        raise ResourceError("the page needs Gradio. Install it: pip install 'cpt[chat]'")
+    if unknown := next((word for word in flags or () if "=" not in word), None):
+        raise LaunchError(f"`{unknown}`: write it as name=value, such as max_new_tokens=200.")
+    servable = check_servable(model, module)
+    if browser:
+        check_port(host, port)
+    elif not servable.has_chat_template:
+        raise CheckpointError(
+            f"{servable.name} has no chat template: it continues text. Try it in the browser (--browser), use"
+            f" completions (cpt serve {servable.name}), give it a chat_template.jinja, or add a chat vector: cpt merge"
+            " --method task_arithmetic"
+        )
+    from cpt.serving.server import serving  # fastapi, which check_servable has found
+
+    typer.echo(f"Loading {servable.name} ...")
+    with serving(
+        servable.name, servable.has_chat_template, host=HOST, port=free_port(), dtype=dtype, device=device
+    ) as url:
+        if browser:
+            show_page(servable, url, host, port)
+            return
+        options = [] if system_prompt is None else ["--system-prompt", system_prompt]
+        code = run_chat([servable.name, url, *(flags or []), *options])
+    raise typer.Exit(code)
+
+
+def run_chat(words: list[str]) -> int:
+    """`transformers chat` in a process of its own: with HF_HUB_OFFLINE it refuses to connect to this machine, too."""
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    signal.signal(signal.SIGINT, lambda number, frame: None)  # Ctrl-C is for the chat, which ends by itself
+    return subprocess.run(
+        [sys.executable, "-m", "transformers.cli.transformers", "chat", *words], env=environment
+    ).returncode
+
+
+def show_page(model: Servable, url: str, host: str, port: int) -> None:
+    """Serve Gradio's page until a signal."""
+    received, page = ReceivedSignals(), build_page(model, url)
+    from gradio.themes import Default  # after build_page, which switches Gradio's telemetry off
+
+    theme = Default(font="sans-serif", font_mono="monospace")  # nothing is fetched from Google
+    options = {"prevent_thread_lock": True, "quiet": True, "ssr_mode": False, "theme": theme}
+    with received.noted():
+        page.launch(server_name=host, server_port=port, **options)
+        wait_for_signal(received, f"Ready: http://{host}:{port}. Ctrl-C stops it.")
+    page.close(verbose=False)
+    typer.echo("Stopped.")
+
+
+def build_page(model: Servable, url: str) -> Any:
+    """Gradio's chat with the server; without a chat template, a page that continues text."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when a page is made
+    import gradio
+    from openai import OpenAI
+
+    options: dict[str, Any] = {"title": model.name, "api_name": "chat"}
+    if model.has_chat_template:
+        return gradio.load_chat(f"{url}/v1", model.name, "none", file_types=None, **options)
+    client = OpenAI(base_url=f"{url}/v1", api_key="none")
+
+    def continued(text: str, history: list[Any]) -> Iterator[str]:
+        written = text
+        for part in client.completions.create(model=model.name, prompt=text, max_tokens=MAX_TOKENS, stream=True):
+            written += part.choices[0].text
+            yield written
+
+    about = "This model has no chat template: it continues the text that you write."
+    return gradio.ChatInterface(continued, description=about, **options)
+
+
+def check_servable(model: str, module: str | None = None) -> Servable:
+    """A folder's files, one by one, or that the Hub's cache has the id; of a finished run its exported model.
+
+    Args:
+        module: the user's own `package.module` that registers the model's family; by default that of the run's recipe.
+
+    Raises:
+        CheckpointError: the folder is no complete model, or an adapter, or in a format that only this package reads.
+        ResourceError: the id cannot be found, or the packages for serving are missing.
+    """
+    if not is_serve_available():
+        raise ResourceError("serving needs fastapi, uvicorn and openai. Install them: pip install 'cpt[serving]'")
+    folder = Path(model).expanduser()
+    name = str(check_folder(folder, module)) if folder.is_dir() else check_hub_id(model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:  # damaged files
+        reason = " ".join(str(problem).split())[:300]
+        raise CheckpointError(
+            f"{name}: cannot load its tokenizer: {reason} Copy the tokenizer's files again."
+        ) from problem
+    return Servable(name, tokenizer.chat_template is not None)
+
+
+def check_folder(folder: Path, module: str | None = None) -> Path:
+    """The folder to serve: this one, or a finished run's model."""
+    if (folder / RECIPE).is_file() and kind_of(folder) == "nothing":
+        if not Run(folder).is_finished:
+            raise CheckpointError(
+                f"{folder} is a run without a finished model. Export a checkpoint of it: cpt export {folder} --output"
+                " FOLDER"
+            )
+        folder = folder / EXPORT
+    if "@" in str(folder) or str(folder).endswith(".gguf"):
+        raise CheckpointError(
+            f"{folder}: Hugging Face's server takes `@` for the beginning of a revision. Rename the folder."
+        )
+    kind = kind_of(folder)
+    if kind == "adapter":
+        raise CheckpointError(
+            f"{folder} is a LoRA adapter, which Hugging Face's server does not load. Merge it into its base first: "
+            f"cpt export {folder} --output FOLDER"
+        )
+    if kind != "model" or not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} is not a complete model. Export one: cpt export RUN_OR_CHECKPOINT --output FOLDER"
+        )
+    Tensors(folder)  # opens each file, so that one that is missing or cut short is found now
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise CheckpointError(f"{folder} has no tokenizer: copy tokenizer.json and tokenizer_config.json into it.")
+    model_type = config_json(folder).get("model_type")
+    if model_type in FAMILIES:
+        raise CheckpointError(
+            f"{folder} is a checkpoint of `{model_type}`, which only cpt reads. Export it as the architecture that it"
+            f" equals: cpt export {folder} --output FOLDER"
+        )
+    check_architecture(folder, module)
+    return folder
+
+
+def check_architecture(folder: Path, module: str | None = None) -> None:
+    """Hugging Face's server takes the class that config.json names, and nothing else."""
+    config = config_json(folder)
+    architecture = (config.get("architectures") or ["(none named)"])[0]
+    if module is not None or not can_be_served(architecture, config.get("model_type", "")):
+        import_own_code(folder, module)
+    if not can_be_served(architecture, config.get("model_type", "")):
+        remedy = (
+            NAME_IT
+            if brings_its_code(folder)
+            else "Export the model with cpt export, or install the version of transformers that knows it."
+        )
+        raise CheckpointError(
+            f"{folder}: config.json names {architecture}, no causal language model of transformers"
+            f" {transformers.__version__}. {remedy}"
+        )
+
+
+def can_be_served(architecture: str, model_type: str) -> bool:
+    """Whether the server will find the class: transformers' own, or one that is registered with AutoModelForCausalLM.
+
+    The server of transformers 5.23 takes `getattr(transformers, architecture)` (cli/serving/model_manager.py), so a
+    registered one is put there.
+    """
+    if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        return True
+    if model_type not in CONFIG_MAPPING:
+        return False
+    registered: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[model_type], None)
+    if registered is None or registered.__name__ != architecture:
+        return False
+    setattr(transformers, architecture, registered)
+    return True
+
+
+def check_hub_id(model: str) -> str:
+    if Path(model).expanduser().exists():
+        raise CheckpointError(f"{model} is a file. Give the folder of an exported model.")
+    try:
+        validate_repo_id(model)
+    except HFValidationError as problem:
+        raise CheckpointError(
+            f"{model} is neither a folder (looked in {Path.cwd()}) nor an id of the Hub. Give one of the two."
+        ) from problem
+    try:
+        read_config(Model(path=model))
+    except (RecipeError, ResourceError) as problem:
+        raise type(problem)(str(problem).replace("model.path: ", "")) from problem
+    return model
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse a port that is taken before a model is loaded for minutes."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as problem:
+        raise LaunchError(
+            f"cannot listen on {host}:{port}: {problem.strerror}. Choose another --host or --port."
+        ) from problem

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from jinja2 import TemplateError
 
 from cpt.errors import LaunchError
-from cpt.serving.checks import Servable
+from cpt.hf_internals import server_thread
 
 WAIT_SECONDS = 0.05
 SECONDS_TO_FINISH = 20
@@ -36,7 +36,7 @@ Handler = Callable[[Request, dict[str, Any]], Awaitable[Response]]
 
 @contextmanager
 def serving(
-    model: Servable, *, host: str, port: int, dtype: str, device: str, log_level: str = "error"
+    model: str, has_chat_template: bool, *, host: str, port: int, dtype: str, device: str, log_level: str = "error"
 ) -> Iterator[str]:
     """Load the model and serve it; yields the URL.
 
@@ -47,25 +47,23 @@ def serving(
 
     logging.getLogger("uvicorn.error").addFilter(is_warning)  # a filter, since uvicorn sets levels when it starts
     try:
-        serve = Serve(
-            model.name, dtype=dtype, device=device, host=host, port=port, log_level=log_level, non_blocking=True
-        )
+        serve = Serve(model, dtype=dtype, device=device, host=host, port=port, log_level=log_level, non_blocking=True)
     except (ValueError, RuntimeError, OSError, TypeError, AssertionError) as problem:  # Assertion: torch without CUDA
         raise LaunchError(
-            f"Hugging Face's server cannot load {model.name}: {' '.join(str(problem).split())[:400]}"
+            f"Hugging Face's server cannot load {model}: {' '.join(str(problem).split())[:400]}"
         ) from problem
     try:
-        adapt_requests(serve.server.config.app, model)
+        adapt_requests(serve.server.config.app, model, has_chat_template)
         logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
         while not serve.server.started:
-            if not serve._thread.is_alive():
+            if not server_thread(serve).is_alive():
                 raise LaunchError(f"the server on {host}:{port} ended before it was ready; its message is above.")
             time.sleep(WAIT_SECONDS)
         shown = "localhost" if host in EVERY_ADDRESS else f"[{host}]" if ":" in host else host
         yield f"http://{shown}:{port}"
     finally:
         serve.server.should_exit = True  # takes no new requests, and finishes those that it has
-        serve._thread.join(timeout=SECONDS_TO_FINISH)
+        server_thread(serve).join(timeout=SECONDS_TO_FINISH)
         serve.kill_server()
 
 
@@ -74,23 +72,21 @@ def is_warning(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING
 
 
-def adapt_requests(app: Any, model: Servable) -> None:
+def adapt_requests(app: Any, model: str, has_chat_template: bool) -> None:
     """Put routes before Hugging Face's own: requests as OpenAI means them, errors in OpenAI's form, one model."""
     handlers: dict[str, Handler] = {
         route.path: route.endpoint for route in app.router.routes if isinstance(route, APIRoute)
     }
 
     def models() -> dict[str, Any]:  # Hugging Face's own answer lists the Hub's cache
-        entry = {"id": model.name, "object": "model", "created": int(time.time()), "owned_by": "cpt"}
+        entry = {"id": model, "object": "model", "created": int(time.time()), "owned_by": "cpt"}
         return {"object": "list", "data": [entry]}
 
     app.router.routes.insert(0, APIRoute("/v1/models", models, methods=["GET"]))
     for path in (COMPLETIONS, *CHATS):
         refused = ""
-        if path in CHATS and not model.has_chat_template:
-            refused = (
-                f"{model.name} has no chat template: it continues text. Send a `prompt` to {COMPLETIONS} instead."
-            )
+        if path in CHATS and not has_chat_template:
+            refused = f"{model} has no chat template: it continues text. Send a `prompt` to {COMPLETIONS} instead."
         route = APIRoute(path, adapted(handlers[path], refused), methods=["POST"], response_model=None)
         app.router.routes.insert(0, route)
 
@@ -115,7 +111,6 @@ def adapted(handler: Handler, refused: str) -> Handler:
 
 
 def error(message: str, code: int = 400) -> JSONResponse:
-    """An error as OpenAI's API has it."""
     content = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
     return JSONResponse({"error": content}, status_code=code)
 

@@ -27,8 +27,8 @@ from cpt.hardware import GIB
 from cpt.ranks import is_main_process, rank, same_command, world_size
 from cpt.runs.events import record_event
 from cpt.runs.folder import is_alive
+from cpt.runs.heartbeats import LastHeartbeat, Phase, is_of_this_host, name_processes, read_heartbeats, write_heartbeat
 from cpt.runs.record import Run
-from cpt.runs.signs import Phase, Sign, is_of_this_host, name_processes, read_signs, write_sign
 from cpt.torch_internals import set_group_timeouts
 from cpt.training.trainer import CPTTrainer
 
@@ -149,7 +149,7 @@ class Heartbeat(TrainerCallback):
             else ()
         )
         peak = max((round(peak / GIB, 3) for peak in peaks), default=None)
-        sign = Sign(
+        sign = LastHeartbeat(
             rank(),
             os.getpid(),
             socket.gethostname(),
@@ -161,7 +161,7 @@ class Heartbeat(TrainerCallback):
             self.pulse,
             self.ended,
         )
-        write_sign(self.folder, sign)
+        write_heartbeat(self.folder, sign)
 
 
 def seconds_worked() -> float:
@@ -238,10 +238,10 @@ def resumes_from(folder: Path) -> str:
 class LivenessReport:
     """The state of all processes, by their heartbeats."""
 
-    all: list[Sign]
-    gone: list[Sign]
+    all: list[LastHeartbeat]
+    gone: list[LastHeartbeat]
     """Gave no pulse."""
-    failed: list[Sign]
+    failed: list[LastHeartbeat]
     """Ended with their own error or interruption."""
 
     @property
@@ -287,8 +287,8 @@ def find_lost_ranks(folder: Path) -> LivenessReport:
     For processes of this host the system is asked as well, which answers at once.
     """
 
-    def others() -> list[Sign]:
-        return [sign for sign in read_signs(folder) if sign.rank != rank() and sign.rank < world_size()]
+    def others() -> list[LastHeartbeat]:
+        return [sign for sign in read_heartbeats(folder) if sign.rank != rank() and sign.rank < world_size()]
 
     first = {sign.rank: sign.pulse for sign in others()}
     end = time.monotonic() + SECONDS_FOR_AN_ANSWER
@@ -297,7 +297,7 @@ def find_lost_ranks(folder: Path) -> LivenessReport:
         silent = [sign for sign in signs if sign.ended is None and sign.pulse == first.get(sign.rank)]
         dead = [sign for sign in silent if is_of_this_host(sign) and not is_alive(sign.pid)]
         if len(silent) == len(dead) or time.monotonic() > end:
-            return LivenessReport(read_signs(folder), silent, [sign for sign in signs if sign.ended])
+            return LivenessReport(read_heartbeats(folder), silent, [sign for sign in signs if sign.ended])
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 

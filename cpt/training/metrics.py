@@ -24,7 +24,7 @@ from cpt.data.prepared import PreparedData
 from cpt.hardware import GIB, known_gpu
 from cpt.models.inventory import build_on_meta, flops_per_token
 from cpt.runs.folder import read_metrics
-from cpt.runs.signs import read_signs
+from cpt.runs.heartbeats import read_heartbeats
 
 log = logging.getLogger("cpt")
 LAST_STEPS = 100
@@ -340,4 +340,4 @@ def gpu_memory() -> dict[str, float]:
 
 def peak_of_others(run: Path, processes: int) -> float:
     """The largest peak in the heartbeats; those of higher ranks are of an earlier start."""
-    return max((sign.gpu_peak_gib or 0.0 for sign in read_signs(run) if sign.rank < processes), default=0.0)
+    return max((sign.gpu_peak_gib or 0.0 for sign in read_heartbeats(run) if sign.rank < processes), default=0.0)

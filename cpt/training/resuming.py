@@ -9,13 +9,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from cpt.checkpoints.fsdp_parts import load_parts
 from cpt.checkpoints.manifest import MANIFEST, Manifest, read_manifest
 from cpt.checkpoints.model_folder import Tensors, kind_of
 from cpt.checkpoints.resume import ResumePoint
 from cpt.checkpoints.safe_load import know_indexed_cpu, load_data, only_data
-from cpt.checkpoints.sharding import PLAIN, ZERO, is_zero, name_sharding, sharding_in, sharding_of
-from cpt.checkpoints.zero_files import make_universal, remove_parts, remove_universal
+from cpt.checkpoints.sharding import (
+    PLAIN,
+    ZERO,
+    is_zero,
+    load_parts,
+    make_universal,
+    name_sharding,
+    remove_parts,
+    remove_universal,
+    sharding_in,
+    sharding_of,
+)
 from cpt.data.mixture import RowsOfSteps
 from cpt.data.prepared import PreparedData
 from cpt.data.rows.read_ahead import ReadAhead

@@ -30,11 +30,9 @@ from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 from transformers.training_args import ParallelMode
 
-from cpt.checkpoints.agreement import Agreement, SaveFailed
-from cpt.checkpoints.archive import Archive
-from cpt.checkpoints.fsdp_parts import file_of_part, full_weights, part_here
-from cpt.checkpoints.manifest import FORMAT, MANIFEST, FileEntry, Manifest, write_manifest
-from cpt.checkpoints.rotation import published_in, rotate
+from cpt.checkpoints.manifest import FORMAT, MANIFEST, FileEntry, Manifest, file_of_part, write_manifest
+from cpt.checkpoints.retention import Archive, published_in, rotate
+from cpt.checkpoints.sharding import full_weights, part_here
 from cpt.checkpoints.snapshot import (
     HostCopies,
     changed_by_steps,
@@ -42,10 +40,19 @@ from cpt.checkpoints.snapshot import (
     mark,
     memory_of,
     refuse_non_finite,
+    saved_parameters,
     tensors_in,
 )
-from cpt.checkpoints.transaction import Contents, Weights, clear_leftovers, hash_all, publish
-from cpt.checkpoints.verify import read_back, saved_parameters
+from cpt.checkpoints.transaction import (
+    Agreement,
+    Contents,
+    SaveFailed,
+    Weights,
+    clear_leftovers,
+    hash_all,
+    publish,
+    read_back,
+)
 from cpt.deepspeed_internals import gather_zero3_weights
 from cpt.errors import CheckpointError, TrainingError
 from cpt.files import make_durable
@@ -413,10 +420,10 @@ class Checkpointer:
 
     def take_deepspeed(self, taken: Contents, folder: str) -> None:
         """This process's part of what the engine saves."""
-        from cpt.checkpoints.deepspeed_engine import LATEST, files_beside, kept_states, tag_of
+        from cpt.checkpoints.deepspeed_engine import LATEST, capture_states, files_beside, tag_of
 
         engine: Any = self.trainer.model_wrapped
-        with kept_states(engine, Path(folder)) as kept:
+        with capture_states(engine, Path(folder)) as kept:
             engine.save_checkpoint(
                 folder, save_latest=False, exclude_frozen_parameters=isinstance(self.trainer.model, PeftModel)
             )

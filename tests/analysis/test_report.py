@@ -3,8 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from cpt.analysis.page import Folded, PageSection, Table, html_page
-from cpt.analysis.plots import MOST_POINTS, Curve, Plot, curves, thinned
+from cpt.analysis.page import MOST_POINTS, Curve, Folded, PageSection, Plot, Table, curves, html_page, thinned
 from cpt.analysis.report import against_plan, held_out, missing, mixture, report_page, state
 from cpt.runs.folder import read_run
 

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from cpt.checkpoints.agreement import Agreement, NotFiniteError, SaveFailed, reason_of
+from cpt.checkpoints.snapshot import NotFiniteError
+from cpt.checkpoints.transaction import Agreement, SaveFailed, reason_of
 
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 PROGRAM = """
 import threading
 from datetime import timedelta
 import torch, torch.distributed as dist
-from cpt.checkpoints.agreement import Agreement, SaveFailed
+from cpt.checkpoints.transaction import Agreement, SaveFailed
 dist.init_process_group("gloo")
 agreement, rank = Agreement(timedelta(seconds=60)), dist.get_rank()
 def full():

@@ -3,9 +3,9 @@ import threading
 import pytest
 from publishing import save
 
-from cpt.checkpoints import archive as archiving
-from cpt.checkpoints.archive import Archive, put
+from cpt.checkpoints import retention
 from cpt.checkpoints.manifest import MANIFEST, damages
+from cpt.checkpoints.retention import Archive, put
 from cpt.runs.events import read_events
 
 
@@ -20,7 +20,7 @@ def run(tmp_path):
 def test_a_copy_is_whole_and_its_manifest_comes_last(run, tmp_path, monkeypatch):
     order = []
     monkeypatch.setattr(
-        archiving,
+        retention,
         "put",
         lambda files, source, target, size: (order.append(source.name), put(files, source, target, size)),
     )
@@ -33,7 +33,7 @@ def test_a_copy_is_whole_and_its_manifest_comes_last(run, tmp_path, monkeypatch)
 
 def test_training_does_not_wait_for_the_copy_and_what_is_copied_stays(run, tmp_path, monkeypatch):
     go_on = threading.Event()
-    monkeypatch.setattr(archiving, "put", lambda *_: go_on.wait(10))
+    monkeypatch.setattr(retention, "put", lambda *_: go_on.wait(10))
     archive = Archive(run, str(tmp_path / "archive"))
     archive.add(run / "checkpoint-1")
     archive.add(run / "checkpoint-2")
@@ -52,7 +52,7 @@ def test_a_slow_archive_gets_the_newest_ones(run, tmp_path, monkeypatch):
         go_on.wait(10)
         copied.append(source.relative_to(run).parts[0])
 
-    monkeypatch.setattr(archiving, "put", slow)
+    monkeypatch.setattr(retention, "put", slow)
     archive = Archive(run, str(tmp_path / "archive"))
     archive.add(run / "checkpoint-1")
     begun.wait(10)

@@ -7,7 +7,7 @@ from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM
 
 from cpt.checkpoints.model_folder import Tensors
-from cpt.checkpoints.zero_files import consolidated_state
+from cpt.checkpoints.sharding import consolidated_state
 from cpt.errors import CheckpointError
 from cpt.export.average import write_average
 from cpt.recipe.load import load_recipe

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cpt.checkpoints.deepspeed_engine import files_beside, kept_states
+from cpt.checkpoints.deepspeed_engine import capture_states, files_beside
 from cpt.errors import CheckpointError
 
 
@@ -35,14 +35,14 @@ class Engine:
 
 def test_states_are_kept_by_their_path_and_nothing_is_written(tmp_path):
     engine = Engine(swaps=True)
-    with kept_states(engine, tmp_path / "nowhere") as kept:
+    with capture_states(engine, tmp_path / "nowhere") as kept:
         engine.save_checkpoint(str(tmp_path / "nowhere"))
     assert kept.states == {"global_step3/states.pt": {"step": 3}} and list(tmp_path.iterdir()) == []
 
 
 def test_afterwards_the_engine_is_what_it_was(tmp_path):
     engine = Engine(swaps=True)
-    with pytest.raises(RuntimeError, match="stop"), kept_states(engine, tmp_path):
+    with pytest.raises(RuntimeError, match="stop"), capture_states(engine, tmp_path):
         raise RuntimeError("stop")
     assert engine.checkpoint_engine == "DeepSpeed's" and engine.zero_nvme_offload_optimizer()
     with pytest.raises(AssertionError, match="it would write"):
@@ -60,5 +60,5 @@ def test_scripts_come_with_the_main_process_and_swapped_tensors_with_each(tmp_pa
 
 def test_it_loads_data_only(tmp_path):
     torch.save({"call": Path}, tmp_path / "states.pt")
-    with kept_states(Engine(), tmp_path) as kept, pytest.raises(CheckpointError, match="more than tensors"):
+    with capture_states(Engine(), tmp_path) as kept, pytest.raises(CheckpointError, match="more than tensors"):
         kept.load(str(tmp_path / "states.pt"))

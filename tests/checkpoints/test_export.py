@@ -11,8 +11,8 @@ from tiny import write_recipe
 from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM, TrainerCallback
 
+from cpt.checkpoints.manifest import verify_path
 from cpt.checkpoints.model_folder import Tensors
-from cpt.checkpoints.verify import verify_path
 from cpt.errors import CheckpointError
 from cpt.export.export import store_tied_head_once
 from cpt.models.hashes import hash_weights

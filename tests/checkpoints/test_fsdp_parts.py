@@ -7,14 +7,8 @@ from tiny_models import make_tokenizer, tiny_config
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from cpt.checkpoints.fsdp_parts import (
-    file_of_part,
-    full_weights,
-    load_parts,
-    part_here,
-    read_parts,
-    whole,
-)
+from cpt.checkpoints.manifest import file_of_part
+from cpt.checkpoints.sharding import full_weights, load_parts, part_here, read_parts, whole
 from cpt.errors import CheckpointError
 from cpt.models.build import build_model
 from cpt.optim.build import build_optimizer

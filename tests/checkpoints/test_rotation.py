@@ -3,7 +3,7 @@ import json
 import pytest
 from publishing import save
 
-from cpt.checkpoints.rotation import RULES, metrics_of, rotate
+from cpt.checkpoints.retention import RULES, metrics_of, rotate
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Keep
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cpt.checkpoints.safe_load import FORCE_CODE, FORCE_DATA, harmless_classes, load_data, only_data
-from cpt.checkpoints.zero_files import consolidated_state, make_universal
+from cpt.checkpoints.sharding import consolidated_state, make_universal
 from cpt.errors import CheckpointError
 
 

@@ -5,8 +5,14 @@ import pytest
 import torch
 from torch import nn
 
-from cpt.checkpoints.agreement import NotFiniteError
-from cpt.checkpoints.snapshot import HostCopies, bytes_in, changed_by_steps, memory_of, refuse_non_finite
+from cpt.checkpoints.snapshot import (
+    HostCopies,
+    NotFiniteError,
+    bytes_in,
+    changed_by_steps,
+    memory_of,
+    refuse_non_finite,
+)
 from cpt.host_memory import SMALL, host_memory
 
 

@@ -10,9 +10,8 @@ import torch
 from full_disk import files_end_at
 from publishing import save
 
-from cpt.checkpoints.agreement import SaveFailed
 from cpt.checkpoints.manifest import MANIFEST, damages, hash_file
-from cpt.checkpoints.transaction import STAGING, clear_leftovers, hash_durably, remove, write_state
+from cpt.checkpoints.transaction import STAGING, SaveFailed, clear_leftovers, hash_durably, remove, write_state
 
 PROGRAM = Path(__file__).parents[1] / "publishing.py"
 STRACE = shutil.which("strace")

@@ -7,16 +7,9 @@ from tiny_run import damage, save_checkpoint, seal
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from cpt.checkpoints.agreement import SaveFailed
-from cpt.checkpoints.verify import (
-    count_stored,
-    defects,
-    lacking_state,
-    read_back,
-    refuse_changed_weights,
-    saved_parameters,
-    verify_path,
-)
+from cpt.checkpoints.manifest import defects, lacking_state, refuse_changed_weights, verify_path
+from cpt.checkpoints.snapshot import saved_parameters
+from cpt.checkpoints.transaction import SaveFailed, count_stored, read_back
 from cpt.errors import CheckpointError
 from cpt.export.trained import find_trained
 

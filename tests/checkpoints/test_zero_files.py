@@ -7,7 +7,7 @@ from tiny import write_recipe
 from transformers import AutoModelForCausalLM
 
 from cpt.checkpoints.manifest import MANIFEST
-from cpt.checkpoints.zero_files import consolidated_state, make_universal
+from cpt.checkpoints.sharding import consolidated_state, make_universal
 from cpt.errors import CheckpointError
 from cpt.export.proven_export import Wish, export_whole
 from cpt.export.trained import find_trained

@@ -20,7 +20,7 @@ from signalling import (
 from tiny import TINY_LLAMA, write_documents, write_recipe
 
 from cpt.evaluation.retention import read_course
-from cpt.runs.signs import read_signs
+from cpt.runs.heartbeats import read_heartbeats
 
 STEPS = 120
 
@@ -69,7 +69,7 @@ def test_a_long_evaluation_is_left_by_all_processes_alike_and_made_up(tiny_recip
     recipe, run = recipe_in(tmp_path, sections, stage), tmp_path / "runs" / "tiny"
     process = start(recipe, way="torchrun", processes=2)
     deadline = time.monotonic() + 240
-    while not any(sign.phase == "between" and sign.step == STEPS for sign in read_signs(run)):
+    while not any(sign.phase == "between" and sign.step == STEPS for sign in read_heartbeats(run)):
         assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "output.txt").read_text()[-3000:]
         time.sleep(0.02)
     to_last_rank(process, run, signal.SIGTERM)

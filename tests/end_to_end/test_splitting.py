@@ -9,8 +9,7 @@ from resuming import differences
 from tiny import TINY_LLAMA, write_recipe
 from tiny_tasks import TINY
 
-from cpt.checkpoints.manifest import read_manifest
-from cpt.checkpoints.verify import defects
+from cpt.checkpoints.manifest import defects, read_manifest
 from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
 

@@ -1,7 +1,7 @@
 import pytest
 
 from cpt.errors import LaunchError
-from cpt.launch.attempts import names_several_hosts, refuse_more_than_the_machine_holds
+from cpt.launch.supervise import names_several_hosts, refuse_more_than_the_machine_holds
 
 
 @pytest.mark.parametrize(
@@ -21,12 +21,12 @@ def test_a_launcher_that_starts_one_of_several_hosts_is_recognized(launcher, sev
 
 
 def test_more_processes_than_the_machine_can_run_are_refused(monkeypatch):
-    monkeypatch.setattr("cpt.launch.attempts.count_cpu_cores", lambda: 2)
-    monkeypatch.setattr("cpt.launch.attempts.find_gpus", list)
+    monkeypatch.setattr("cpt.launch.supervise.count_cpu_cores", lambda: 2)
+    monkeypatch.setattr("cpt.launch.supervise.find_gpus", list)
     refuse_more_than_the_machine_holds(8, on_gpus=True)
     with pytest.raises(LaunchError, match="--processes 9"):
         refuse_more_than_the_machine_holds(9, on_gpus=True)
-    monkeypatch.setattr("cpt.launch.attempts.find_gpus", lambda: ["one", "other"])
+    monkeypatch.setattr("cpt.launch.supervise.find_gpus", lambda: ["one", "other"])
     with pytest.raises(LaunchError, match="--processes 3"):
         refuse_more_than_the_machine_holds(3, on_gpus=True)
     refuse_more_than_the_machine_holds(3, on_gpus=False)

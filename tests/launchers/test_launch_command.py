@@ -66,8 +66,7 @@ def test_a_slurm_job_has_its_options_before_the_first_command(launch, tmp_path):
         "2",
         "--gpus-per-node",
         "2",
-        "--partition",
-        "gpu",
+        "--sbatch=--partition=gpu",
         "--sbatch=--qos=high",
     ]
     launch(*words, "--output", "gpu")
@@ -97,7 +96,7 @@ def test_existing_files_are_overwritten_with_force_only(launch, tmp_path):
         (["--nodes", "2", "--hosts", "a,b c"], "`b c`"),
         (["--nodes", "2", "--hosts", "a"], "--hosts"),
         (["--nodes", "2", "--launcher", "slurm", "--hosts", "a,b"], "--nodelist"),
-        (["--partition", "gpu"], "--partition=gpu"),
+        (["--sbatch=--partition=gpu"], "--partition=gpu"),
         (["--launcher", "slurm", "--sbatch", "qos=high"], "--sbatch qos=high"),
         (["--output", "/elsewhere"], "--output /elsewhere"),
         (["--nodes", "3", "--hosts", "a,b,c"], "1, 2, 4"),

@@ -10,6 +10,7 @@ import pytest
 
 from cpt.hardware import Gpu, scripts_folder
 from cpt.launch import processes
+from cpt.process import free_port
 
 ROOT = Path(__file__).parents[2]
 OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_MIXED_PRECISION")
@@ -51,7 +52,7 @@ def start(folder: Path, command: list[str], training: dict, **variables: str) ->
 
 
 def accelerate(name: str) -> list[str]:
-    port = ["--main_process_port", str(processes.free_port())]
+    port = ["--main_process_port", str(free_port())]
     return ["accelerate", "launch", "--config_file", str(ROOT / "launch" / name), *port]
 
 
@@ -80,7 +81,7 @@ def test_every_launcher_starts_processes_that_form_a_group(
 
 @pytest.mark.long
 def test_processes_that_do_not_meet_are_a_launch_error(tmp_path):
-    port = str(processes.free_port())
+    port = str(free_port())
     alone = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ended = start(tmp_path, [sys.executable], {"ddp_timeout": 2}, **alone)
     assert "LaunchError: process 1 of 2" in ended.stderr

@@ -5,7 +5,7 @@ import torch
 from transformers import TrainerControl, TrainerState
 
 from cpt.hardware import GIB
-from cpt.runs.signs import Sign, write_sign
+from cpt.runs.heartbeats import LastHeartbeat, write_heartbeat
 from cpt.training.metrics import MachineUse
 
 CPU, GPU = (SimpleNamespace(device=torch.device(name), world_size=3) for name in ("cpu", "cuda"))
@@ -40,7 +40,7 @@ def test_the_main_process_adds_figures_to_logs_of_the_training_loss(callback):
 
 def test_a_gpu_has_memory_at_each_log_and_its_peak_is_the_largest_of_all_processes(callback, tmp_path, gpu):
     for rank, peak in enumerate((4.0, 7.5, None, 9.0)):  # the fourth is of an earlier start
-        write_sign(tmp_path, Sign(rank, 1, "h", "training", 1, 1, None, peak))
+        write_heartbeat(tmp_path, LastHeartbeat(rank, 1, "h", "training", 1, 1, None, peak))
     first, second = logged(callback, GPU), logged(callback, GPU)
     memory = {"gpu_memory_allocated_gib": 2.0, "gpu_memory_reserved_gib": 5.0, "gpu_memory_peak_gib": 7.5}
     assert first.items() > memory.items() and second == {"loss": 1.0, **memory}

@@ -1,6 +1,6 @@
 import subprocess
 
-from cpt.runs.environment import deciding_variables, git_state
+from cpt.runs.record import deciding_variables, git_state
 
 
 def test_of_the_variables_only_those_that_decide_figures_are_kept(monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 from run_folders import write_run
 
 from cpt.errors import CheckpointError, RecipeError
-from cpt.runs.listing import find_run, list_runs
+from cpt.runs.folder import find_run, list_runs
 
 
 @pytest.fixture

@@ -9,20 +9,20 @@ import torch
 from full_disk import disk_of_its_own, fill
 from transformers import TrainerControl, TrainerState
 
-from cpt.runs.signs import read_signs
+from cpt.runs.heartbeats import read_heartbeats
 from cpt.training.liveness import Heartbeat
 
 
 def test_progress_is_told_with_phase_step_and_speed(tmp_path, monkeypatch):
     monkeypatch.setattr("cpt.training.liveness.SECONDS_BETWEEN_WRITES", 0.0)
     pulse = Heartbeat(tmp_path)
-    (sign,) = read_signs(tmp_path)
+    (sign,) = read_heartbeats(tmp_path)
     assert (sign.phase, sign.step, sign.pid, sign.seconds_per_step) == ("starting", 0, os.getpid(), None)
     for step in range(1, 5):
         pulse.on_step_begin(None, TrainerState(global_step=step - 1), TrainerControl())
         time.sleep(0.01)
         pulse.on_step_end(None, TrainerState(global_step=step), TrainerControl(should_save=step == 4))
-        (after,) = read_signs(tmp_path)
+        (after,) = read_heartbeats(tmp_path)
         assert after.beats > sign.beats
         sign = after
     assert sign.phase == "between" and sign.step == 4 and sign.seconds_per_step >= 0.01
@@ -36,7 +36,7 @@ def test_the_peak_is_that_of_the_gpu_in_use_whichever_thread_reads_it(tmp_path, 
         torch.cuda, "max_memory_allocated", lambda device=0: peaks[device]
     )  # 0: the current device of a new thread
     Heartbeat(tmp_path)
-    assert read_signs(tmp_path)[0].gpu_peak_gib == 3
+    assert read_heartbeats(tmp_path)[0].gpu_peak_gib == 3
 
 
 def test_another_phase_is_told_at_once(tmp_path):
@@ -44,9 +44,9 @@ def test_another_phase_is_told_at_once(tmp_path):
     phases = []
     for step, saves in ((0, False), (1, True), (2, False), (3, False)):
         pulse.on_step_begin(None, TrainerState(global_step=step), TrainerControl())
-        phases.append(read_signs(tmp_path)[0].phase)
+        phases.append(read_heartbeats(tmp_path)[0].phase)
         pulse.on_step_end(None, TrainerState(global_step=step + 1), TrainerControl(should_log=True, should_save=saves))
-        phases.append(read_signs(tmp_path)[0].phase)
+        phases.append(read_heartbeats(tmp_path)[0].phase)
     assert phases == ["training"] * 3 + ["between"] + ["training"] * 4
 
 
@@ -62,7 +62,7 @@ def test_on_a_full_disk_the_pulse_goes_on(tmp_path, monkeypatch):
         pulse = Heartbeat(disk)
         fill(disk)
         pulse.beat("training", 12345)
-        (sign,) = read_signs(disk)
+        (sign,) = read_heartbeats(disk)
         assert (sign.step, sign.phase) == (12345, "training")
 
 
@@ -77,7 +77,7 @@ def test_a_long_evaluation_shows_that_it_goes_on(tmp_path):
     ):
         before = pulse.beats
         call(None, TrainerState(global_step=3), TrainerControl())
-        phases.append(read_signs(tmp_path)[0].phase)
+        phases.append(read_heartbeats(tmp_path)[0].phase)
         assert pulse.beats == before + 1
     assert phases == ["starting", "training", "between", "ending", "ending"]
 
@@ -129,12 +129,12 @@ def test_a_process_that_waits_gives_a_pulse_and_no_beat_and_says_what_ended_it(t
     monkeypatch.setattr("cpt.training.liveness.SECONDS_BETWEEN_PULSES", 0.05)
     with pytest.raises(ValueError, match="no rows"), Heartbeat(tmp_path) as pulse:
         pulse.beat("training", 3)
-        (before,) = read_signs(tmp_path)
+        (before,) = read_heartbeats(tmp_path)
         time.sleep(0.3)
-        (after,) = read_signs(tmp_path)
+        (after,) = read_heartbeats(tmp_path)
         assert after.pulse > before.pulse and after.beats == before.beats and after.ended is None
         raise ValueError("no rows")
-    assert read_signs(tmp_path)[0].ended == "ValueError: no rows"
+    assert read_heartbeats(tmp_path)[0].ended == "ValueError: no rows"
     with Heartbeat(tmp_path):
         pass
-    assert read_signs(tmp_path)[0].ended == ""
+    assert read_heartbeats(tmp_path)[0].ended == ""

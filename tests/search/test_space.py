@@ -8,8 +8,7 @@ from cpt.commands.search import refuse_unlogged_metric
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.references import REPOSITORY
-from cpt.search.space import load_space, recipes_at_ends
-from cpt.search.study import open_study
+from cpt.search.space import load_space, open_study, recipes_at_ends
 
 LOSS = {"metric": "loss"}
 RATE = {"optimizer.learning_rate": {"low": 1e-5, "high": 1e-1, "log": True}}

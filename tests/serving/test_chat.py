@@ -6,8 +6,8 @@ from typer.testing import CliRunner
 
 from cpt.cli import application
 from cpt.errors import CheckpointError, LaunchError
-from cpt.serving.chat import build_page, free_port
-from cpt.serving.checks import check_servable
+from cpt.process import free_port
+from cpt.serving.serve import build_page, check_servable
 from cpt.serving.server import serving
 
 
@@ -34,7 +34,9 @@ def test_the_terminal_refuses_a_model_without_a_chat_template(plain_folder):
 @pytest.mark.parametrize("kind", ["chat_folder", "plain_folder"])
 def test_the_page_answers_with_the_served_model(kind, request):
     model, ports = check_servable(str(request.getfixturevalue(kind))), (free_port(), free_port())
-    with serving(model, host="127.0.0.1", port=ports[0], dtype="auto", device="cpu") as url:
+    with serving(
+        model.name, model.has_chat_template, host="127.0.0.1", port=ports[0], dtype="auto", device="cpu"
+    ) as url:
         page = build_page(model, url)
         page.launch(server_port=ports[1], prevent_thread_lock=True, quiet=True, ssr_mode=False)
         try:

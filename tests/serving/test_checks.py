@@ -10,7 +10,7 @@ import transformers
 from tiny_checkpoints import save_adapter
 
 from cpt.errors import CheckpointError, LaunchError, ResourceError
-from cpt.serving.checks import check_architecture, check_port, check_servable
+from cpt.serving.serve import check_architecture, check_port, check_servable
 
 CONFIG = {
     "model_type": "lstm_lm",

@@ -11,8 +11,8 @@ from openai import BadRequestError, OpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.errors import LaunchError
-from cpt.serving.chat import free_port
-from cpt.serving.checks import check_servable
+from cpt.process import free_port
+from cpt.serving.serve import check_servable
 from cpt.serving.server import serving
 
 PROMPT = "the model reads"
@@ -28,7 +28,7 @@ def greedy(folder, prompt, tokens):
 
 
 def served(folder, dtype="auto"):
-    return serving(check_servable(str(folder)), host="127.0.0.1", port=free_port(), dtype=dtype, device="cpu")
+    return serving(*check_servable(str(folder)), host="127.0.0.1", port=free_port(), dtype=dtype, device="cpu")
 
 
 @pytest.fixture(scope="module")

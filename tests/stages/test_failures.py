@@ -8,8 +8,8 @@ import pytest
 
 from cpt.errors import Interrupted, LaunchError
 from cpt.runs.events import read_events
+from cpt.runs.heartbeats import LastHeartbeat, write_heartbeat
 from cpt.runs.record import Run
-from cpt.runs.signs import Sign, write_sign
 from cpt.training import liveness
 from cpt.training.liveness import find_lost_ranks, lost_ranks_named
 
@@ -18,7 +18,7 @@ HERE = socket.gethostname()
 
 
 def sign(rank, host, **changed):
-    return Sign(
+    return LastHeartbeat(
         **{
             "rank": rank,
             "pid": 1,
@@ -38,7 +38,7 @@ def four_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setattr(liveness, "SECONDS_FOR_AN_ANSWER", 0.5)
     for rank, host in enumerate((HERE, HERE, "host-9", "host-9")):
-        write_sign(tmp_path, sign(rank, host, pid=os.getpid()))
+        write_heartbeat(tmp_path, sign(rank, host, pid=os.getpid()))
 
 
 def answer(folder, *signs):
@@ -47,7 +47,7 @@ def answer(folder, *signs):
     def write():
         time.sleep(0.1)
         for other in signs:
-            write_sign(folder, other)
+            write_heartbeat(folder, other)
 
     threading.Thread(target=write).start()
 
@@ -95,7 +95,7 @@ def test_a_process_of_this_host_that_died_is_known_at_once(tmp_path, monkeypatch
     monkeypatch.setattr(liveness, "SECONDS_FOR_AN_ANSWER", 60.0)
     dead = subprocess.Popen(["true"])
     dead.wait()
-    write_sign(tmp_path, sign(1, HERE, pid=dead.pid))
+    write_heartbeat(tmp_path, sign(1, HERE, pid=dead.pid))
     answer(tmp_path, sign(2, "host-9", pulse=1), sign(3, "host-9", pulse=1))
     report = find_lost_ranks(tmp_path)
     assert [sign.rank for sign in report.gone] == [1] and report.first_left == 0
@@ -103,8 +103,8 @@ def test_a_process_of_this_host_that_died_is_known_at_once(tmp_path, monkeypatch
 
 def test_the_first_one_left_says_how_the_run_stands_where_the_main_process_cannot(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "2")
-    write_sign(tmp_path, sign(0, "host-8"))
-    write_sign(tmp_path, sign(1, "host-8"))
+    write_heartbeat(tmp_path, sign(0, "host-8"))
+    write_heartbeat(tmp_path, sign(1, "host-8"))
     answer(tmp_path, sign(3, "host-9", pulse=1))
     message = message_of(tmp_path)
     status = Run(tmp_path).status()

@@ -3,8 +3,8 @@
 import pytest
 from saved_runs import events, published, trainer_of
 
-from cpt.checkpoints.agreement import SaveFailed
 from cpt.checkpoints.manifest import damages
+from cpt.checkpoints.transaction import SaveFailed
 from cpt.runs.events import read_events
 from cpt.training import saving
 
@@ -59,7 +59,9 @@ def test_a_disk_that_changes_the_first_saves_is_told_of_until_one_is_sound(
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_first_save_without_the_models_weights_ends_the_run(tiny_recipe, tmp_path, monkeypatch, in_background):
-    monkeypatch.setattr("cpt.checkpoints.verify.count_stored", lambda _: 7)  # placeholders, as ZeRO-3 may save them
+    monkeypatch.setattr(
+        "cpt.checkpoints.transaction.count_stored", lambda _: 7
+    )  # placeholders, as ZeRO-3 may save them
     trainer = trainer_of(tiny_recipe, tmp_path, every_steps=2, in_background=in_background)
     with pytest.raises(SaveFailed, match="weights are 7 numbers of .*no model could be loaded"):
         trainer.train()

@@ -12,8 +12,8 @@ from saved_runs import events, published, trainer_of
 from transformers import TrainerCallback
 
 from cpt.checkpoints import transaction
-from cpt.checkpoints.agreement import SaveFailed
 from cpt.checkpoints.manifest import damages, read_manifest
+from cpt.checkpoints.transaction import SaveFailed
 from cpt.errors import CheckpointError, TrainingError
 from cpt.runs.events import read_events
 from cpt.training import saving

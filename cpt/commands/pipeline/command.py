@@ -14,11 +14,11 @@ from cpt.command_line import refuse_ignored, show_log
 from cpt.commands.pipeline.steps import Pipeline, Step, load_pipeline
 from cpt.console import open_console
 from cpt.errors import Interrupted, LaunchError
-from cpt.launch.attempts import BY_THE_LAUNCHER, command_of_attempt
+from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt
 from cpt.planning.gate import report
 from cpt.process import Child
 from cpt.ranks import tell
-from cpt.runs.signs import forget_signs
+from cpt.runs.heartbeats import remove_heartbeats
 
 KILLED = 128  # what shells add to the number of a signal
 
@@ -93,7 +93,7 @@ def run_step(step: Step, words: Sequence[str]) -> tuple[int, int]:
         The exit code of the run, which launchers replace by their own, and the signal that was forwarded or 0.
     """
     if step.run.folder.is_dir():
-        forget_signs(step.run.folder)
+        remove_heartbeats(step.run.folder)
     before = step.run.status().get("updated")
     code, forwarded = Child(words).wait_for_end()
     status = step.run.status()

@@ -62,7 +62,7 @@ def test_values_are_a_linear_function_of_the_last_hidden_states(section):
 def test_a_saved_model_has_no_head(section, tmp_path):
     from safetensors.torch import load_file
 
-    from cpt.checkpoints.verify import saved_parameters
+    from cpt.checkpoints.snapshot import saved_parameters
 
     model, head = model_with_head(**section)
     model.save_pretrained(tmp_path)

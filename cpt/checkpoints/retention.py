@@ -1,0 +1,201 @@
+"""Which checkpoints stay, and copies of them in a second place."""
+
+import json
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import fsspec
+
+from cpt.checkpoints.manifest import MANIFEST, read_manifest, wrong_names_and_sizes
+from cpt.checkpoints.transaction import remove
+from cpt.errors import CheckpointError, RecipeError
+from cpt.plugins import check_options, find
+from cpt.recipe.schema import Component
+from cpt.runs.events import record_event
+
+STATE = "trainer_state.json"
+
+
+@dataclass(frozen=True)
+class Published:
+    step: int
+    tokens: int
+    folder: Path
+    metrics: Mapping[str, float]
+    """Of the evaluation at its step, as in metrics.jsonl: `eval_general_loss`, ..."""
+
+
+Rule = Callable[..., Collection[Published]]
+
+
+def newest(
+    checkpoints: Sequence[Published], *, last: int = 3, every: int | None = None, best: str | None = None
+) -> list[Published]:
+    """Keep the newest checkpoints, every k-th step and the best one.
+
+    Args:
+        checkpoints: oldest first.
+        last: how many of the newest stay.
+        every: checkpoints whose step is a multiple of this stay for good.
+        best: a figure of the evaluation; the checkpoint where it was lowest stays too.
+
+    Raises:
+        RecipeError: a number is below 1.
+    """
+    if last < 1 or every is not None and every < 1:
+        raise RecipeError(f"`checkpoints.keep`: last and every must be 1 or more, got last {last}, every {every}.")
+    kept = [*checkpoints[-last:]]
+    if every is not None:
+        kept += [checkpoint for checkpoint in checkpoints if checkpoint.step % every == 0]
+    if best is not None:
+        measured = [checkpoint for checkpoint in checkpoints if best in checkpoint.metrics]
+        kept += [min(measured, key=lambda checkpoint: checkpoint.metrics[best])] if measured else checkpoints[-1:]
+    return kept
+
+
+RULES: dict[str, Rule] = {"newest": newest}
+
+
+def find_rule(keep: Component) -> Rule:
+    """The rule of the recipe, with checked options.
+
+    Raises:
+        RecipeError: no such rule, or an option that it does not take.
+    """
+    try:
+        rule = find("rule", keep.name, RULES)
+    except RecipeError as problem:
+        raise RecipeError(f"`checkpoints.keep.name`: {problem}") from problem
+    check_options(rule, keep.options, "checkpoints.keep")
+    if keep.name in RULES:
+        rule([], **keep.options)  # whether the values make sense
+    return rule
+
+
+def rotate(
+    folder: Path, keep: Component | None, *, prefix: str = "checkpoint-", spared: Collection[Path] = ()
+) -> list[Path]:
+    """Remove what the rule does not keep; the newest complete checkpoint always stays.
+
+    A folder with a damaged manifest, or with missing or truncated files, is neither counted nor removed.
+
+    Args:
+        keep: the recipe's rule; None keeps all.
+        spared: folders that are being read.
+
+    Returns:
+        What was removed.
+    """
+    if keep is None:
+        return []
+    complete = published_in(folder, prefix)
+    kept = {checkpoint.folder for checkpoint in [*find_rule(keep)(complete, **keep.options), *complete[-1:]]}
+    removed = [one.folder for one in complete if one.folder not in kept and one.folder not in spared]
+    for path in removed:
+        remove(path)
+    return removed
+
+
+def published_in(folder: Path, prefix: str = "checkpoint-") -> list[Published]:
+    """The checkpoints whose files have the right names and sizes, by step."""
+    found = []
+    for path in folder.glob(f"{prefix}*"):
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError:
+            continue
+        if not wrong_names_and_sizes(path, manifest):
+            found.append(Published(manifest.step, manifest.tokens, path, metrics_of(path, manifest.step)))
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def metrics_of(folder: Path, step: int) -> dict[str, float]:
+    if not (folder / STATE).is_file():
+        return {}
+    history: list[dict[str, Any]] = json.loads((folder / STATE).read_text())["log_history"]
+    lines = [line for line in history if line["step"] == step]
+    return {name: value for line in lines for name, value in line.items() if name.startswith("eval_")}
+
+
+WAITING = 2  # checkpoints; if the archive is slower than the run, the oldest waiting one is skipped
+
+
+class Archive:
+    """Copies checkpoints to `place/run/checkpoint-N`, the manifest last: a copy without one is incomplete.
+
+    Args:
+        run: the run's folder; its name is the folder in the archive.
+        place: a folder, or a URL such as s3://bucket/runs.
+    """
+
+    def __init__(self, run: Path, place: str) -> None:
+        self.run, self.place = run, place
+        self.pending: list[Path] = []  # the first one is being copied
+        self.changed = threading.Condition()
+
+    def add(self, checkpoint: Path) -> None:
+        with self.changed:
+            skipped = self.pending.pop(1) if len(self.pending) > WAITING else None
+            self.pending.append(checkpoint)
+            if len(self.pending) == 1:
+                threading.Thread(target=self._copy_all, name="archive", daemon=True).start()
+        if skipped is not None:
+            text = f"The archive {self.place} is slower than the run saves: {skipped.name} is not copied there."
+            record_event(self.run, "archive_behind", text)
+
+    def add_missing(self, checkpoints: list[Path]) -> None:
+        """Copy the newest checkpoints that an earlier start did not copy."""
+        for path in [path for path in checkpoints if not self._has(path.name)][-WAITING:]:
+            self.add(path)
+
+    def in_use(self) -> set[Path]:
+        """Checkpoints that must not be removed yet."""
+        with self.changed:
+            return set(self.pending)
+
+    def finish(self) -> None:
+        """Wait until all copies are complete or have failed."""
+        with self.changed:
+            self.changed.wait_for(lambda: not self.pending)
+
+    def _copy_all(self) -> None:
+        while True:
+            checkpoint = self.pending[0]
+            try:
+                self._copy(checkpoint)
+            except Exception as problem:  # of any storage; the run does not depend on it
+                text = f"{checkpoint.name} could not be copied to the archive {self.place}: {problem}"
+                record_event(self.run, "archive_failed", text, place=self.place)
+            with self.changed:
+                self.pending.pop(0)
+                self.changed.notify_all()
+                if not self.pending:
+                    return
+
+    def _has(self, name: str) -> bool:
+        try:
+            files, root = fsspec.core.url_to_fs(self.place)
+            return bool(files.exists(f"{root}/{self.run.name}/{name}/{MANIFEST}"))
+        except Exception:  # a storage that cannot be asked will say why when it is written to
+            return False
+
+    def _copy(self, checkpoint: Path) -> None:
+        files, root = fsspec.core.url_to_fs(self.place)
+        target = f"{root}/{self.run.name}/{checkpoint.name}"
+        manifest = read_manifest(checkpoint)
+        if files.exists(target):
+            files.rm(target, recursive=True)  # begun by a run that was killed
+        for name, entry in manifest.files.items():
+            put(files, checkpoint / name, f"{target}/{name}", entry.size)
+        put(files, checkpoint / MANIFEST, f"{target}/{MANIFEST}", (checkpoint / MANIFEST).stat().st_size)
+
+
+def put(files: Any, source: Path, target: str, size: int) -> None:
+    files.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
+    files.put_file(str(source), target)
+    arrived = files.info(target)["size"]
+    if arrived != size:
+        raise CheckpointError(f"{target} has {arrived:,} bytes instead of {size:,}")
