@@ -7,7 +7,7 @@ import pytest
 
 from cpt.commands.plan import config_without_weights
 from cpt.optim.build import check_rounding
-from cpt.optim.released import check_release
+from cpt.optim.gradients import check_release
 from cpt.planning.activations import count_activations
 from cpt.planning.advice import fits
 from cpt.planning.facts import facts_of

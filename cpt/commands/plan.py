@@ -14,7 +14,7 @@ from cpt.command_line import refuse_ignored
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
-from cpt.optim.released import check_release
+from cpt.optim.gradients import check_release
 from cpt.planning.activations import Counted, count_activations
 from cpt.planning.advice import cheapest_that_fits, fits, host_that_is_needed
 from cpt.planning.automatic import with_chosen_values

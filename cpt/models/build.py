@@ -1,6 +1,7 @@
 """From the recipe's `model:` section to the model that is trained."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, cast
@@ -8,22 +9,26 @@ from typing import Any, cast
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.initialization import no_init_weights
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from cpt.errors import CheckpointError, RecipeError
-from cpt.models.adapters import add_lora
-from cpt.models.attention import choose_attention, why_not_by_bounds
+from cpt.hf_internals import without_zero3
+from cpt.models.adapters import Quantization, add_lora, check_quantization, keep_layout_on_cpu
+from cpt.models.attention import VARLEN, VARLEN_NAMES, choose_attention, why_not_by_bounds
 from cpt.models.config import STATE_DICTS, load_config
 from cpt.models.documents import keep_documents_apart, try_documents_apart
-from cpt.models.families.gpt2 import CptGPT2Config, pad_vocabulary
+from cpt.models.families import CptGPT2Config, pad_vocabulary
 from cpt.models.inventory import (
     attention_heads,
     claims_to_keep_documents_apart,
@@ -31,10 +36,7 @@ from cpt.models.inventory import (
     vocabulary_size,
 )
 from cpt.models.new_rows import new_ids, train_only_rows
-from cpt.models.quantized import Quantization, check_quantization, keep_layout_on_cpu
-from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
-from cpt.models.varlen_attention import VARLEN
-from cpt.models.zero3 import build_partitioned
+from cpt.ranks import is_main_process, main_process_first
 from cpt.recipe.paths import is_local
 from cpt.recipe.schema import Model
 
@@ -259,3 +261,81 @@ def _check_parameters(model: Model, built: PreTrainedModel) -> None:
             f"model.parameters says {expected:,}, the built model has {actual:,}. Correct model.config or"
             " model.parameters."
         )
+
+
+HEAD = "score"
+
+
+def check_scoring(config: PreTrainedConfig) -> None:
+    """Refuse architectures that nobody wrote a scoring model for."""
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise RecipeError(
+            f"`stage` reward: transformers has no sequence classifier for `{config.model_type}`. Choose a model of"
+            " another architecture, such as llama or qwen3."
+        )
+
+
+def scoring_model(
+    model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int = 42, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel | PeftModel:
+    """The recipe's model with a head of one output, read at a text's last token.
+
+    The body has the weights that the recipe names; the head is drawn from the seed.
+    """
+    whole = build_model(model.model_copy(update={"lora": None}), tokenizer, seed=seed, dtype=dtype)
+    assert isinstance(whole, PreTrainedModel), "without adapters"
+    config = whole.config
+    check_scoring(config)
+    config.num_labels = 1
+    config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    kind: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
+    with without_zero3(), torch.device("meta"):  # its body is not wanted
+        scoring: PreTrainedModel = kind(config)
+    setattr(scoring, scoring.base_model_prefix, getattr(whole, whole.base_model_prefix))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = nn.Linear(scoring.get_submodule(HEAD).in_features, 1, bias=False)  # type: ignore[arg-type]
+        nn.init.normal_(head.weight, std=config.get_text_config().initializer_range)
+        setattr(scoring, HEAD, head.to(dtype))
+        if model.lora is None:
+            return scoring
+        torch.manual_seed(seed)
+        return add_lora(scoring, {**model.lora, "task_type": "SEQ_CLS", "modules_to_save": [HEAD]})
+
+
+def build_partitioned(build_whole: Callable[[], PreTrainedModel], trust_remote_code: bool) -> PreTrainedModel:
+    """Build the whole model on the main process and return this process's partitioned one with the same weights."""
+    import torch.distributed as dist
+
+    with without_zero3():
+        whole = main_process_first(lambda: build_whole() if is_main_process() else None)
+    shared: list[PreTrainedConfig | torch.dtype | None] = [None, None, None]
+    if whole is not None:
+        shared = [whole.config, whole.dtype, whole.config._attn_implementation]
+    dist.broadcast_object_list(shared, src=0)
+    config, dtype, attention = shared
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code
+        )
+    _copy_weights(whole, model)
+    if whole is not None and whole.generation_config is not None:
+        model.generation_config = whole.generation_config
+    return model
+
+
+@torch.no_grad()
+def _copy_weights(whole: PreTrainedModel | None, model: PreTrainedModel) -> None:
+    import deepspeed
+    import torch.distributed as dist
+
+    source = {} if whole is None else dict(whole.named_parameters())
+    for name, parameter in model.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+            if source:
+                parameter.copy_(source[name])
+    buffers = {} if whole is None else dict(whole.named_buffers())
+    for name, buffer in model.named_buffers():
+        if buffers:
+            buffer.copy_(buffers[name])
+        dist.broadcast(buffer, src=0)

@@ -1,18 +1,19 @@
 """Which architecture a `model:` section means: its config, without opening any weights."""
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, StrictDataclassError
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
-from cpt.errors import RecipeError, ResourceError
+from cpt.errors import CheckpointError, RecipeError, ResourceError
 from cpt.hub import refuse_unreachable
-from cpt.models.families.gpt2 import CptGPT2Config
-from cpt.models.families.register import FAMILIES, register_families
-from cpt.models.rope import with_rope
+from cpt.models.families import FAMILIES, CptGPT2Config, register_families
 from cpt.plugins import did_you_mean, import_user_module
 from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import unfinished_run
@@ -202,3 +203,86 @@ def _compare(keys: Mapping[str, Any], written: PreTrainedConfig, found: PreTrain
             + "\nCorrect or remove model.config (a `base:` brings its own: name another file there), or write "
             + "`model.from_scratch: true` for new weights of that shape."
         )
+
+
+DEFAULT = "default"
+OF_ALL_LAYERS = "rope_type"
+
+
+def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrainedConfig:
+    """The config with the positions that `model.rope` asks for, which exported models then carry.
+
+    YaRN (arXiv 2309.00071) keeps what near tokens see and presses the far positions together by `factor`; a larger
+    base (`theta`) turns all of them more slowly (arXiv 2309.16039). Both need training on long rows.
+
+    Args:
+        config: changed in place.
+        wanted: `theta`, `type` and `factor`, `length`.
+    """
+    text = config.get_text_config()
+    found = text.to_dict().get("rope_parameters")
+    if not isinstance(found, dict) or OF_ALL_LAYERS not in found:
+        reason = (
+            "has one kind of positions for each kind of its layers"
+            if isinstance(found, dict)
+            else "has no rotary positions"
+        )
+        raise RecipeError(
+            f"`model.rope`: {config.model_type} {reason}, so they cannot be changed by this key. Remove it."
+        )
+    if not wanted:
+        raise RecipeError("`model.rope` is empty: write `theta: 1e6`, or `{type: yarn, factor: 8}`, or remove it.")
+    if ("type" in wanted) != ("factor" in wanted):
+        raise RecipeError(
+            "`model.rope`: `type` and `factor` go together: `{type: yarn, factor: 8}` reaches eight times as far."
+        )
+    original = int(found.get("original_max_position_embeddings") or text.max_position_embeddings)
+    rope = {
+        name: value for name, value in found.items() if name in ("rope_theta", "rope_type", "partial_rotary_factor")
+    }
+    if "theta" in wanted:
+        rope["rope_theta"] = float(wanted["theta"])
+    length = int(wanted.get("length") or text.max_position_embeddings)
+    if "type" in wanted:
+        factor = float(wanted["factor"])
+        rope |= {"rope_type": wanted["type"], "factor": factor, "original_max_position_embeddings": original}
+        length = int(wanted.get("length") or original * factor)
+        if length > original * factor:
+            raise RecipeError(
+                f"`model.rope.length` is {length:,}: positions that are pressed together {factor:g} times reach from"
+                f" {original:,} to {int(original * factor):,}. Write a larger `factor`."
+            )
+    elif found["rope_type"] != DEFAULT:
+        rope = {**found, **rope}
+    text.rope_parameters = rope
+    text.max_position_embeddings = length
+    return config
+
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.pt")
+
+
+def hash_weights(path: str, revision: str | None = None) -> dict[str, str]:
+    """File name -> sha256 of each weight file of a local folder or file, or of the Hub's snapshot in the cache."""
+    place = weights_folder(path, revision)
+    files = [place] if place.is_file() else sorted({file for pattern in WEIGHTS for file in place.glob(pattern)})
+    return sha256_of({file.name: file for file in files})
+
+
+def weights_folder(path: str, revision: str | None = None) -> Path:
+    """The local folder or file itself, or the Hub's snapshot in the cache."""
+    if is_local(path):
+        return Path(path).expanduser()
+    config = try_to_load_from_cache(path, "config.json", revision=revision)
+    if not isinstance(config, str):
+        raise CheckpointError(f"{path} is not in the Hub cache of this machine. Fetch it: hf download {path}")
+    return Path(config).parent
+
+
+def sha256_of(files: Mapping[str, Path]) -> dict[str, str]:
+    def digest(file: Path) -> str:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
+    with ThreadPoolExecutor(max_workers=4) as pool:  # hashlib lets other threads run
+        return dict(zip(files, pool.map(digest, files.values()), strict=True))

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
 
 from cpt.errors import RecipeError
-from cpt.models.families.gpt2 import PaddedVocabularyHead
+from cpt.models.families import PaddedVocabularyHead
 from cpt.ranks import tell
 
 IGNORED = -100

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from cpt.models.families.gpt2 import CptGPT2Config
-from cpt.models.families.register import register_families
-from cpt.models.quantized import numbers_in
-from cpt.models.zero3 import without_zero3
+from cpt.hf_internals import without_zero3
+from cpt.models.adapters import numbers_in
+from cpt.models.families import CptGPT2Config, register_families
 
 # State that runs along the row: such layers carry one document into the next, whatever the attention mask says. So do
 # torch's own.

@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_leaves
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from cpt.hf_internals import without_zero3
 from cpt.models.adapters import adaptable, add_lora
 from cpt.models.compiled import has_experts
-from cpt.models.families.register import register_families
+from cpt.models.families import register_families
 from cpt.models.inventory import RECURRENT, attention_heads
 from cpt.models.recomputing import Recomputing
-from cpt.models.zero3 import without_zero3
 from cpt.planning.compiled_layers import CompiledLayer, count_compiled
 from cpt.planning.planned_attention import attention_to_count
 from cpt.planning.setup import Setup

@@ -11,11 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import PreTrainedConfig
 
+from cpt.models.adapters import BYTES_OF_4_BIT, quantization_of
 from cpt.models.fused_loss import FusedLoss, why_not_fused
-from cpt.models.quantized import BYTES_OF_4_BIT, quantization_of
+from cpt.optim.adamw import OneKernelAdamW
 from cpt.optim.build import build_optimizer
-from cpt.optim.one_kernel_adamw import OneKernelAdamW
-from cpt.optim.released import RELEASING, ReleasedGradients
+from cpt.optim.gradients import RELEASING, ReleasedGradients
 from cpt.planning.activations import computing_as, fake_row, model_on_meta, move_from_meta, quiet_fake_tensors
 from cpt.planning.planned_attention import keep_planned_attention
 from cpt.planning.setup import Setup

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedConfig
 
-from cpt.models.quantized import quantization_of
+from cpt.models.adapters import quantization_of
 from cpt.planning.activations import Activations, Counted
 from cpt.planning.facts import ModelFacts, facts_of
 from cpt.planning.logits import fuses, head_gradient, logits_before, logits_of, ready_gradient, scored_logits

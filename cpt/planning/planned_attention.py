@@ -9,8 +9,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask, sdpa_mask
 
+from cpt.models.attention import VARLEN, computing_dtype
 from cpt.models.recomputing import keep_attention
-from cpt.models.varlen_attention import VARLEN, computing_dtype
 from cpt.planning.setup import Setup
 
 STAND_IN = "cpt_planned"

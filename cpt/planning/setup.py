@@ -7,8 +7,8 @@ from typing import Any, Self, cast
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from cpt.data.readers.forms import form_of_stage
+from cpt.models.attention import VARLEN, why_not_varlen
 from cpt.models.recomputing import Recomputing, read_recomputing
-from cpt.models.varlen_attention import VARLEN, why_not_varlen
 from cpt.optim.adamw import automatic_dtype
 from cpt.parallelism import read_parallelism
 from cpt.planning.compiling import compiles

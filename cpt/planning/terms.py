@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from cpt.models.quantized import BYTES_OF_4_BIT, quantization_of
-from cpt.optim.adamw import DEFAULT_ROUNDING
+from cpt.models.adapters import BYTES_OF_4_BIT, quantization_of
+from cpt.optim.adamw import BUFFER, BUFFERS, DEFAULT_ROUNDING
 from cpt.optim.adamw_update import BLOCK
-from cpt.optim.paged_states import BUFFER, BUFFERS
 from cpt.planning.facts import ModelFacts
 from cpt.planning.setup import Setup
 

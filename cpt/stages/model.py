@@ -8,8 +8,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from cpt.data.readers.forms import form_of
 from cpt.errors import RecipeError
 from cpt.models.adapters import START_IN_THE_BASE
-from cpt.models.build import build_model
-from cpt.models.scoring import scoring_model
+from cpt.models.build import build_model, scoring_model
 from cpt.recipe.schema import Recipe
 from cpt.recipe.sense import REWARDED
 from cpt.training.arguments import weights_dtype

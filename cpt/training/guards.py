@@ -16,8 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from cpt.checkpoints.resume import newest_sound, published_checkpoints, set_aside, step_of
 from cpt.errors import Interrupted, ResourceError, RestartNeeded, TrainingError
 from cpt.models.inventory import vocabulary_size
-from cpt.optim.clipping import gradient_norm
-from cpt.optim.released import ReleasedGradients, check_release, releases_gradients
+from cpt.optim.gradients import ReleasedGradients, check_release, gradient_norm, releases_gradients
 from cpt.optim.schedules import phases_in_tokens
 from cpt.ranks import is_main_process, main_process_decides, rank, same_command
 from cpt.runs.events import record_event

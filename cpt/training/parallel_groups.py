@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from cpt.errors import RecipeError
 from cpt.models.attention import choose_attention
 from cpt.models.compiled import wanted_compiling
-from cpt.models.shared_rows import check_shared_rows
+from cpt.models.documents import check_shared_rows
 from cpt.parallelism import KEY, groups_of_rows, read_parallelism
 from cpt.ranks import world_size
 from cpt.recipe.schema import Recipe

@@ -20,7 +20,7 @@ from cpt.data.mixture import RowsOfSteps
 from cpt.data.prepared import PreparedData
 from cpt.data.rows.read_ahead import ReadAhead
 from cpt.errors import CheckpointError
-from cpt.optim.offloaded_adamw import replay_step_counter
+from cpt.optim.build import replay_step_counter
 from cpt.parallelism import groups_of_rows
 from cpt.ranks import is_main_process, main_process_decides, world_size
 from cpt.recipe.schema import Recipe

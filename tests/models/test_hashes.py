@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cpt.errors import CheckpointError
-from cpt.models.hashes import hash_weights
+from cpt.models.config import hash_weights
 
 
 def test_the_snapshot_of_a_hub_id_is_found_in_the_cache(tmp_path: Path, monkeypatch):

@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cpt.errors import RecipeError, ResourceError
 from cpt.export.merge_lora import put_on
 from cpt.export.trained import find_trained
-from cpt.models.build import build_model
-from cpt.models.quantized import (
+from cpt.models.adapters import (
     BYTES_OF_4_BIT,
     Quantization,
     check_quantization,
@@ -20,6 +19,7 @@ from cpt.models.quantized import (
     quantization_of,
     without_quantization,
 )
+from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model
 from cpt.train import train

@@ -5,8 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cpt.errors import RecipeError
-from cpt.models.config import config_from, load_config
-from cpt.models.rope import with_rope
+from cpt.models.config import config_from, load_config, with_rope
 from cpt.recipe.schema import Model
 
 TINY = {

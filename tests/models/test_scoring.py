@@ -3,8 +3,7 @@
 import torch
 from tiny_models import make_tokenizer, tiny_config
 
-from cpt.models.build import build_model
-from cpt.models.scoring import scoring_model
+from cpt.models.build import build_model, scoring_model
 from cpt.recipe.schema import Model
 
 

@@ -5,8 +5,7 @@ from transformers import AutoModelForCausalLM
 
 from cpt.errors import RecipeError
 from cpt.models.config import config_from
-from cpt.models.new_rows import add_rows
-from cpt.models.token_distillation import distill_rows
+from cpt.models.new_rows import add_rows, distill_rows
 
 PIECES = {90: (3, 4), 91: (5, 6, 7)}
 

@@ -6,10 +6,10 @@ from tiny_models import TINY
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from cpt.models.attention import PROVEN, VARLEN, WINDOW_IN_MASK_ONLY, register_varlen
 from cpt.models.documents import keep_documents_apart
-from cpt.models.families.register import register_families
+from cpt.models.families import register_families
 from cpt.models.inventory import isolates_documents
-from cpt.models.varlen_attention import PROVEN, VARLEN, WINDOW_IN_MASK_ONLY, register_varlen
 
 LENGTHS = ((9, 4, 1, 10), (16, 8))
 POSITIONS = torch.stack([torch.cat([torch.arange(length) for length in row]) for row in LENGTHS])

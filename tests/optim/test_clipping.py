@@ -4,7 +4,7 @@ from one_process_group import alone_in_a_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from cpt.optim.clipping import clip_gradients, gradient_norm
+from cpt.optim.gradients import clip_gradients, gradient_norm
 
 
 def gradients(dtype):

@@ -5,8 +5,8 @@ import torch
 from tiny_training import learns_and_resumes
 
 from cpt.errors import CheckpointError
-from cpt.optim import one_kernel_adamw
-from cpt.optim.one_kernel_adamw import OneKernelAdamW
+from cpt.optim import adamw
+from cpt.optim.adamw import OneKernelAdamW
 from cpt.recipe.schema import Optimizer
 
 KINDS = [
@@ -107,7 +107,7 @@ def test_states_of_another_way_to_save_memory_are_refused(changes):
 
 @pytest.mark.parametrize("paged", [False, True])
 def test_states_are_loaded_as_they_were_saved_with_their_groups(monkeypatch, paged):
-    monkeypatch.setattr(one_kernel_adamw, "FEWEST_ON_HOST", 512)
+    monkeypatch.setattr(adamw, "FEWEST_ON_HOST", 512)
     parameter, again = matrix(torch.bfloat16), matrix(torch.bfloat16)
     optimizer, loaded = (
         of([{"params": [p]}], rounding="kahan", eight_bit=True, paged=paged) for p in (parameter, again)
@@ -141,8 +141,8 @@ def test_states_take_the_bytes_that_are_planned(kind, bytes_each):
 @pytest.mark.parametrize("rounding", ["kahan", "stochastic"])
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "paged_adamw_8bit"])
 def test_it_learns_and_resumes_from_its_saved_state_bit_for_bit(monkeypatch, name, rounding):
-    monkeypatch.setattr(one_kernel_adamw, "FEWEST_IN_8_BIT", 512)
-    monkeypatch.setattr(one_kernel_adamw, "FEWEST_ON_HOST", 512)
+    monkeypatch.setattr(adamw, "FEWEST_IN_8_BIT", 512)
+    monkeypatch.setattr(adamw, "FEWEST_ON_HOST", 512)
     learns_and_resumes(Optimizer(name=name, learning_rate=1e-2, rounding=rounding), "bfloat16")
 
 

@@ -6,11 +6,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from cpt.optim import one_kernel_adamw, paged_states
+from cpt.optim import adamw
+from cpt.optim.adamw import OneKernelAdamW, Pages
 from cpt.optim.adamw_update import adamw_update
-from cpt.optim.one_kernel_adamw import OneKernelAdamW
-from cpt.optim.paged_states import Pages
-from cpt.optim.released import ReleasedGradients
+from cpt.optim.gradients import ReleasedGradients
 
 
 class LazyStream:
@@ -77,9 +76,9 @@ def lazy(monkeypatch):
         return later(own_copy, "copies")(target, source) if non_blocking else own_copy(target, source)
 
     monkeypatch.setattr(torch.Tensor, "copy_", copied)
-    monkeypatch.setattr(one_kernel_adamw, "adamw_update", later(adamw_update, "updates"))
-    monkeypatch.setattr(one_kernel_adamw, "FEWEST_ON_HOST", 512)
-    monkeypatch.setattr(one_kernel_adamw, "FEWEST_IN_8_BIT", 512)
+    monkeypatch.setattr(adamw, "adamw_update", later(adamw_update, "updates"))
+    monkeypatch.setattr(adamw, "FEWEST_ON_HOST", 512)
+    monkeypatch.setattr(adamw, "FEWEST_IN_8_BIT", 512)
     return streams
 
 
@@ -134,9 +133,9 @@ def test_pages_change_no_number_however_late_or_early_the_streams_run(monkeypatc
     lazy.are_early = are_early
     plain = optimizer_of(here, rounding="kahan")
     with monkeypatch.context() as patch:
-        patch.setattr(one_kernel_adamw, "adamw_update", adamw_update)
+        patch.setattr(adamw, "adamw_update", adamw_update)
         train(here, plain, order)
-    monkeypatch.setattr(paged_states, "BUFFER", 11 * 4096)  # the embedding and the longest matrix need several pieces
+    monkeypatch.setattr(adamw, "BUFFER", 11 * 4096)  # the embedding and the longest matrix need several pieces
     optimizer = optimizer_of(paged, rounding="kahan", paged=True)
     optimizer.pages = Pages(torch.device("cpu"), lazy)
     train(paged, optimizer, order, finish=lazy.main.synchronize)

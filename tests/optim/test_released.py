@@ -6,9 +6,9 @@ from tiny import write_recipe
 from tiny_training import tiny_llama
 
 from cpt.errors import RecipeError
-from cpt.optim import one_kernel_adamw
+from cpt.optim import adamw
 from cpt.optim.build import build_optimizer
-from cpt.optim.released import ReleasedGradients, check_release
+from cpt.optim.gradients import ReleasedGradients, check_release
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Optimizer
 
@@ -59,7 +59,7 @@ def train(section, dtype, *, releases, count=6):
 
 @pytest.mark.parametrize(("section", "dtype"), CASES, ids=lambda value: getattr(value, "name", value))
 def test_the_steps_are_those_of_whole_gradients_bit_for_bit_and_only_one_gradient_lives(monkeypatch, section, dtype):
-    monkeypatch.setattr(one_kernel_adamw, "FEWEST_IN_8_BIT", 512)
+    monkeypatch.setattr(adamw, "FEWEST_IN_8_BIT", 512)
     whole, parts = train(section, dtype, releases=False), train(section, dtype, releases=True)
     assert parts[0] == whole[0] and parts[0][-1] < parts[0][0]
     assert all(torch.equal(parts[1][name], tensor) for name, tensor in whole[1].items())

@@ -8,7 +8,7 @@ from planner_facts import FACTS
 
 from cpt.models.config import config_from
 from cpt.models.recomputing import Recomputing
-from cpt.optim.paged_states import BUFFER, BUFFERS
+from cpt.optim.adamw import BUFFER, BUFFERS
 from cpt.planning.activations import Activations, Counted, count_activations
 from cpt.planning.facts import facts_of
 from cpt.planning.memory import plan_memory

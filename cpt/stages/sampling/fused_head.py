@@ -16,8 +16,8 @@ from torch import nn
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from cpt.errors import RecipeError
-from cpt.models.families.gpt2 import CptGPT2ForCausalLM
-from cpt.models.families.minimind_moe import BalancedForCausalLM, MiniMind2MoEForCausalLM
+from cpt.models.families import CptGPT2ForCausalLM
+from cpt.models.minimind import BalancedForCausalLM, MiniMind2MoEForCausalLM
 
 
 def fit_fused_head(model: nn.Module) -> None:
