@@ -1,5 +1,5 @@
-"""Adapters through peft: put LoRA, or any other method that can be merged, on a model; and merge them into its
-weights."""
+"""Adapters through peft: put LoRA, or any other method that can be merged, on a model, over base weights in 4 bit if
+the recipe asks (QLoRA, arXiv 2305.14314); and merge them into its weights."""
 
 import copy
 import logging
@@ -38,7 +38,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 # peft refuses them: Mamba's kernels read these weights past the layer that holds the adapter.
 MAMBA_EXCLUDED = ("out_proj", "conv1d")
-OURS = ("preset", "method")
+OURS = ("preset", "method", *LORA_QUANTIZATION)
 """Keys of `model.lora` that are not peft's."""
 START_IN_THE_BASE = ("pissa", "olora", "mica")
 """Values of `init_lora_weights` that take the adapter out of the weights under it."""
@@ -129,8 +129,8 @@ def count_lora_parameters(model: PreTrainedModel, options: Mapping[str, Any]) ->
 def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
     """Freeze the model and add adapters, in fp32 whatever the model's dtype, as is what else is trained."""
     check_lora_options(options, zero3=is_deepspeed_zero3_enabled())
-    # Else gradient checkpointing finds no input that needs a gradient, as the embedding is frozen, and the adapters
-    # learn nothing.
+    # The embedding is frozen: without it gradient checkpointing finds no input with a gradient, and adapters learn
+    # nothing.
     model.enable_input_require_grads()
     adapted = put_adapters(model, options)
     if not is_deepspeed_zero3_enabled():  # there DeepSpeed keeps fp32 copies of all that is trained
@@ -143,23 +143,15 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
                 f"`model.lora` trains {half[0]} of the base in {str(model.dtype).removeprefix('torch.')}, where small"
                 " steps are lost. Remove `bias`, or set `model.dtype: float32`."
             )
-    trainable, total = adapted.get_nb_trainable_parameters()
+    method, (trainable, total) = method_of(options), adapted.get_nb_trainable_parameters()
     if trainable == 0:
-        raise RecipeError(
-            f"`model.lora`: {method_of(options)} with these options trains nothing: they choose nothing of the model."
-        )
-    logger.info(
-        "adapters (%s): %s of %s parameters are trained (%.2f %%)",
-        method_of(options),
-        f"{trainable:,}",
-        f"{total:,}",
-        100 * trainable / total,
-    )
+        raise RecipeError(f"`model.lora`: {method} with these options trains nothing: they choose no layer.")
+    share = f"{trainable:,} of {total:,} parameters are trained ({100 * trainable / total:.2f} %)"
+    logger.info("adapters (%s): %s", method, share)
     return adapted
 
 
 def put_adapters(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
-    """The model inside of peft's."""
     config = config_for(lora_options(model, options), options)
     try:
         # peft calls transformers by names that transformers will drop
@@ -170,7 +162,6 @@ def put_adapters(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftMode
 
 
 def config_for(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> PeftConfig:
-    """The method's own config object."""
     try:
         return config_class(method_of(options))(**{"task_type": "CAUSAL_LM", **chosen})
     except (ValueError, TypeError) as problem:
@@ -181,7 +172,7 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
     """The whole options of the method's config: ours, those of the preset, and what the recipe says on top."""
     method, preset = method_of(options), options.get("preset")
     defaults = DEFAULTS | PRESETS.get(str(preset), {}) if method == LORA else {}
-    chosen = defaults | {key: value for key, value in without_quantization(options).items() if key not in OURS}
+    chosen = defaults | {key: value for key, value in options.items() if key not in OURS}
     if method not in CHOSEN_BY_PEFT:
         chosen.setdefault("target_modules", ALL_LINEAR)
     is_mamba = any(isinstance(module, nn.Conv1d) for module in model.modules())
@@ -236,7 +227,7 @@ def check_mergeable(peft_type: str) -> None:
         )
 
 
-# --- targets ---------------------------------------------------------------------------------------------------------
+# --- targets --------------------------------------------------------------------------------------------------------
 
 
 def adaptable(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
@@ -270,6 +261,8 @@ def is_tied(model: PreTrainedModel) -> bool:
     return bool(model.config.get_text_config().tie_word_embeddings)
 
 
+# --- base weights in 4 bit, by bitsandbytes -------------------------------------------------------------------------
+
 BLOCK, BLOCK_OF_SCALES = 64, 256
 BYTES_OF_4_BIT = {
     False: 0.5 + 4 / BLOCK,  # a scale in fp32 for each block
@@ -280,15 +273,13 @@ BYTES_OF_4_BIT = {
 
 @dataclass(frozen=True)
 class Quantization:
-    """How the weights of linear layers are kept."""
-
     kind: str
     """nf4: the quantiles of a normal distribution, fp4: floating-point numbers."""
     double: bool
     """The scales are quantized too."""
 
     def config(self, compute: torch.dtype | str) -> BitsAndBytesConfig:
-        """What transformers takes; embeddings and head stay as they are."""
+        """Of linear layers; embeddings and head stay as they are."""
         return BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type=self.kind,
@@ -326,19 +317,14 @@ def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quanti
 
 
 def keep_layout_on_cpu(model: nn.Module) -> None:
-    """Have bitsandbytes leave 4-bit weights as they lie.
+    """Keep bitsandbytes from packing 4-bit weights in another way.
 
-    On a CPU with AVX-512 and bfloat16 it packs them in another way the first time that they are read without
-    gradients. That fails where the inputs are no multiple of a block, and gradients of later steps, which read them as
-    if they lay as before, are wrong.
+    On a CPU with AVX-512 and bfloat16 it does so when they are first read without gradients. That fails where the
+    inputs are no multiple of a block, and gradients of later steps, which expect the old layout, are wrong.
     """
     for module in model.modules():
         if "support_avx512bf16_for_cpu" in vars(module):
             vars(module)["support_avx512bf16_for_cpu"] = False
-
-
-def without_quantization(lora: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in lora.items() if key not in LORA_QUANTIZATION}
 
 
 def numbers_in(parameter: torch.Tensor) -> int:

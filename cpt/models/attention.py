@@ -1,4 +1,10 @@
-"""Which attention implementation a model runs with: the one asked for, or the fastest that is present and right."""
+"""Which attention implementation a model runs with, and ours, `varlen`: attention within each document of packed rows,
+by kernels that take the documents' bounds instead of a mask.
+
+`varlen` is torch's own kernel (the flash kernels that it ships); with flash-attn installed, its kernels take the same
+bounds. Where no kernel can run (on a CPU, in fp32), torch's SDPA attends to one document after the other, which is as
+exact as a mask and skips what a mask would hide.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -12,16 +18,42 @@ from torch.nn.attention import varlen
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-from transformers.modeling_flash_attention_utils import _flash_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from cpt.errors import RecipeError, ResourceError
+from cpt.hf_internals import flash_attention, supports_flash, supports_flex, supports_sdpa
 from cpt.plugins import did_you_mean, import_named
 
 FLASH_INSTALL = "pip install flash-attn --no-build-isolation"
 OLDEST_GPU = (8, 0)  # compute capability; of flash kernels
 HOPPER = (9, 0)  # the only one that flash-attn 3 is for
+VARLEN = "varlen"
+# Names without `flash`: transformers prepares other masks for those, and cannot keep the documents of several rows
+# apart with them.
+BY_PACKAGE = {"flash_attention_2": "varlen_fa2", "flash_attention_3": "varlen_fa3"}
+VARLEN_NAMES = (VARLEN, *BY_PACKAGE.values())
+HALF = (torch.float16, torch.bfloat16)
+WIDEST_HEAD, WIDTH_MULTIPLE = 256, 8  # of flash kernels
+ALTERED_SCORES = ("softcap", "s_aux", "position_bias")  # arguments of transformers' attention functions
+DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")  # keys of configs
+OTHER_SCORES = ("attn_logit_softcapping", "attention_chunk_size")
+# Their packed rows were compared with each document alone: tests/models/test_varlen_models.py.
+PROVEN = """
+    apertus arcee aria_text axk1 beam bitnet cohere cohere2 cohere2_moe cpt-gpt2 ctrl cwm deepseek_v2 deepseek_v3 diffllama ernie4_5
+    ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma3_text gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode
+    gpt_neox granite granitemoe granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder
+    jais2 jetmoe kolibri1 laguna llama longcat_flash mellum minicpm3 minimax_m2 minimind2 minimind2_moe minimind3 minimind3_moe ministral
+    ministral3 mistral mixtral modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe persimmon phi phi3 phimoe qwen2 qwen2_moe
+    qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 youtu
+"""  # noqa: E501
+WINDOW_IN_MASK_ONLY = ("phimoe", "qwen2_moe")  # or not even there: sdpa and flash attention differ with a window
+
+Kernel = Callable[..., torch.Tensor]
+"""(queries, keys, values of [tokens of all rows, heads, width], bounds, longest document, scale, window) -> as the
+queries."""
+# torch 2.11 has no argument for fewer heads of keys: its kernel takes them as they are.
+SAYS_GROUPED = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 
 def choose_attention(
@@ -48,7 +80,9 @@ def choose_attention(
     """
     register_varlen()
     if wanted == "auto":
-        return _best(model_class, config, half_precision=half_precision, packed=packed)
+        if why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed) is None:
+            return VARLEN if _missing_for_flash("flash_attention_3") else BY_PACKAGE["flash_attention_3"]
+        return "sdpa" if supports_sdpa(model_class) else "eager"
     if ":" in wanted and "/" not in wanted:
         return register_attention(wanted)
     _check(wanted, model_class, config, half_precision=half_precision, packed=packed)
@@ -60,14 +94,6 @@ def register_attention(name: str) -> str:
     AttentionInterface.register(name, import_named(name))
     AttentionMaskInterface.register(name, sdpa_mask)
     return name
-
-
-def _best(
-    model_class: type[PreTrainedModel], config: PreTrainedConfig | None, *, half_precision: bool, packed: bool
-) -> str:
-    if why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed) is None:
-        return VARLEN if _missing_for_flash("flash_attention_3") else BY_PACKAGE["flash_attention_3"]
-    return "sdpa" if model_class._supports_sdpa else "eager"
 
 
 def why_not_by_bounds(
@@ -96,15 +122,11 @@ def _missing_for_flash(name: str) -> str | None:
     third = name == "flash_attention_3"
     if third and torch.cuda.get_device_capability() != HOPPER:
         return f"it is for Hopper GPUs, and this is a {torch.cuda.get_device_name()}. Use `model.attention: auto`"
-    if not (is_flash_attn_3_available() if third else is_flash_attn_2_available()):
-        install = (
-            "Install flash_attn_interface (github.com/Dao-AILab/flash-attention, hopper/)"
-            if third
-            else f"Run: {FLASH_INSTALL}"
-        )
-        return (
-            f"{'flash-attn 3' if third else 'flash-attn'} is not installed. {install}, or use `model.attention: auto`"
-        )
+    if third and not is_flash_attn_3_available():
+        install = "Install flash_attn_interface (github.com/Dao-AILab/flash-attention, hopper/)"
+        return f"flash-attn 3 is not installed. {install}, or use `model.attention: auto`"
+    if not third and not is_flash_attn_2_available():
+        return f"flash-attn is not installed. Run: {FLASH_INSTALL}, or use `model.attention: auto`"
     return None
 
 
@@ -122,13 +144,8 @@ def _check(
             f"model.attention: no implementation called `{wanted}`.{did_you_mean(wanted, known)} "
             "Use auto, sdpa, eager, varlen, flash_attention_2, flex_attention, or your own `package.module:function`."
         )
-    supported = {
-        "flash": model_class._supports_flash_attn,
-        "sdpa": model_class._supports_sdpa,
-        "flex": model_class._supports_flex_attn,
-    }
-    kind = wanted.split("_")[0]
-    if not supported.get(kind, True):
+    is_supported = {"flash": supports_flash, "sdpa": supports_sdpa, "flex": supports_flex}.get(wanted.split("_")[0])
+    if is_supported is not None and not is_supported(model_class):
         raise RecipeError(
             f"model.attention: {model_class.__name__} cannot run with `{wanted}`. Use `model.attention: auto`."
         )
@@ -150,39 +167,6 @@ def _check(
                 "model.attention: varlen: its kernel computes in half precision. Set `training.bf16: true`, or use"
                 " `model.attention: auto`."
             )
-
-
-VARLEN = "varlen"
-# Names without `flash`: transformers prepares other masks for those, and cannot keep the documents of several rows
-# apart with them.
-BY_PACKAGE = {"flash_attention_2": "varlen_fa2", "flash_attention_3": "varlen_fa3"}
-VARLEN_NAMES = (VARLEN, *BY_PACKAGE.values())
-HALF = (torch.float16, torch.bfloat16)
-WIDEST_HEAD, WIDTH_MULTIPLE = 256, 8  # of flash kernels
-ALTERED_SCORES = ("softcap", "s_aux", "position_bias")  # arguments of transformers' attention functions
-DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")  # keys of configs
-OTHER_SCORES = ("attn_logit_softcapping", "attention_chunk_size")
-# Their packed rows were compared with each document alone:
-# tests/models/test_varlen_models.py.
-PROVEN = """
-    apertus arcee aria_text axk1 beam bitnet cohere cohere2 cohere2_moe cpt-gpt2 ctrl cwm deepseek_v2 deepseek_v3 diffllama ernie4_5
-    ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma3_text gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode
-    gpt_neox granite granitemoe granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder
-    jais2 jetmoe kolibri1 laguna llama longcat_flash mellum minicpm3 minimax_m2 minimind2 minimind2_moe minimind3 minimind3_moe ministral
-    ministral3 mistral mixtral modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe persimmon phi phi3 phimoe qwen2 qwen2_moe
-    qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 youtu
-"""  # noqa: E501
-WINDOW_IN_MASK_ONLY = (  # or not even there: sdpa and flash attention differ when their window is switched on
-    "phimoe qwen2_moe"
-)
-
-Kernel = Callable[..., torch.Tensor]
-"""(queries, keys, values of [tokens of all rows, heads, width], bounds, longest document, scale, window) -> as the
-queries."""
-
-
-# torch 2.11 has no argument for fewer heads of keys: its kernel takes them as they are.
-SAYS_GROUPED = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 
 def register_varlen() -> None:
@@ -215,13 +199,9 @@ def varlen_attention(
     Raises:
         RecipeError: the model asks for what kernels of this kind do not compute.
     """
-    if not takes_bounds(attention_mask):
+    if attention_mask is None or attention_mask.dtype != torch.int32:  # true masks are of booleans or fractions
         options |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
-        result: tuple[torch.Tensor, torch.Tensor | None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, **options
-        )
-        return result
-    assert attention_mask is not None
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
     refuse_altered(dropout, options)
     tokens, width, value_width = query.shape[2], query.shape[-1], value.shape[-1]
     scale = width**-0.5 if scaling is None else scaling
@@ -243,11 +223,6 @@ def varlen_attention(
     return output if output.shape[-1] == value_width else output[..., :value_width], None
 
 
-def takes_bounds(mask: torch.Tensor | None) -> bool:
-    """Whether what an attention function got as its mask are bounds: true masks are of booleans or fractions."""
-    return mask is not None and mask.dtype == torch.int32
-
-
 def attend_to_rows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
     """Causal attention by torch's SDPA, which picks the fastest kernel of the GPU: on Hopper cuDNN's, which
     `varlen_attn` cannot use."""
@@ -260,14 +235,14 @@ def attend_to_rows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
 
 def why_not_varlen(model_class: type[PreTrainedModel], config: PreTrainedConfig | None) -> str | None:
     """What keeps a model from these kernels."""
-    if not model_class._supports_flash_attn:
+    if not supports_flash(model_class):
         return f"{model_class.__name__} does not run with flash attention"
     if config is None:
         return None
     values = config.get_text_config().to_dict()
     if config.model_type not in PROVEN.split():
         return f"{config.model_type} has not been tried with it"
-    if config.model_type in WINDOW_IN_MASK_ONLY.split() and values.get("sliding_window"):
+    if config.model_type in WINDOW_IN_MASK_ONLY and values.get("sliding_window"):
         return f"{config.model_type} does not tell its layers of its sliding window"
     if dropout := next((name for name in DROPOUTS if values.get(name)), None):
         return f"it has no dropout, and the model has {values[dropout]} (`model.config.{dropout}: 0.0` takes it away)"
@@ -316,10 +291,9 @@ def torch_kernel(
     query, key, value = same_width(query, key, value)
     options: dict[str, Any] = {"enable_gqa": True} if SAYS_GROUPED and key.shape[1] != query.shape[1] else {}
     before = -1 if window is None else window - 1  # transformers counts the token itself
-    output: Any = varlen.varlen_attn(
+    return varlen.varlen_attn(  # type: ignore[return-value]
         query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=(before, 0), **options
     )
-    return output  # type: ignore[no-any-return]
 
 
 def same_width(*states: torch.Tensor) -> list[torch.Tensor]:
@@ -341,25 +315,7 @@ def package_kernel(
 ) -> torch.Tensor:
     """flash-attn's, called by transformers, which asks the tokens themselves for nothing when it gets the bounds."""
     q, k, v = (states[None] for states in same_width(query, key, value))
-    documents: dict[str, Any] = {
-        "cu_seq_lens_q": bounds,
-        "cu_seq_lens_k": bounds,
-        "max_length_q": longest,
-        "max_length_k": longest,
-    }
-    output: torch.Tensor = _flash_attention_forward(
-        q,
-        k,
-        v,
-        None,
-        query_length=query.shape[0],
-        is_causal=True,
-        softmax_scale=scale,
-        sliding_window=window,
-        attn_implementation=package,
-        **documents,
-    )
-    return output[0]
+    return flash_attention(package, q, k, v, bounds, longest, scale, window)[0]
 
 
 @torch.compiler.disable  # other lengths in each batch: compiled, each batch would be a graph of its own

@@ -1,4 +1,5 @@
-"""Which architecture a `model:` section means: its config, without opening any weights."""
+"""Which model a `model:` section means: its config without opening any weights, its rotary positions, and the sha256
+of its weight files for the run's record."""
 
 import dataclasses
 import hashlib
@@ -41,7 +42,7 @@ def load_config(model: Model) -> PreTrainedConfig:
         config = with_rope(config, model.rope.model_dump(exclude_none=True))
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not model.trust_remote_code:
         raise RecipeError(
-            f"model: `{config.model_type}` is no causal language model, so it cannot be trained here. Choose one."
+            f"model: `{config.model_type}` is not a causal language model, so it cannot be trained here. Choose one."
         )
     return config
 
@@ -125,11 +126,11 @@ def _check_folder(path: str) -> None:
     if folder.is_dir() and not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
             raise RecipeError(
-                f"model.path: {path} is an adapter without its base. Make one model of both, then go on from it: "
+                f"model.path: {path} is an adapter without its base. Make one model of both, then continue from it: "
                 f"cpt merge --method lora BASE {path} --output FOLDER (an adapter of another base is refused there)."
             )
         raise RecipeError(
-            f"model.path: {path} has no config.json, so it is no model folder. Give one written by save_pretrained."
+            f"model.path: {path} has no config.json, so it is not a model folder. Give one written by save_pretrained."
         )
 
 
@@ -150,8 +151,7 @@ def _hub_error(path: str, problem: OSError) -> RecipeError | ResourceError:
 
 
 def value_of(config: PreTrainedConfig, name: str) -> Any:
-    """A config's value under its own name or an older spelling of it, which only attribute access knows; None where
-    there is none."""
+    """A config's value under its name or an older spelling, which only attribute access knows; None without one."""
     return getattr(config, name, None)
 
 
@@ -160,32 +160,22 @@ def _check_keys(model_type: str, values: Mapping[str, Any]) -> None:
     config_class = CONFIG_MAPPING[model_type]
     if not dataclasses.is_dataclass(config_class) or not config_class.__module__.startswith(("transformers.", "cpt.")):
         return  # a user's own class may take what it likes
-    known = (
-        {field.name for field in dataclasses.fields(config_class)}
-        | set(config_class.attribute_map)
-        | LEGACY_KEYS
-        | UNDECLARED_KEYS
-    )
+    known = {field.name for field in dataclasses.fields(config_class)}
+    known |= {*config_class.attribute_map, *LEGACY_KEYS, *UNDECLARED_KEYS}
     for key in values:
         if key not in known:
             raise RecipeError(f"model.config.{key} is not a key of `{model_type}`.{did_you_mean(key, known)}")
 
 
 def _adopt(found: PreTrainedConfig, written: PreTrainedConfig) -> PreTrainedConfig:
-    """Our family's config for a checkpoint of the architecture that it equals: the written one, its shape still to be
-    compared."""
+    """Our family's config for a checkpoint of the architecture that it equals; its shape is compared afterwards."""
     if found.model_type == "minimind":  # MiniMind's own config.json has other names; the weights must fit the shape
         return written
-    own = type(written)
-    values = {
-        field.name: value_of(found, field.name)
-        for field in dataclasses.fields(type(found))
-        if "pdrop" not in field.name
-    }
+    values = {field.name: value_of(found, field.name) for field in dataclasses.fields(type(found))}
     if isinstance(written, CptGPT2Config):
         values |= {"unpadded_vocab_size": found.vocab_size, "vocab_size": max(written.vocab_size, found.vocab_size)}
         values |= {name: vars(written)[name] for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
-    return own(**values | {"architectures": None})
+    return type(written)(**values | {"architectures": None})
 
 
 def _compare(keys: Mapping[str, Any], written: PreTrainedConfig, found: PreTrainedConfig, path: str) -> None:
@@ -205,10 +195,6 @@ def _compare(keys: Mapping[str, Any], written: PreTrainedConfig, found: PreTrain
         )
 
 
-DEFAULT = "default"
-OF_ALL_LAYERS = "rope_type"
-
-
 def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrainedConfig:
     """The config with the positions that `model.rope` asks for, which exported models then carry.
 
@@ -221,12 +207,8 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
     """
     text = config.get_text_config()
     found = text.to_dict().get("rope_parameters")
-    if not isinstance(found, dict) or OF_ALL_LAYERS not in found:
-        reason = (
-            "has one kind of positions for each kind of its layers"
-            if isinstance(found, dict)
-            else "has no rotary positions"
-        )
+    if not isinstance(found, dict) or "rope_type" not in found:
+        reason = "has other positions in each kind of layer" if found else "has no rotary positions"
         raise RecipeError(
             f"`model.rope`: {config.model_type} {reason}, so they cannot be changed by this key. Remove it."
         )
@@ -237,9 +219,7 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
             "`model.rope`: `type` and `factor` go together: `{type: yarn, factor: 8}` reaches eight times as far."
         )
     original = int(found.get("original_max_position_embeddings") or text.max_position_embeddings)
-    rope = {
-        name: value for name, value in found.items() if name in ("rope_theta", "rope_type", "partial_rotary_factor")
-    }
+    rope = {name: found[name] for name in ("rope_theta", "rope_type", "partial_rotary_factor") if name in found}
     if "theta" in wanted:
         rope["rope_theta"] = float(wanted["theta"])
     length = int(wanted.get("length") or text.max_position_embeddings)
@@ -252,7 +232,7 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
                 f"`model.rope.length` is {length:,}: positions that are pressed together {factor:g} times reach from"
                 f" {original:,} to {int(original * factor):,}. Write a larger `factor`."
             )
-    elif found["rope_type"] != DEFAULT:
+    elif found["rope_type"] != "default":
         rope = {**found, **rope}
     text.rope_parameters = rope
     text.max_position_embeddings = length

@@ -1,4 +1,5 @@
-"""Our families, and making them known to AutoConfig and AutoModelForCausalLM."""
+"""Our model families: GPT-2 with a padded vocabulary and MiniMind; how transformers learns of them, and their export
+as architectures of transformers."""
 
 import json
 import shutil
@@ -84,9 +85,8 @@ class CptGPT2ForCausalLM(GPT2LMHeadModel):
     config: CptGPT2Config
 
     def __init__(self, config: CptGPT2Config) -> None:
-        super(GPT2LMHeadModel, self).__init__(
-            config
-        )  # GPT2LMHeadModel's own __init__ would build the plain head first
+        # GPT2LMHeadModel's own __init__ would build the plain head first.
+        super(GPT2LMHeadModel, self).__init__(config)
         self.transformer = GPT2Model(config)
         self.lm_head = PaddedVocabularyHead(config.n_embd, config.vocab_size, config.unpadded_vocab_size)
         self.post_init()

@@ -1,5 +1,5 @@
-"""MiniMind's dense models: MiniMind2 is a Llama, MiniMind-3 a Qwen3, each under its own name and with its own
-sizes."""
+"""MiniMind's four models under their own names: dense ones are a Llama and a Qwen3, mixtures of experts a Llama with
+shared experts and a Qwen3-MoE."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,17 +17,18 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
-from transformers import initialization as init
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.modeling_rope_utils import RopeParameters
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaPreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP
 from transformers.models.qwen3_moe.modeling_qwen3_moe import (
-    Qwen3MoeExperts,
+    Qwen3MoePreTrainedModel,
     Qwen3MoeSparseMoeBlock,
     Qwen3MoeTopKRouter,
 )
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder
+
+from cpt.hf_internals import SettableExperts
 
 
 class MiniMind2Config(LlamaConfig):
@@ -94,17 +95,14 @@ def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int, num_sequen
     """
     total = torch.zeros((), device=router_logits[0].device)
     for logits in router_logits:
-        scores = (
-            logits.float().softmax(dim=-1).view(num_sequences, -1, logits.shape[-1])
-        )  # B sequences, T tokens, E experts
+        scores = logits.float().softmax(dim=-1).view(num_sequences, -1, logits.shape[-1])  # B, T tokens, E experts
         chosen = torch.zeros_like(scores).scatter_(-1, scores.topk(top_k, dim=-1).indices, 1.0 / top_k)
         total = total + scores.shape[-1] * (chosen.mean(dim=1) * scores.mean(dim=1)).sum(dim=-1).mean()
     return total
 
 
-class BalancedForCausalLM:
-    """The forward pass of both: while training, `loss` includes `router_aux_loss_coef * aux_loss`, as transformers'
-    MoEs have it."""
+class BalancedForCausalLM(SettableExperts):
+    """The forward pass of both mixtures: in training `loss` includes `router_aux_loss_coef * aux_loss`."""
 
     config: Any
     model: nn.Module
@@ -115,11 +113,6 @@ class BalancedForCausalLM:
     def balance(self, router_logits: tuple[torch.Tensor, ...], num_sequences: int) -> torch.Tensor:
         """The family's way to count."""
         raise NotImplementedError
-
-    @classmethod
-    def _can_set_experts_implementation(cls) -> bool:
-        # transformers searches this file for the decorator of its experts, which Qwen3MoeExperts has in its own file
-        return True
 
     @can_return_tuple
     def forward(
@@ -271,8 +264,8 @@ class MiniMind2MoELayer(LlamaDecoderLayer):
         self.mlp = MiniMind2MoEBlock(config)  # type: ignore[assignment]
 
 
-class MiniMind2MoEPreTrainedModel(LlamaPreTrainedModel):
-    """What transformers must know to record, split and initialise the layers."""
+class MiniMind2MoEPreTrainedModel(SettableExperts, Qwen3MoePreTrainedModel):
+    """What transformers must know to record and split the layers; experts are initialised as Qwen3-MoE's."""
 
     config: MiniMind2MoEConfig
     _no_split_modules = ["MiniMind2MoELayer"]
@@ -281,19 +274,6 @@ class MiniMind2MoEPreTrainedModel(LlamaPreTrainedModel):
         "hidden_states": MiniMind2MoELayer,
         "attentions": LlamaAttention,
     }
-
-    @classmethod
-    def _can_set_experts_implementation(cls) -> bool:
-        return True
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, Qwen3MoeExperts):
-            init.normal_(module.gate_up_proj, mean=0.0, std=self.config.initializer_range)
-            init.normal_(module.down_proj, mean=0.0, std=self.config.initializer_range)
-        elif isinstance(module, Qwen3MoeTopKRouter):
-            init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
 
 
 class MiniMind2MoEModel(MiniMind2MoEPreTrainedModel, LlamaModel):
@@ -307,9 +287,8 @@ class MiniMind2MoEForCausalLM(BalancedForCausalLM, MiniMind2MoEPreTrainedModel, 
     _tp_plan: dict[str, str] = {}  # see base_model_tp_plan
 
     def __init__(self, config: MiniMind2MoEConfig) -> None:
-        super(LlamaForCausalLM, self).__init__(
-            config
-        )  # LlamaForCausalLM's own __init__ would build Llama's layers first
+        # LlamaForCausalLM's own __init__ would build Llama's layers first.
+        super(LlamaForCausalLM, self).__init__(config)
         self.model = MiniMind2MoEModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

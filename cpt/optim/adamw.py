@@ -1,6 +1,6 @@
 """AdamW (arXiv 1711.05101) in all its forms: which one the weights' type asks for, and those that save memory."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -14,6 +14,7 @@ from cpt.host_memory import host_memory
 from cpt.optim.adamw_update import BLOCK, DECADES, adamw_update, part
 from cpt.optim.groups import IS_EMBEDDING, ParameterGroups
 from cpt.recipe.schema import Recipe
+from cpt.torch_internals import foreach_add
 
 Rounding = Literal["kahan", "stochastic"]
 DEFAULT_ROUNDING: Rounding = "stochastic"
@@ -43,16 +44,14 @@ def adamw(
     weight_decay: float = 0.1,
     rounding: Rounding | None = None,
 ) -> torch.optim.Optimizer:
-    """AdamW with torch's fused kernel; weights in half precision have an fp32 master copy, and their moments are fp32
-    as well.
+    """AdamW with torch's fused kernel; weights in half precision have fp32 moments and an fp32 master copy.
 
     Args:
         rounding: of bfloat16 weights, in place of a master copy.
     """
-    options = {"lr": learning_rate, "betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
-    if trains_half(groups):
-        return OneKernelAdamW(groups, rounding=rounding, **options)  # type: ignore[arg-type]
-    return torch.optim.AdamW(groups, fused=True, **options)  # type: ignore[arg-type]
+    if not trains_half(groups):
+        return fused_by_torch(groups, learning_rate, betas=betas, eps=eps, weight_decay=weight_decay)
+    return OneKernelAdamW(groups, lr=learning_rate, betas=betas, eps=eps, weight_decay=weight_decay, rounding=rounding)
 
 
 def trains_half(groups: ParameterGroups) -> bool:
@@ -87,8 +86,8 @@ def adamw_8bit(
     Args:
         rounding: of bfloat16 weights; fp32 weights are not rounded.
     """
-    options = {"lr": learning_rate, "betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
-    return OneKernelAdamW(groups, eight_bit=True, rounding=rounding, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
+    return OneKernelAdamW(groups, lr=learning_rate, rounding=rounding, eight_bit=True, **options)
 
 
 def paged_adamw_8bit(
@@ -100,10 +99,9 @@ def paged_adamw_8bit(
     weight_decay: float = 0.1,
     rounding: Rounding = DEFAULT_ROUNDING,
 ) -> torch.optim.Optimizer:
-    """As `adamw_8bit`, with the states of large parameters in pinned host memory, from where they come to the GPU
-    while it computes."""
-    options = {"lr": learning_rate, "betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
-    return OneKernelAdamW(groups, eight_bit=True, paged=True, rounding=rounding, **options)  # type: ignore[arg-type]
+    """As `adamw_8bit`, with the states of large parameters in pinned host memory, copied while the GPU computes."""
+    options: dict[str, Any] = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
+    return OneKernelAdamW(groups, lr=learning_rate, rounding=rounding, eight_bit=True, paged=True, **options)
 
 
 FEWEST_IN_8_BIT = 4096
@@ -112,10 +110,10 @@ FEWEST_ON_HOST = 100_000
 
 
 class OneKernelAdamW(torch.optim.Optimizer):
-    """AdamW over bfloat16 weights with states in fp32 or 8 bit.
+    """AdamW over bfloat16 weights with states in fp32 or 8 bit, one kernel for each parameter.
 
-    A step takes `found_inf` into account, a flag on the device as gradient scalers and the loss guard set it: where it
-    is 1, nothing changes, and the host does not wait to learn it. `grad_scale` divides the gradients.
+    Gradient scalers and the loss guard set `found_inf`, a flag on the device: if it is 1, a step changes nothing, and
+    the host does not wait for it. `grad_scale` divides the gradients.
 
     Args:
         rounding: of bfloat16 weights; None keeps fp32 master copies of weights in half precision.
@@ -131,7 +129,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
         groups: list[dict[str, Any]],
         *,
         lr: float,
-        betas: tuple[float, float],
+        betas: Sequence[float],
         eps: float,
         weight_decay: float,
         rounding: Rounding | None = None,
@@ -143,7 +141,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
         """Names and types of each parameter's states, without its step."""
         self.pages: Pages | None = None
         self.arena: Arena | None = None
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(groups, {"lr": lr, "betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay})
         self._step_supports_amp_scaling = True  # torch's and accelerate's name for taking `found_inf`
 
     @torch.no_grad()
@@ -158,10 +156,9 @@ class OneKernelAdamW(torch.optim.Optimizer):
             states = [self.state_of(parameter) for parameter in learning]
             if states:
                 # A kernel that skips changes nothing, so the steps may be counted before.
-                counted = (
-                    1 if self.found_inf is None else [1 - self.found_inf.to(states[0]["step"].device)] * len(states)
-                )
-                torch._foreach_add_([state["step"] for state in states], counted)
+                steps = [state["step"] for state in states]
+                skipped = self.found_inf
+                foreach_add(steps, 1 if skipped is None else [1 - skipped.to(steps[0].device)] * len(steps))
             for parameter, state in zip(learning, states, strict=True):
                 self.update(parameter, state, group)
         return loss
@@ -169,45 +166,34 @@ class OneKernelAdamW(torch.optim.Optimizer):
     def update(self, parameter: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, Any]) -> None:
         """Launch the kernel, or one for each piece where the states are on the host."""
         assert parameter.grad is not None, "only parameters with a gradient are updated"
-        weights, gradients = flat(parameter), flat(parameter.grad)
+        weights, gradients, number = flat(parameter), flat(parameter.grad), self.numbers[parameter]
         arrays = {name: flat(value) for name, value in state.items() if name != "step"}
-
-        def launch(
-            weights: torch.Tensor, gradients: torch.Tensor, arrays: dict[str, torch.Tensor], before: int = 0
-        ) -> None:
+        rounding: str = (self.rounding if parameter.dtype == torch.bfloat16 else None) or "nearest"
+        pieces: Iterable[tuple[int, int, Arrays]] = [(0, len(weights), arrays)]
+        if parameter.is_cuda and self.is_on_host(parameter) and self.pages is None:
+            self.pages = Pages(parameter.device)
+        if self.pages is not None and self.is_on_host(parameter):
+            pieces = self.pages.pieces(number, arrays)
+        for first, end, here in pieces:
             adamw_update(
-                weights,
-                gradients,
-                arrays["exp_avg"],
-                arrays["exp_avg_sq"],
-                arrays.get("exp_avg_scale"),
-                arrays.get("exp_avg_sq_scale"),
-                arrays.get("master", arrays.get("compensation")),
+                weights[first:end],
+                gradients[first:end],
+                here["exp_avg"],
+                here["exp_avg_sq"],
+                here.get("exp_avg_scale"),
+                here.get("exp_avg_sq_scale"),
+                here.get("master", here.get("compensation")),
                 state["step"],
                 self.grad_scale,
                 self.found_inf,
-                (
-                    "master"
-                    if "master" in arrays
-                    else self.rounding
-                    if parameter.dtype == torch.bfloat16 and self.rounding
-                    else "nearest"
-                ),
-                before,
-                self.numbers[parameter],
+                "master" if "master" in here else rounding,
+                first,
+                number,
                 group["lr"],
                 group["weight_decay"],
                 *group["betas"],
                 group["eps"],
             )
-
-        if self.pages is None and parameter.is_cuda and self.is_on_host(parameter):
-            self.pages = Pages(parameter.device)
-        if self.pages is None or not self.is_on_host(parameter):
-            launch(weights, gradients, arrays)
-            return
-        for first, last, here in self.pages.pieces(self.numbers[parameter], arrays):
-            launch(weights[first:last], gradients[first:last], here, first)
 
     @property
     def has_master(self) -> bool:
@@ -295,7 +281,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
                 raise CheckpointError(
                     f"`optimizer`: the checkpoint has {', '.join(sorted(kept))} for a parameter, and"
                     f" {type(self).__name__} needs {', '.join(sorted(names))}. Write name, rounding and `model.dtype`"
-                    " as they were, or start anew with --new."
+                    " as they were, or start over with --new."
                 )
             for name, value in self.state_of(parameter).items():
                 value.copy_(kept[name])

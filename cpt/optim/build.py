@@ -27,7 +27,7 @@ def build_optimizer(
 
     Args:
         offloaded: DeepSpeed keeps the optimizer's states in host memory, where only its own AdamW works by default.
-        partitioned: DeepSpeed's ZeRO, which gives an optimizer slices of all parameters in a row, and no matrices.
+        partitioned: DeepSpeed's ZeRO gives the optimizer slices of all parameters in a row, and no matrices.
 
     Raises:
         RecipeError: no such optimizer, an option it does not take, or one that cannot work in host memory or on
@@ -71,29 +71,25 @@ def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
     return as_function(find("optimizer", name, OPTIMIZERS))
 
 
-GIVEN = ("self", "params", "lr")
-
-
 def as_function(found: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of groups and learning rate, whose keyword arguments are the class's; anything but an optimizer class
-    stays as it is."""
+    """An optimizer class as a function of groups and learning rate, with the class's options; a function as it is."""
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
         return found
+    kind: Callable[..., torch.optim.Optimizer] = found
 
     def build(groups: list[dict[str, Any]], learning_rate: float, **options: Any) -> torch.optim.Optimizer:
         tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-        kind: Callable[..., torch.optim.Optimizer] = found
         return kind(groups, lr=learning_rate, **tuples)
 
+    first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("groups", "learning_rate")]
     taken = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=inspect.Parameter.empty)
         for name, parameter in inspect.signature(found.__init__).parameters.items()
-        if name not in GIVEN and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if name not in ("self", "params", "lr")
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
-    first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("groups", "learning_rate")]
     build.__signature__ = inspect.Signature([*first, *taken])  # type: ignore[attr-defined]  # what `check_options` reads
-    build.__name__ = found.__name__
-    build.__annotations__ = {}
+    build.__name__, build.__annotations__ = found.__name__, {}
     return build
 
 
@@ -117,7 +113,7 @@ def refuse_under_deepspeed(section: Optimizer) -> None:
 
 
 def check_optimizer(section: Optimizer) -> None:
-    """Refuse an optimizer that there is not, and options that it does not take."""
+    """Refuse an unknown optimizer, and options that it does not take."""
     check_options(find_optimizer(section.name), section.options, "optimizer", also=FOR_ALL)
     rate = section.options.get("embedding_learning_rate")
     if rate is not None and rate <= 0:
@@ -149,8 +145,7 @@ def sgd(
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Two of torch's optimizers over groups and states that are this one's, so that it is saved and scheduled as any
-    other."""
+    """Two of torch's optimizers over its own groups and states, so that it is saved and scheduled as any other."""
 
     def __init__(self, groups: ParameterGroups, *, muon: dict[str, Any], adamw: dict[str, Any]) -> None:
         for group in groups:
@@ -158,9 +153,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 group.setdefault(name, value)
         super().__init__(groups, {})
         self.parts: list[torch.optim.Optimizer] = []
-        for kind, wanted in ((torch.optim.Muon, True), (torch.optim.AdamW, False)):
-            mine = [group for group in self.param_groups if group[MATRICES] is wanted]
-            if mine:
+        for kind, is_muon in ((torch.optim.Muon, True), (torch.optim.AdamW, False)):
+            if mine := [group for group in self.param_groups if group[MATRICES] is is_muon]:
                 self.parts.append(kind(mine))
         self.share()
 
@@ -293,7 +287,10 @@ def offloaded_adamw(
 
 
 def replay_step_counter(optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Bring the kernel's running products of beta to what they were after `steps` steps without an interruption.
+    """Make DeepSpeed's CPU kernel resume bit for bit: bring its running products of beta to those after `steps` steps.
+
+    The kernel multiplies beta^t at each step, but computes it with pow() in the first step after a load, which differs
+    in the last bit. Playing the steps again on a parameter of one element brings the product back exactly.
 
     Args:
         optimizer: a DeepSpeedCPUAdam whose states were just loaded; any other optimizer is left alone.
@@ -307,20 +304,8 @@ def replay_step_counter(optimizer: torch.optim.Optimizer, steps: int) -> None:
     beta1, beta2 = group["betas"]
     weight, gradient, moment, square = (torch.zeros(1) for _ in range(4))
     for step in range(1, steps + 1):
-        optimizer.ds_opt_adam.adam_update(
-            optimizer.opt_id,
-            step,
-            group["lr"],
-            beta1,
-            beta2,
-            group["eps"],
-            0.0,
-            True,
-            weight,
-            gradient,
-            moment,
-            square,
-        )
+        settings = (optimizer.opt_id, step, group["lr"], beta1, beta2, group["eps"], 0.0, True)
+        optimizer.ds_opt_adam.adam_update(*settings, weight, gradient, moment, square)
 
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -15,7 +15,7 @@ from cpt.errors import RecipeError
 from cpt.models.documents import (
     BOUNDS,
     LONGEST,
-    PROVEN,
+    PROVEN_SHARED,
     PartOfRows,
     add_document_bounds,
     check_shared_rows,
@@ -82,7 +82,7 @@ def differences(*model_types):
 @pytest.mark.slow
 @pytest.mark.long
 def test_proven_models_learn_the_same_from_parts_of_rows():
-    found = differences(*PROVEN.split())
+    found = differences(*PROVEN_SHARED.split())
     assert {
         name: difference
         for name, difference in found.items()

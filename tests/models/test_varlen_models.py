@@ -55,7 +55,7 @@ def tiny_of(model_type):
     small = {name: value for name, value in SMALL.items() if name in vars(known) or name in known.attribute_map}
     if model_type in WITHOUT_GROUPS:
         small.pop("num_key_value_heads", None)
-    if model_type in WINDOW_IN_MASK_ONLY.split():
+    if model_type in WINDOW_IN_MASK_ONLY:
         small |= {"sliding_window": None, "use_sliding_window": False}
     if model_type in TINY:
         small |= TINY[model_type]
