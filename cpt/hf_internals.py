@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations import deepspeed, is_deepspeed_zero3_enabled
 from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
@@ -38,16 +37,16 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
 }
 
 
-def supports_sdpa(model: nn.Module | type[nn.Module]) -> bool:
+def supports_sdpa(model: PreTrainedModel | type[PreTrainedModel]) -> bool:
     """True where the family of this model has torch's fused attention."""
     return bool(model._supports_sdpa)
 
 
-def supports_flash(model: type[nn.Module]) -> bool:
+def supports_flash(model: type[PreTrainedModel]) -> bool:
     return bool(model._supports_flash_attn)
 
 
-def supports_flex(model: type[nn.Module]) -> bool:
+def supports_flex(model: type[PreTrainedModel]) -> bool:
     return bool(model._supports_flex_attn)
 
 

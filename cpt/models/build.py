@@ -310,7 +310,7 @@ def build_partitioned(build_whole: Callable[[], PreTrainedModel], trust_remote_c
 
     with without_zero3():
         whole = main_process_first(lambda: build_whole() if is_main_process() else None)
-    shared: list[PreTrainedConfig | torch.dtype | None] = [None, None, None]
+    shared: list[PreTrainedConfig | torch.dtype | str | None] = [None, None, None]
     if whole is not None:
         shared = [whole.config, whole.dtype, attention_of(whole.config)]
     dist.broadcast_object_list(shared, src=0)

@@ -239,6 +239,8 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
     return config
 
 
+# --- weight files ----------------------------------------------------------------------------------------------------
+
 WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.pt")
 
 

@@ -154,6 +154,9 @@ def register_families() -> None:
         )
 
 
+# --- export ----------------------------------------------------------------------------------------------------------
+
+
 def export_native(folder: Path) -> bool:
     """Rewrite a saved model of ours in place, so that plain `from_pretrained` loads it without this package.
 

@@ -205,17 +205,18 @@ class FusedLoss:
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel, *, tokens: int | None = None) -> None:
-        self.model: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-        self.head: Any = head_of(self.model)
+        whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        self.model = whole
+        self.head: Any = head_of(whole)
         self.tokens = tokens
-        self.plain, self.own_forward = self.model.loss_function, self.head.forward
+        self.plain, self.own_forward = whole.loss_function, self.head.forward
         self.is_random = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.head.modules())
         self.labels: torch.Tensor | None = None
         """While `score` runs: [rows, tokens]."""
         self.scored: tuple[torch.Tensor, torch.Tensor] | None = None
         self.is_scorable: bool | None = None
         """Whether `factor` and `cap` are all that the model does to its logits; None before the first `score`."""
-        config: PreTrainedConfig = self.model.config.get_text_config()
+        config: PreTrainedConfig = whole.config.get_text_config()
         self.factor = logit_factor(config)
         self.cap = float(getattr(config, SOFT_CAP, None) or 0)
         self.hidden: torch.Tensor | None = None

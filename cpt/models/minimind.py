@@ -267,7 +267,7 @@ class MiniMind2MoELayer(LlamaDecoderLayer):
 class MiniMind2MoEPreTrainedModel(SettableExperts, Qwen3MoePreTrainedModel):
     """What transformers must know to record and split the layers; experts are initialised as Qwen3-MoE's."""
 
-    config: MiniMind2MoEConfig
+    config: MiniMind2MoEConfig  # type: ignore[assignment]
     _no_split_modules = ["MiniMind2MoELayer"]
     _can_record_outputs = {
         "router_logits": OutputRecorder(Qwen3MoeTopKRouter, index=0),
@@ -276,7 +276,7 @@ class MiniMind2MoEPreTrainedModel(SettableExperts, Qwen3MoePreTrainedModel):
     }
 
 
-class MiniMind2MoEModel(MiniMind2MoEPreTrainedModel, LlamaModel):
+class MiniMind2MoEModel(MiniMind2MoEPreTrainedModel, LlamaModel):  # type: ignore[misc]
     def __init__(self, config: MiniMind2MoEConfig) -> None:
         super().__init__(config)
         self.layers = nn.ModuleList(MiniMind2MoELayer(config, index) for index in range(config.num_hidden_layers))

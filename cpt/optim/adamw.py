@@ -1,4 +1,4 @@
-"""AdamW (arXiv 1711.05101) in all its forms: which one the weights' type asks for, and those that save memory."""
+"""AdamW (arXiv 1711.05101): with an fp32 master copy, with few bytes for each weight, and with states on the host."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -292,6 +292,8 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().view(-1)
 
 
+# --- states in host memory -------------------------------------------------------------------------------------------
+
 ALIGNED = 512  # bytes: states begin as torch's allocations do
 BUFFER = 2**25  # bytes of a piece's states
 BUFFERS = 2
@@ -351,7 +353,12 @@ class Fetched:
 
 
 class Pages:
-    """Pieces of states, one after the other on the GPU."""
+    """Pieces of states, one after the other on the GPU.
+
+    Two streams, one each way, and two buffers on the GPU: a piece comes while the one before it goes back, and while
+    the GPU computes a backward pass. The host never waits. Which piece is next is known from the last step, so it is
+    fetched in advance.
+    """
 
     def __init__(self, device: torch.device, streams: Any = None) -> None:
         self.streams: Any = Streams(device) if streams is None else streams

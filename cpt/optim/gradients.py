@@ -99,6 +99,9 @@ def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = No
         raise RecipeError(f"`optimizer.release_gradients`: {reason}")
 
 
+# --- norm and clipping -----------------------------------------------------------------------------------------------
+
+
 def gradient_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """Of all together, in fp32; 0 without any. torch's own has the gradients' type, and 3 digits of it. Where several
     processes have parts of them, every one must call it."""
