@@ -6,7 +6,8 @@ Read in transformers 5.17 and 5.23, TRL 1.16, peft 0.21, accelerate 1.15.
 
 import atexit
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -73,6 +74,24 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
         "continue a trial of an earlier process",
         "a public way to continue one",
     ),
+    "transformers.PreTrainedModel._supports_flash_attn": ("", "which attention a family has", "a public list of them"),
+    "transformers.PreTrainedModel._supports_flex_attn": ("", "which attention a family has", "a public list of them"),
+    "transformers.PreTrainedModel._can_set_experts_implementation": (
+        "",
+        "it searches the file of a class for a decorator, which experts from another file do not need",
+        "a public flag",
+    ),
+    "transformers.modeling_flash_attention_utils._flash_attention_forward": (
+        "query_states, key_states, value_states, attention_mask, query_length, is_causal, softmax_scale, "
+        "sliding_window, attn_implementation, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k",
+        "call flash-attn with the bounds of documents",
+        "torch's varlen_attn as fast as flash-attn 3 on Hopper",
+    ),
+    "transformers.integrations.deepspeed._hf_deepspeed_config_weak_ref": (
+        "",
+        "put DeepSpeed's config back after a model was built without ZeRO-3",
+        "a public function that returns the object and not its dict",
+    ),
 }
 
 
@@ -81,10 +100,75 @@ def supports_sdpa(model: "PreTrainedModel | type[PreTrainedModel]") -> bool:
     return bool(model._supports_sdpa)
 
 
-def attention_of(config: Any) -> str | None:
-    """Name of the attention that a model was built with."""
-    name: str | None = config._attn_implementation
-    return name
+def supports_flash(model: "type[PreTrainedModel]") -> bool:
+    return bool(model._supports_flash_attn)
+
+
+def supports_flex(model: "type[PreTrainedModel]") -> bool:
+    return bool(model._supports_flex_attn)
+
+
+class SettableExperts:
+    """Mixin of models whose experts have transformers' decorator in another file."""
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True
+
+
+def flash_attention(
+    package: str,
+    query: "torch.Tensor",
+    key: "torch.Tensor",
+    value: "torch.Tensor",
+    bounds: "torch.Tensor",
+    longest: int,
+    scale: float,
+    window: int | None,
+) -> "torch.Tensor":
+    """The kernel of a flash-attn package, within the documents between `bounds`: [1, tokens, heads, width]."""
+    documents: dict[str, Any] = {
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+    from transformers.modeling_flash_attention_utils import _flash_attention_forward
+
+    output: torch.Tensor = _flash_attention_forward(
+        query,
+        key,
+        value,
+        None,
+        query_length=query.shape[1],
+        is_causal=True,
+        softmax_scale=scale,
+        sliding_window=window,
+        attn_implementation=package,
+        **documents,
+    )
+    return output
+
+
+@contextmanager
+def without_zero3() -> Iterator[None]:
+    """Inside, transformers builds plain models although the run uses ZeRO-3."""
+    from transformers.integrations import deepspeed, is_deepspeed_zero3_enabled
+
+    if not is_deepspeed_zero3_enabled():
+        yield
+        return
+    config = deepspeed._hf_deepspeed_config_weak_ref()  # type: ignore[misc]
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed.set_hf_deepspeed_config(config)
+
+
+def attention_of(config: Any) -> str:
+    """The attention implementation of a built model, by its name in transformers."""
+    return str(config._attn_implementation)
 
 
 def leave_out_of_saves(model: "nn.Module", names: set[str]) -> None:

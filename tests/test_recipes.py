@@ -8,7 +8,7 @@ import pytest
 from cpt.commands.plan import config_without_weights
 from cpt.hardware import GIB
 from cpt.optim.build import check_rounding
-from cpt.optim.released import check_release
+from cpt.optim.gradients import check_release
 from cpt.planning.activations import count_activations
 from cpt.planning.fitting import fits
 from cpt.planning.memory import plan_memory

@@ -23,10 +23,10 @@ from benchmarks.gpu.cases import CASES, REACHED_BY_MATRICES, Case, tiny
 from benchmarks.gpu.processes import append, read_lines
 from benchmarks.gpu.roofline import ATTENTION, BANDWIDTH, OPTIMIZER_BYTES, Setting, attention_seconds, head_and_loss
 from benchmarks.gpu.systems import loss_of_head
+from cpt.models.attention import torch_kernel
 from cpt.models.compiled import Compiling, compile_layers
 from cpt.models.config import config_from
 from cpt.models.fused_loss import LinearCrossEntropy
-from cpt.models.varlen_attention import torch_kernel
 from cpt.optim.build import build_optimizer
 from cpt.recipe.schema import Optimizer
 

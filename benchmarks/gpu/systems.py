@@ -26,7 +26,7 @@ from benchmarks.gpu.initial import WEIGHTS
 from benchmarks.gpu.watch import Watch
 from cpt.data.build import build_data
 from cpt.data.prepared import PreparedData
-from cpt.models.varlen_attention import attend_each, has_kernel, torch_kernel
+from cpt.models.attention import attend_each, has_kernel, torch_kernel
 from cpt.optim.groups import parameter_groups
 from cpt.planning.fitting import with_chosen_values
 from cpt.recipe.schema import Recipe

@@ -21,7 +21,7 @@ from cpt.export.proven_export import DTYPES, Wish, export_whole, name_of, refuse
 from cpt.export.servable import check_vocabulary, model_warnings
 from cpt.export.task_arithmetic import write_chat_vector
 from cpt.export.trained import TOKENIZER_FILES, find_trained, stored_dtype
-from cpt.models.hashes import weights_folder
+from cpt.models.config import weights_folder
 
 Method = Literal["lora", "task_arithmetic", "average"]
 

@@ -30,7 +30,7 @@ from cpt.files import size_and_hash
 from cpt.hardware import count_cpu_cores, find_gpus
 from cpt.launch.processes import environment_alone, leave_processes
 from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
-from cpt.models.hashes import hash_weights
+from cpt.models.config import hash_weights
 from cpt.process import Child
 from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe

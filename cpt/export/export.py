@@ -17,7 +17,7 @@ from cpt.checkpoints.transaction import in_words, rename_over
 from cpt.errors import CheckpointError
 from cpt.export.merge_lora import BASE_WEIGHTS, merge_into_base
 from cpt.export.model_card import write_model_card
-from cpt.models.families.native import export_native
+from cpt.models.families import export_native
 from cpt.models.new_rows import carry_extension
 from cpt.ranks import is_main_process, main_process_decides, same_command
 from cpt.recipe.schema import Recipe

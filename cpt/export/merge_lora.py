@@ -17,11 +17,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cpt.checkpoints.model_folder import ADAPTER_CONFIG
 from cpt.errors import CheckpointError
 from cpt.export.proof import LogitDifference, ProofText, difference, logits_of
+from cpt.hf_internals import without_zero3
 from cpt.models.adapters import merge_lora
-from cpt.models.build import build_model
-from cpt.models.hashes import hash_weights
-from cpt.models.scoring import scoring_model
-from cpt.models.zero3 import without_zero3
+from cpt.models.build import build_model, scoring_model
+from cpt.models.config import hash_weights
 from cpt.recipe.schema import Model
 
 BASE_WEIGHTS = "base_weights.json"  # beside an adapter: the sha256 of the weight files that it was trained on

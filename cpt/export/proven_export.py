@@ -30,9 +30,8 @@ from cpt.export.proof import ProofText, difference, logits_in_another_process, l
 from cpt.export.servable import adapter_warnings, check_vocabulary, model_warnings
 from cpt.export.trained import Trained, load_whole, tokenizer_of, with_adapter
 from cpt.models.adapters import check_mergeable
-from cpt.models.config import load_config
-from cpt.models.families.register import register_families
-from cpt.models.hashes import hash_weights
+from cpt.models.config import hash_weights, load_config
+from cpt.models.families import register_families
 from cpt.models.inventory import vocabulary_size
 from cpt.models.new_rows import carry_extension
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cpt.errors import CheckpointError
 from cpt.files import write_atomic
-from cpt.models.hashes import sha256_of
+from cpt.models.config import sha256_of
 
 SEAL, CARD = "export.json", "README.md"
 

@@ -34,7 +34,7 @@ from cpt.export.merge_lora import BASE_WEIGHTS, put_on
 from cpt.export.proof import brings_its_code
 from cpt.models.adapters import add_lora
 from cpt.models.build import build_model
-from cpt.models.families.register import register_families
+from cpt.models.families import register_families
 from cpt.plugins import import_user_module
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Recipe

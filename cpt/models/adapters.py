@@ -1,5 +1,5 @@
-"""Adapters through peft: put LoRA, or any other method that can be merged, on a model; and merge them into its
-weights."""
+"""Adapters through peft: put LoRA, or any other method that can be merged, on a model, over base weights in 4 bit if
+the recipe asks (QLoRA, arXiv 2305.14314); and merge them into its weights."""
 
 import copy
 import logging
@@ -7,6 +7,8 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -16,14 +18,14 @@ from peft.tuners.ln_tuning.layer import LNTuningLayer
 from peft.utils import ModulesToSaveWrapper
 from peft.utils.constants import EMBEDDING_LAYER_NAMES
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.pytorch_utils import Conv1D
 
-from cpt.errors import CheckpointError, RecipeError
-from cpt.models.quantized import quantization_of, without_quantization
+from cpt.errors import CheckpointError, RecipeError, ResourceError
 from cpt.plugins import did_you_mean
 from cpt.recipe.huggingface_keys import LORA, PEFT_METHODS, method_of
+from cpt.recipe.schema import LORA_QUANTIZATION
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 # peft refuses them: Mamba's kernels read these weights past the layer that holds the adapter.
 MAMBA_EXCLUDED = ("out_proj", "conv1d")
-OURS = ("preset", "method")
+OURS = ("preset", "method", *LORA_QUANTIZATION)
 """Keys of `model.lora` that are not peft's."""
 START_IN_THE_BASE = ("pissa", "olora", "mica")
 """Values of `init_lora_weights` that take the adapter out of the weights under it."""
@@ -127,8 +129,8 @@ def count_lora_parameters(model: PreTrainedModel, options: Mapping[str, Any]) ->
 def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
     """Freeze the model and add adapters, in fp32 whatever the model's dtype, as is what else is trained."""
     check_lora_options(options, zero3=is_deepspeed_zero3_enabled())
-    # Else gradient checkpointing finds no input that needs a gradient, as the embedding is frozen, and the adapters
-    # learn nothing.
+    # The embedding is frozen: without it gradient checkpointing finds no input with a gradient, and adapters learn
+    # nothing.
     model.enable_input_require_grads()
     adapted = put_adapters(model, options)
     if not is_deepspeed_zero3_enabled():  # there DeepSpeed keeps fp32 copies of all that is trained
@@ -141,23 +143,15 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
                 f"`model.lora` trains {half[0]} of the base in {str(model.dtype).removeprefix('torch.')}, where small"
                 " steps are lost. Remove `bias`, or set `model.dtype: float32`."
             )
-    trainable, total = adapted.get_nb_trainable_parameters()
+    method, (trainable, total) = method_of(options), adapted.get_nb_trainable_parameters()
     if trainable == 0:
-        raise RecipeError(
-            f"`model.lora`: {method_of(options)} with these options trains nothing: they choose nothing of the model."
-        )
-    logger.info(
-        "adapters (%s): %s of %s parameters are trained (%.2f %%)",
-        method_of(options),
-        f"{trainable:,}",
-        f"{total:,}",
-        100 * trainable / total,
-    )
+        raise RecipeError(f"`model.lora`: {method} with these options trains nothing: they choose no layer.")
+    share = f"{trainable:,} of {total:,} parameters are trained ({100 * trainable / total:.2f} %)"
+    logger.info("adapters (%s): %s", method, share)
     return adapted
 
 
 def put_adapters(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
-    """The model inside of peft's."""
     config = config_for(lora_options(model, options), options)
     try:
         # peft calls transformers by names that transformers will drop
@@ -168,7 +162,6 @@ def put_adapters(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftMode
 
 
 def config_for(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> PeftConfig:
-    """The method's own config object."""
     try:
         return config_class(method_of(options))(**{"task_type": "CAUSAL_LM", **chosen})
     except (ValueError, TypeError) as problem:
@@ -179,7 +172,7 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
     """The whole options of the method's config: ours, those of the preset, and what the recipe says on top."""
     method, preset = method_of(options), options.get("preset")
     defaults = DEFAULTS | PRESETS.get(str(preset), {}) if method == LORA else {}
-    chosen = defaults | {key: value for key, value in without_quantization(options).items() if key not in OURS}
+    chosen = defaults | {key: value for key, value in options.items() if key not in OURS}
     if method not in CHOSEN_BY_PEFT:
         chosen.setdefault("target_modules", ALL_LINEAR)
     is_mamba = any(isinstance(module, nn.Conv1d) for module in model.modules())
@@ -234,7 +227,7 @@ def check_mergeable(peft_type: str) -> None:
         )
 
 
-# --- targets ---------------------------------------------------------------------------------------------------------
+# --- targets --------------------------------------------------------------------------------------------------------
 
 
 def adaptable(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
@@ -266,3 +259,75 @@ def embedding_names(model: PreTrainedModel) -> list[str]:
 def is_tied(model: PreTrainedModel) -> bool:
     """True where embedding and head are one matrix."""
     return bool(model.config.get_text_config().tie_word_embeddings)
+
+
+# --- base weights in 4 bit, by bitsandbytes -------------------------------------------------------------------------
+
+BLOCK, BLOCK_OF_SCALES = 64, 256
+BYTES_OF_4_BIT = {
+    False: 0.5 + 4 / BLOCK,  # a scale in fp32 for each block
+    True: 0.5 + 1 / BLOCK + 4 / (BLOCK * BLOCK_OF_SCALES),  # a scale in 8 bit, and one in fp32 for 256 of those
+}
+"""Of each number, by whether the scales are quantized as well."""
+
+
+@dataclass(frozen=True)
+class Quantization:
+    kind: str
+    """nf4: the quantiles of a normal distribution, fp4: floating-point numbers."""
+    double: bool
+    """The scales are quantized too."""
+
+    def config(self, compute: torch.dtype | str) -> BitsAndBytesConfig:
+        """Of linear layers; embeddings and head stay as they are."""
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=self.kind,
+            bnb_4bit_use_double_quant=self.double,
+            bnb_4bit_compute_dtype=compute,
+            bnb_4bit_quant_storage=torch.uint8,
+        )
+
+
+def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
+    """What `model.lora` asks for; None where the base stays whole."""
+    if lora is None or lora.get("quantize") is None:
+        if lora is not None and "double_quantize" in lora:
+            raise RecipeError("`model.lora.double_quantize` has no effect without `model.lora.quantize: nf4`.")
+        return None
+    return Quantization(str(lora["quantize"]), bool(lora.get("double_quantize", True)))
+
+
+def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quantization | None:
+    """Refuse what cannot be quantized here.
+
+    Raises:
+        RecipeError: DeepSpeed's ZeRO-3, which divides weights.
+        ResourceError: bitsandbytes is not installed.
+    """
+    found = quantization_of(lora)
+    if found is not None and zero3:
+        raise RecipeError(
+            "`model.lora.quantize`: DeepSpeed's ZeRO-3 divides weights, and those in 4 bit cannot be divided. They are"
+            " small: leave `training.deepspeed` out."
+        )
+    if found is not None and find_spec("bitsandbytes") is None:
+        raise ResourceError("`model.lora.quantize` needs bitsandbytes. Install it: pip install 'cpt[bitsandbytes]'")
+    return found
+
+
+def keep_layout_on_cpu(model: nn.Module) -> None:
+    """Keep bitsandbytes from packing 4-bit weights in another way.
+
+    On a CPU with AVX-512 and bfloat16 it does so when they are first read without gradients. That fails where the
+    inputs are no multiple of a block, and gradients of later steps, which expect the old layout, are wrong.
+    """
+    for module in model.modules():
+        if "support_avx512bf16_for_cpu" in vars(module):
+            vars(module)["support_avx512bf16_for_cpu"] = False
+
+
+def numbers_in(parameter: torch.Tensor) -> int:
+    """How many weights a parameter stands for; one in 4 bit holds two in each byte."""
+    state = vars(parameter).get("quant_state") if isinstance(parameter, nn.Parameter) else None
+    return parameter.numel() if state is None else torch.Size(state.shape).numel()

@@ -1,6 +1,7 @@
-"""From the recipe's `model:` section to the model that is trained."""
+"""From the recipe's `model:` section to the model that is trained, as a scoring model and under ZeRO-3 too."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, cast
@@ -8,22 +9,26 @@ from typing import Any, cast
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.initialization import no_init_weights
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from cpt.errors import CheckpointError, RecipeError
-from cpt.models.adapters import add_lora
-from cpt.models.attention import choose_attention, why_not_by_bounds
+from cpt.hf_internals import attention_of, without_zero3
+from cpt.models.adapters import Quantization, add_lora, check_quantization, keep_layout_on_cpu
+from cpt.models.attention import VARLEN, VARLEN_NAMES, choose_attention, why_not_by_bounds
 from cpt.models.config import STATE_DICTS, load_config
 from cpt.models.documents import keep_documents_apart, try_documents_apart
-from cpt.models.families.gpt2 import CptGPT2Config, pad_vocabulary
+from cpt.models.families import CptGPT2Config, pad_vocabulary
 from cpt.models.inventory import (
     attention_heads,
     claims_to_keep_documents_apart,
@@ -31,10 +36,7 @@ from cpt.models.inventory import (
     vocabulary_size,
 )
 from cpt.models.new_rows import new_ids, train_only_rows
-from cpt.models.quantized import Quantization, check_quantization, keep_layout_on_cpu
-from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
-from cpt.models.varlen_attention import VARLEN
-from cpt.models.zero3 import build_partitioned
+from cpt.ranks import is_main_process, main_process_first
 from cpt.recipe.paths import is_local
 from cpt.recipe.schema import Model
 
@@ -72,10 +74,8 @@ def build_model(
     config = load_config(model)
     _check_vocabulary(model, config, tokenizer)
     learning = new_ids(Path(str(model.path)).expanduser()) if model.train_only == "new_rows" else None
-    config.use_cache = (
-        False  # training never reuses keys and values, and a cache would switch the isolation of documents off
-    )
-
+    # Training never reuses keys and values, and with a cache documents would not be kept apart.
+    config.use_cache = False
     weights = DTYPES.get(model.dtype, dtype)
     quantization = check_quantization(model.lora, zero3=is_deepspeed_zero3_enabled())
     attention = _attention(model, config, half_precision=mixed_precision or weights != torch.float32, packed=packed)
@@ -85,9 +85,8 @@ def build_model(
 
     with torch.random.fork_rng(devices=[]):  # the run's own random numbers do not depend on how many the weights took
         torch.manual_seed(seed)
-        built = (
-            build_partitioned(build_whole, model.trust_remote_code) if is_deepspeed_zero3_enabled() else build_whole()
-        )
+        zero3 = is_deepspeed_zero3_enabled()
+        built = build_partitioned(build_whole, model.trust_remote_code) if zero3 else build_whole()
         if model.dtype != "auto" and built.dtype != DTYPES[model.dtype]:
             raise RecipeError(
                 f"model.dtype is {model.dtype}, but DeepSpeed's config keeps {built.dtype}. Use `model.dtype: auto`."
@@ -95,12 +94,13 @@ def build_model(
         torch.manual_seed(seed)
         if attention in VARLEN_NAMES:
             keep_documents_apart(built)
-        if packed and claims_to_keep_documents_apart(built) and not is_deepspeed_zero3_enabled():
+        if packed and claims_to_keep_documents_apart(built) and not zero3:
             try_documents_apart(built)
         ready = built if model.lora is None else add_lora(built, model.lora)
     if learning is not None:
         train_only_rows(built, learning)
-    if "output_router_logits" in vars(config) and vars(config).get("router_aux_loss_coef"):
+    values = config.to_dict()
+    if "output_router_logits" in values and values.get("router_aux_loss_coef"):
         ready.register_forward_pre_hook(_balance_experts_in_training, with_kwargs=True)
     return ready
 
@@ -108,8 +108,7 @@ def build_model(
 def _balance_experts_in_training(
     model: torch.nn.Module, arguments: Any, keywords: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """transformers adds the balance loss wherever router logits are asked for: losses of evaluations must be
-    cross-entropy alone."""
+    """transformers adds the balance loss to all router logits; evaluations need the cross entropy alone."""
     return arguments, {"output_router_logits": model.training} | keywords
 
 
@@ -138,7 +137,7 @@ def _build_whole(
 
 
 def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, packed: bool) -> str | None:
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # its class comes with the weights: transformers will tell
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # its class comes with the weights
         if packed and (model.attention == VARLEN or "flash" in model.attention):
             raise RecipeError(
                 f"model.attention: {model.attention}: whether documents of packed rows stay apart with it cannot be"
@@ -146,16 +145,12 @@ def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, 
             )
         return None if model.attention == "auto" else model.attention
     model_class = _model_class(config)
-    chosen = choose_attention(
-        model.attention, model_class, config=config, half_precision=half_precision, packed=packed
-    )
-    why = (
-        why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed)
-        or "packed rows in half precision"
-    )
+    needs: dict[str, Any] = {"config": config, "half_precision": half_precision, "packed": packed}
+    chosen = choose_attention(model.attention, model_class, **needs)
+    why = why_not_by_bounds(model_class, **needs) or "packed rows in half precision"
     how = f" (auto: {why})" if model.attention == "auto" else ""
     if chosen == VARLEN and not torch.cuda.is_available():
-        how += ", by torch's SDPA document after document: its kernel needs a GPU"
+        how += " by torch's SDPA, one document after the other (its kernel needs a GPU)"
     if model.attention != "auto" or attention_heads(config):
         logger.info("attention: %s%s", chosen, how)
     return chosen
@@ -233,8 +228,7 @@ def _converted_weights(path: str, model: Model, config: PreTrainedConfig) -> dic
 
 
 def _take_special_tokens(built: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """New weights know no token yet, so bos, eos and pad are the tokenizer's, and not those that the config was
-    published with."""
+    """New weights know no token yet, so bos, eos and pad are the tokenizer's, not those of the published config."""
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         token = getattr(tokenizer, name)
         setattr(built.config, name, token)
@@ -259,3 +253,90 @@ def _check_parameters(model: Model, built: PreTrainedModel) -> None:
             f"model.parameters says {expected:,}, the built model has {actual:,}. Correct model.config or"
             " model.parameters."
         )
+
+
+# --- scoring models --------------------------------------------------------------------------------------------------
+
+HEAD = "score"
+
+
+def check_scoring(config: PreTrainedConfig) -> None:
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise RecipeError(
+            f"`stage` reward: transformers has no sequence classifier for `{config.model_type}`. Choose a model of"
+            " another architecture, such as llama or qwen3."
+        )
+
+
+def scoring_model(
+    model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int = 42, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel | PeftModel:
+    """The recipe's model with a head of one output, read at a text's last token.
+
+    The body has the weights that the recipe names; the head is drawn from the seed.
+    """
+    whole = build_model(model.model_copy(update={"lora": None}), tokenizer, seed=seed, dtype=dtype)
+    assert isinstance(whole, PreTrainedModel), "without adapters"
+    config = whole.config
+    check_scoring(config)
+    config.num_labels = 1
+    config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    kind: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
+    with without_zero3(), torch.device("meta"):  # its body is not wanted
+        scoring: PreTrainedModel = kind(config)
+    setattr(scoring, scoring.base_model_prefix, getattr(whole, whole.base_model_prefix))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = nn.Linear(scoring.get_submodule(HEAD).in_features, 1, bias=False)  # type: ignore[arg-type]
+        nn.init.normal_(head.weight, std=config.get_text_config().initializer_range)
+        setattr(scoring, HEAD, head.to(dtype))
+        if model.lora is None:
+            return scoring
+        torch.manual_seed(seed)
+        return add_lora(scoring, {**model.lora, "task_type": "SEQ_CLS", "modules_to_save": [HEAD]})
+
+
+# --- ZeRO-3 ----------------------------------------------------------------------------------------------------------
+
+
+def build_partitioned(build_whole: Callable[[], PreTrainedModel], trust_remote_code: bool) -> PreTrainedModel:
+    """Build the whole model on the main process, and return this process' part of it.
+
+    transformers partitions while it builds, and then draws other random weights than without ZeRO-3. Built whole, a
+    seed means the same weights under every launcher. It costs host memory for one copy on the main process, as reading
+    a checkpoint under ZeRO-3 does in any case.
+    """
+    import torch.distributed as dist
+
+    with without_zero3():
+        whole = main_process_first(lambda: build_whole() if is_main_process() else None)
+    shared: list[PreTrainedConfig | torch.dtype | str | None] = [None, None, None]
+    if whole is not None:
+        shared = [whole.config, whole.dtype, attention_of(whole.config)]
+    dist.broadcast_object_list(shared, src=0)
+    config, dtype, attention = shared
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code
+        )
+    _copy_weights(whole, model)
+    if whole is not None and whole.generation_config is not None:
+        model.generation_config = whole.generation_config
+    return model
+
+
+@torch.no_grad()
+def _copy_weights(whole: PreTrainedModel | None, model: PreTrainedModel) -> None:
+    import deepspeed
+    import torch.distributed as dist
+
+    source = {} if whole is None else dict(whole.named_parameters())
+    for name, parameter in model.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+            if source:
+                parameter.copy_(source[name])
+    buffers = {} if whole is None else dict(whole.named_buffers())
+    for name, buffer in model.named_buffers():
+        if buffers:
+            buffer.copy_(buffers[name])
+        dist.broadcast(buffer, src=0)

@@ -2,9 +2,8 @@
 keep their names.
 
 Hugging Face compiles the model as a whole, for any shape: slower to start, and anew for shapes that change. Here
-evaluation and generation, whose shapes do change, run as they were written. Layers that are computed again in the
-backward pass are so inside their graph, where the
-compiler knows it: a checkpoint around a compiled layer cannot see which buffers that layer writes to twice.
+evaluation and generation, whose shapes do change, stay uncompiled. A layer's gradient checkpoint is inside its graph:
+around a compiled layer it cannot see which buffers that layer writes to twice.
 """
 
 import importlib.util
@@ -23,6 +22,7 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import require_programs
 from cpt.plugins import did_you_mean
 from cpt.recipe.automatic import AUTO, CHECKPOINTING
+from cpt.torch_internals import allow_graphs_per_function, compiled_call, set_compiled_call, uncompiled_call
 
 INDUCTOR = "inductor"
 MODES = ("default", "max-autotune-no-cudagraphs")
@@ -30,12 +30,11 @@ MODES = ("default", "max-autotune-no-cudagraphs")
 KEY, BACKEND_KEY, MODE_KEY = (f"`training.torch_compile{ending}`" for ending in ("", "_backend", "_mode"))
 KEYS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
 MOST_GRAPHS = 32
-"""Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; beyond, torch would go on
+"""Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; beyond, torch runs
 uncompiled."""
 UNDER_ZERO3 = "DeepSpeed's ZeRO-3 gathers parameters in hooks inside each layer, which break its graph"
-UNDER_FSDP = (  # torch 2.11 to 2.13
-    "FSDP's hooks break the graph of a layer that is computed again in the backward pass"
-)
+# torch 2.11 to 2.13
+UNDER_FSDP = "FSDP's hooks break the graph of a layer that is computed again in the backward pass"
 UNEVEN = "batches differ in shape, and each new shape would be compiled anew"
 RECOMPUTE = "recompute_in_graph"
 """Attribute of a layer: the checkpoint that its compiled call goes through."""
@@ -50,14 +49,13 @@ class Compiling:
 
 
 def wanted_compiling(training: Mapping[str, Any]) -> Compiling | None:
-    """What the keys of `training:` ask for; a backend or a mode alone asks too, as in Hugging Face's Trainer. `auto`
-    asks for nothing."""
+    """What `training:` asks for: a backend or a mode alone asks too, as in Hugging Face's Trainer; `auto` does not."""
     wanted, backend, mode = (training.get(key) for key in KEYS)
     return Compiling(backend or INDUCTOR, mode) if wanted not in (None, False, AUTO) or backend or mode else None
 
 
 def take_compiling(arguments: TrainingArguments) -> Compiling | None:
-    """What the arguments ask for; from now on they no longer ask Hugging Face to compile the whole model."""
+    """What the arguments ask for; afterwards they no longer ask Hugging Face to compile the whole model."""
     wanted = wanted_compiling(vars(arguments))
     arguments.torch_compile, arguments.torch_compile_backend, arguments.torch_compile_mode = False, None, None
     return wanted
@@ -80,24 +78,19 @@ def check_compiling(
     wanted = wanted_compiling(training)
     if wanted is None:
         return
-    from torch._dynamo import list_backends  # seconds to import
-
-    if wanted.backend not in (backends := list_backends(exclude_tags=())):
+    if wanted.backend not in (backends := torch.compiler.list_backends(exclude_tags=())):
         raise RecipeError(f"{BACKEND_KEY}: no backend `{wanted.backend}`.{did_you_mean(wanted.backend, backends)}")
     if wanted.mode is not None and (wanted.mode not in MODES or wanted.backend != INDUCTOR):
         raise RecipeError(
             f"{MODE_KEY}: expected {' or '.join(MODES)}, with {BACKEND_KEY} `{INDUCTOR}`, got `{wanted.mode}` with"
             f" `{wanted.backend}`."
         )
-    why_not = {
-        f"{UNDER_ZERO3}. Remove the key, or use a profile of stage 1 or 2": zero3,
-        f"{UNDER_FSDP}, and none would be compiled. Set it or `training.gradient_checkpointing` to false": (
-            recomputes_under_fsdp(training)
-        ),
-        f"{UNEVEN}. Use `data.packing: best_fit`, or remove the key": not even_rows,
-    }
-    for reason in (reason for reason, applies in why_not.items() if applies):
-        raise RecipeError(f"{KEY}: {reason}.")
+    if zero3:
+        raise RecipeError(f"{KEY}: {UNDER_ZERO3}. Remove the key, or use a profile of stage 1 or 2.")
+    if recomputes_under_fsdp(training):
+        raise RecipeError(f"{KEY}: {UNDER_FSDP}. Set it or `training.gradient_checkpointing` to false.")
+    if not even_rows:
+        raise RecipeError(f"{KEY}: {UNEVEN}. Use `data.packing: best_fit`, or remove the key.")
     on_gpu = torch.cuda.is_available() if has_gpu is None else has_gpu
     if wanted.backend == INDUCTOR:
         require_programs("g++", reason=f"{KEY}: {INDUCTOR} compiles its kernels")
@@ -121,12 +114,10 @@ def compile_layers(model: nn.Module, compiling: Compiling) -> int:
         raise RecipeError(
             f"{KEY}: {type(model).__name__} has no decoder layers that transformers knows. Set it to false."
         )
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_GRAPHS)
-    # It would cut graphs at DDP's buckets; layers are small enough, and checkpoints stay whole.
-    torch._dynamo.config.optimize_ddp = False
+    allow_graphs_per_function(MOST_GRAPHS)
     compiled = torch.compile(call_in_graph, dynamic=False, backend=compiling.backend, mode=compiling.mode)
     for part in parts:
-        part._compiled_call_impl = CompiledCall(part, compiled)  # type: ignore[assignment]  # where `Module.compile` puts it
+        set_compiled_call(part, CompiledCall(part, compiled))
     return len(parts)
 
 
@@ -158,28 +149,27 @@ class CompiledCall:
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         if self.module.training and torch.is_grad_enabled():
             return self.compiled(self.module, *inputs, **options)
-        return self.module._call_impl(*inputs, **options)
+        return uncompiled_call(self.module)(*inputs, **options)
 
 
 def call_in_graph(module: nn.Module, *inputs: Any, **options: Any) -> Any:
     """What is compiled. One function for all modules, so that those that are alike share a graph."""
     recompute = vars(module).get(RECOMPUTE)
     if recompute is None:
-        return module._call_impl(*inputs, **options)
-    return recompute(partial(module._call_impl, **options), *inputs)
+        return uncompiled_call(module)(*inputs, **options)
+    return recompute(partial(uncompiled_call(module), **options), *inputs)
 
 
 def move_checkpoints_into_graphs(model: PreTrainedModel | PeftModel) -> None:
-    """Of layers that transformers has set up to be checkpointed around their call; later versions do so inside of it
-    anyway."""
+    """Of layers that transformers checkpoints around their call; later versions do so inside of it."""
     if not CHECKPOINTS_AROUND_CALLS:
         return
     for layer in decoder_layers(model):
-        if layer.gradient_checkpointing and isinstance(layer._compiled_call_impl, CompiledCall):
+        if layer.gradient_checkpointing and isinstance(compiled_call(layer), CompiledCall):
             vars(layer)[RECOMPUTE] = vars(layer)["_gradient_checkpointing_func"]
             vars(layer)["_gradient_checkpointing_func"] = call_now
 
 
 def call_now(function: Any, *inputs: Any) -> Any:
-    """In the place of a checkpoint that is elsewhere."""
+    """In the place of a checkpoint that is in the graph."""
     return function(*inputs)

@@ -1,18 +1,20 @@
-"""Which architecture a `model:` section means: its config, without opening any weights."""
+"""Which model a `model:` section means: its config without opening any weights, its rotary positions, and the sha256
+of its weight files for the run's record."""
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, StrictDataclassError
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
-from cpt.errors import RecipeError, ResourceError
+from cpt.errors import CheckpointError, RecipeError, ResourceError
 from cpt.hub import refuse_unreachable
-from cpt.models.families.gpt2 import CptGPT2Config
-from cpt.models.families.register import FAMILIES, register_families
-from cpt.models.rope import with_rope
+from cpt.models.families import FAMILIES, CptGPT2Config, register_families
 from cpt.plugins import did_you_mean, import_user_module
 from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import unfinished_run
@@ -40,7 +42,7 @@ def load_config(model: Model) -> PreTrainedConfig:
         config = with_rope(config, model.rope.model_dump(exclude_none=True))
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not model.trust_remote_code:
         raise RecipeError(
-            f"model: `{config.model_type}` is no causal language model, so it cannot be trained here. Choose one."
+            f"model: `{config.model_type}` is not a causal language model, so it cannot be trained here. Choose one."
         )
     return config
 
@@ -124,11 +126,11 @@ def _check_folder(path: str) -> None:
     if folder.is_dir() and not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
             raise RecipeError(
-                f"model.path: {path} is an adapter without its base. Make one model of both, then go on from it: "
+                f"model.path: {path} is an adapter without its base. Make one model of both, then continue from it: "
                 f"cpt merge --method lora BASE {path} --output FOLDER (an adapter of another base is refused there)."
             )
         raise RecipeError(
-            f"model.path: {path} has no config.json, so it is no model folder. Give one written by save_pretrained."
+            f"model.path: {path} has no config.json, so it is not a model folder. Give one written by save_pretrained."
         )
 
 
@@ -149,8 +151,7 @@ def _hub_error(path: str, problem: OSError) -> RecipeError | ResourceError:
 
 
 def value_of(config: PreTrainedConfig, name: str) -> Any:
-    """A config's value under its own name or an older spelling of it, which only attribute access knows; None where
-    there is none."""
+    """A config's value under its name or an older spelling, which only attribute access knows; None without one."""
     return getattr(config, name, None)
 
 
@@ -159,32 +160,22 @@ def _check_keys(model_type: str, values: Mapping[str, Any]) -> None:
     config_class = CONFIG_MAPPING[model_type]
     if not dataclasses.is_dataclass(config_class) or not config_class.__module__.startswith(("transformers.", "cpt.")):
         return  # a user's own class may take what it likes
-    known = (
-        {field.name for field in dataclasses.fields(config_class)}
-        | set(config_class.attribute_map)
-        | LEGACY_KEYS
-        | UNDECLARED_KEYS
-    )
+    known = {field.name for field in dataclasses.fields(config_class)}
+    known |= {*config_class.attribute_map, *LEGACY_KEYS, *UNDECLARED_KEYS}
     for key in values:
         if key not in known:
             raise RecipeError(f"model.config.{key} is not a key of `{model_type}`.{did_you_mean(key, known)}")
 
 
 def _adopt(found: PreTrainedConfig, written: PreTrainedConfig) -> PreTrainedConfig:
-    """Our family's config for a checkpoint of the architecture that it equals: the written one, its shape still to be
-    compared."""
+    """Our family's config for a checkpoint of the architecture that it equals; its shape is compared afterwards."""
     if found.model_type == "minimind":  # MiniMind's own config.json has other names; the weights must fit the shape
         return written
-    own = type(written)
-    values = {
-        field.name: value_of(found, field.name)
-        for field in dataclasses.fields(type(found))
-        if "pdrop" not in field.name
-    }
+    values = {field.name: value_of(found, field.name) for field in dataclasses.fields(type(found))}
     if isinstance(written, CptGPT2Config):
         values |= {"unpadded_vocab_size": found.vocab_size, "vocab_size": max(written.vocab_size, found.vocab_size)}
         values |= {name: vars(written)[name] for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
-    return own(**values | {"architectures": None})
+    return type(written)(**values | {"architectures": None})
 
 
 def _compare(keys: Mapping[str, Any], written: PreTrainedConfig, found: PreTrainedConfig, path: str) -> None:
@@ -202,3 +193,78 @@ def _compare(keys: Mapping[str, Any], written: PreTrainedConfig, found: PreTrain
             + "\nCorrect or remove model.config (a `base:` brings its own: name another file there), or write "
             + "`model.from_scratch: true` for new weights of that shape."
         )
+
+
+def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrainedConfig:
+    """The config with the positions that `model.rope` asks for, which exported models then carry.
+
+    YaRN (arXiv 2309.00071) keeps what near tokens see and presses the far positions together by `factor`; a larger
+    base (`theta`) turns all of them more slowly (arXiv 2309.16039). Both need training on long rows.
+
+    Args:
+        config: changed in place.
+        wanted: `theta`, `type` and `factor`, `length`.
+    """
+    text = config.get_text_config()
+    found = text.to_dict().get("rope_parameters")
+    if not isinstance(found, dict) or "rope_type" not in found:
+        reason = "has other positions in each kind of layer" if found else "has no rotary positions"
+        raise RecipeError(
+            f"`model.rope`: {config.model_type} {reason}, so they cannot be changed by this key. Remove it."
+        )
+    if not wanted:
+        raise RecipeError("`model.rope` is empty: write `theta: 1e6`, or `{type: yarn, factor: 8}`, or remove it.")
+    if ("type" in wanted) != ("factor" in wanted):
+        raise RecipeError(
+            "`model.rope`: `type` and `factor` go together: `{type: yarn, factor: 8}` reaches eight times as far."
+        )
+    original = int(found.get("original_max_position_embeddings") or text.max_position_embeddings)
+    rope = {name: found[name] for name in ("rope_theta", "rope_type", "partial_rotary_factor") if name in found}
+    if "theta" in wanted:
+        rope["rope_theta"] = float(wanted["theta"])
+    length = int(wanted.get("length") or text.max_position_embeddings)
+    if "type" in wanted:
+        factor = float(wanted["factor"])
+        rope |= {"rope_type": wanted["type"], "factor": factor, "original_max_position_embeddings": original}
+        length = int(wanted.get("length") or original * factor)
+        if length > original * factor:
+            raise RecipeError(
+                f"`model.rope.length` is {length:,}: positions that are pressed together {factor:g} times reach from"
+                f" {original:,} to {int(original * factor):,}. Write a larger `factor`."
+            )
+    elif found["rope_type"] != "default":
+        rope = {**found, **rope}
+    text.rope_parameters = rope
+    text.max_position_embeddings = length
+    return config
+
+
+# --- weight files ----------------------------------------------------------------------------------------------------
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.pt")
+
+
+def hash_weights(path: str, revision: str | None = None) -> dict[str, str]:
+    """File name -> sha256 of each weight file of a local folder or file, or of the Hub's snapshot in the cache."""
+    place = weights_folder(path, revision)
+    files = [place] if place.is_file() else sorted({file for pattern in WEIGHTS for file in place.glob(pattern)})
+    return sha256_of({file.name: file for file in files})
+
+
+def weights_folder(path: str, revision: str | None = None) -> Path:
+    """The local folder or file itself, or the Hub's snapshot in the cache."""
+    if is_local(path):
+        return Path(path).expanduser()
+    config = try_to_load_from_cache(path, "config.json", revision=revision)
+    if not isinstance(config, str):
+        raise CheckpointError(f"{path} is not in the Hub cache of this machine. Fetch it: hf download {path}")
+    return Path(config).parent
+
+
+def sha256_of(files: Mapping[str, Path]) -> dict[str, str]:
+    def digest(file: Path) -> str:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
+    with ThreadPoolExecutor(max_workers=4) as pool:  # hashlib lets other threads run
+        return dict(zip(files, pool.map(digest, files.values()), strict=True))

@@ -1,17 +1,28 @@
-"""Where the documents of a batch begin and end, found once a batch, and handed to the attention of every layer in the
-place of a mask."""
+"""Where the documents of packed rows begin and end: found once a batch, handed to the attention of every layer in the
+place of a mask, also where several processes share a row (DeepSpeed Ulysses).
+
+Ulysses gives each process a part of the tokens, and attention exchanges parts of rows for some of the heads.
+DeepSpeed's own attention drops whatever says where documents begin: documents of packed rows would read each other,
+and windows would be ignored. Here the documents' bounds go through it.
+"""
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import PreTrainedModel
+from torch.nn import functional as F
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cpt.errors import RecipeError
+from cpt.hf_internals import attention_of
+from cpt.models.attention import VARLEN, VARLEN_NAMES
 from cpt.models.inventory import runs_along_the_row
+from cpt.torch_internals import has_forward_pre_hook, mark_dynamic
 
 BOUNDS, LONGEST = "cu_seq_lens_q", "max_length_q"  # transformers' names
 FEWEST_BOUNDS = 32
@@ -19,6 +30,14 @@ FEWEST_TOKENS = 128  # of the longest document; kernels compute blocks of so man
 PARTS = (slice(0, 5), slice(5, 8))  # the documents of a trial
 # Share of the largest logit. bf16 rounds by 0.004, and kernels for several lengths add up in another order.
 TOLERANCE = 0.02
+IGNORED = -100
+# Packed losses and gradients were compared with those of one process: tests/models/test_shared_rows.py.
+PROVEN_SHARED = """
+    apertus arcee aria_text bitnet cohere cohere2 cohere2_moe cwm ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo gemma
+    gemma3_text glm glm4 glm4_moe granite granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax
+    internlm3 iquestcoder jais2 kolibri1 laguna llama mellum minimax_m2 minimind2 minimind3 ministral ministral3 mistral mixtral
+    nanochat nemotron olmo olmo2 olmo3 olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe smollm3 solar_open stablelm starcoder2
+"""  # noqa: E501
 
 
 def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
@@ -66,11 +85,10 @@ def hand_over_documents(
     """Forward pre-hook of a model without its head: bounds instead of a mask, from the batch, or else from the
     positions.
 
-    transformers passes a mask of four dimensions on as it is, and every layer's attention gets it: also where layers
-    drop other arguments, and where gradient checkpointing runs a layer again in the backward pass. The longest
-    document's length is a dimension of it, without
-    memory: a number would make a graph of its own for each length. Nothing is remembered between batches. With a mask,
-    or a cache of keys and values, attention is left to the mask, as everywhere in transformers.
+    transformers passes a mask of four dimensions on as it is, and every layer's attention gets it, also where layers
+    drop other arguments and where gradient checkpointing runs a layer again. The longest document's length is a
+    dimension of it, without memory: a number would need a graph for each length. With a mask, or a cache of keys and
+    values, attention is left to the mask, as everywhere in transformers.
     """
     given = dict(keywords)
     bounds, longest, positions = given.pop(BOUNDS, None), given.pop(LONGEST, None), given.get("position_ids")
@@ -78,19 +96,13 @@ def hand_over_documents(
     if has_mask or positions is None or positions.dim() != 2:
         return arguments, given
     if bounds is None:
-        inputs = next(
-            value for value in (given.get("input_ids"), given.get("inputs_embeds"), *arguments) if value is not None
-        )
-        bounds = document_bounds(positions.expand(inputs.shape[0], -1))
+        inputs = [given.get("input_ids"), given.get("inputs_embeds"), *arguments]
+        rows = next(len(values) for values in inputs if values is not None)
+        bounds = document_bounds(positions.expand(rows, -1))
     mask = bounds.expand(1, 1, longest or positions.shape[1], -1)
-    torch._dynamo.maybe_mark_dynamic(mask, [2, 3])  # one graph for any number and any length of documents
+    mark_dynamic(mask, [2, 3])  # one graph for any number and any length of documents
     given["attention_mask"] = mask
     return arguments, given
-
-
-def takes_bounds(mask: torch.Tensor | None) -> bool:
-    """Whether what an attention function got as its mask are bounds: true masks are of booleans or fractions."""
-    return mask is not None and mask.dtype == torch.int32
 
 
 def keep_documents_apart(model: PreTrainedModel) -> None:
@@ -125,7 +137,7 @@ def try_documents_apart(model: PreTrainedModel) -> None:
     if not largest <= TOLERANCE * float(alone.abs().max()):
         raise RecipeError(
             f"{type(model).__name__} says `keeps_documents_apart`, but the second document of a row sees the first:"
-            f" logits differ by {largest:.2g} from those of the document alone. Mend its forward, or write"
+            f" logits differ by {largest:.2g} from those of the document alone. Fix its forward, or write"
             " `data.packing: token_budget`."
         )
 
@@ -133,11 +145,100 @@ def try_documents_apart(model: PreTrainedModel) -> None:
 def wants_bounds(model: nn.Module | None) -> bool:
     """Whether batches should bring them: the hook is there, and the model takes further arguments to hand them on."""
     whole = model.get_base_model() if isinstance(model, PeftModel) else model
-    if (
-        not isinstance(whole, PreTrainedModel)
-        or hand_over_documents not in whole.base_model._forward_pre_hooks.values()
-    ):
+    if not isinstance(whole, PreTrainedModel) or not has_forward_pre_hook(whole.base_model, hand_over_documents):
         return False
     return any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(whole.forward).parameters.values()
     )
+
+
+# --- rows that several processes share ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PartOfRows:
+    """Cuts micro-batches; it can be sent to worker processes.
+
+    Args:
+        number: of this process' part, in the order of the tokens.
+        parts: processes that share a row.
+    """
+
+    number: int
+    parts: int
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """This process' tokens, each with the label of the next one, also of another part; the bounds stay whole.
+
+        Args:
+            batch: rows of one length, with `labels` and `position_ids`, and without a mask.
+        """
+        whole = add_document_bounds(batch)
+        documents = {name: whole.pop(name) for name in (BOUNDS, LONGEST)}
+        labels = F.pad(whole.pop("labels"), (0, 1), value=IGNORED)[..., 1:]
+        cut = {name: self.of(values) for name, values in whole.items()}
+        return {**cut, "labels": self.of(labels), "shift_labels": self.of(labels), **documents}
+
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Its part of each row: [rows, tokens]."""
+        return rows.chunk(self.parts, dim=1)[self.number].contiguous()
+
+
+def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> None:
+    """Refuse models that would learn something else from parts of rows.
+
+    Args:
+        attention: what the model runs with, by transformers' name.
+    """
+    key = "`training.parallelism_config.sp_size`"
+    values = config.get_text_config().to_dict()
+    if attention not in VARLEN_NAMES:
+        raise RecipeError(
+            f"{key}: with `{attention}` documents of one row would read each other, as DeepSpeed drops the mask that"
+            f" keeps them apart. Write `model.attention: {VARLEN}`."
+        )
+    if config.model_type not in PROVEN_SHARED.split():
+        why = f"whether {config.model_type} learns the same from parts of rows has not been tried"
+        raise RecipeError(f"{key}: {why}. Remove it: ZeRO-3 and FSDP2 split any model.")
+    if values.get("output_router_logits") and values.get("router_aux_loss_coef"):
+        remedy = "Write `model.config.router_aux_loss_coef: 0.0`"
+        raise RecipeError(f"{key}: the experts' balance would be measured on parts of rows. {remedy}.")
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = int(values.get(name) or values["num_attention_heads"])
+        if heads % parts:
+            raise RecipeError(
+                f"{key} is {parts}, which does not divide {config.model_type}'s {heads} `{name}`. Take a divisor of"
+                " them."
+            )
+
+
+def attend_over_processes(config: PreTrainedConfig, micro_batch: int, group: Any) -> None:
+    """Give whole rows, and the documents' bounds in them, to the attention that the model runs with.
+
+    Args:
+        config: of the model, in place of whose attention accelerate has put DeepSpeed's already.
+        micro_batch: rows in a batch.
+        group: the processes that share them.
+    """
+    from deepspeed.runtime.sequence_parallel import ulysses_sp  # DeepSpeed is imported by runs that use it
+
+    name, text = attention_of(config), config.get_text_config()
+    exchange = ulysses_sp.UlyssesSPAttentionHF(
+        attn=AttentionInterface()[name],  # a new object has what is registered, without accelerate's change
+        batch_size=micro_batch,
+        attn_head_count=text.num_attention_heads,
+        attn_head_size=vars(text).get("head_dim") or text.hidden_size // text.num_attention_heads,
+        kv_head_count=text.num_key_value_heads,
+        num_hidden_layers=text.num_hidden_layers,
+        process_group=group,
+        seq_length_is_variable=True,
+        disable_in_eval=True,
+    )
+
+    def attention(module: nn.Module, query: torch.Tensor, *others: Any, **options: Any) -> Any:
+        # In each layer it gathers positions, for kernels that need them; one number is enough where bounds do that.
+        if module.training:
+            options["position_ids"] = torch.zeros(1, 1, dtype=torch.int64, device=query.device)
+        return exchange(module, query, *others, **options)
+
+    ALL_ATTENTION_FUNCTIONS[name] = attention

@@ -1,15 +1,14 @@
 """The cross entropy of a causal language model without all of its logits in memory, for every architecture.
 
 The head is applied to some thousand tokens at a time. One kernel turns their logits into the gradient of the loss, in
-place, so that the logits of a chunk are written once and no more of them are alive. The gradients of the head and of
-its inputs are made in the forward
-pass: the head's accumulate in fp32 over the chunks, and nothing waits for the GPU.
+place. The gradients of the head and of its inputs are made in the forward pass: the head's accumulate in fp32 over the
+chunks, and nothing waits for the GPU.
 
 Why not a library (torch 2.13, liger-kernel 0.8.5, cut-cross-entropy 25.1):
 
 - torch's `linear_cross_entropy` is not in torch 2.11, and divides by a number on the GPU only in one more pass over
   the head's gradient.
-- Liger waits for the GPU twice in each micro-batch, and knows neither GPT-2 nor Nemotron-H nor MiniMind.
+- Liger waits for the GPU twice in each micro-batch, and has no support for GPT-2, Nemotron-H and MiniMind.
 - cut-cross-entropy computes the logits again in the backward pass (4/3 of the head's FLOPs).
 """
 
@@ -28,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
 
 from cpt.errors import RecipeError
-from cpt.models.families.gpt2 import PaddedVocabularyHead
+from cpt.models.families import PaddedVocabularyHead
 from cpt.ranks import tell
 
 IGNORED = -100
@@ -36,9 +35,7 @@ LIGER_WITHOUT_LOSS = {"fused_linear_cross_entropy": False, "cross_entropy": Fals
 FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier", "logits_scaling")
 LOGIT_BYTES_AT_ONCE = 2 * 2**30  # of a chunk, in half precision
 MOST_TOKENS, FEWEST_TOKENS = 8192, 256
-PADDED_TO = (
-    64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) begin aligned, for wide loads
-)
+PADDED_TO = 64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) begin aligned
 ROWS_ON_CPU = 64  # whose fp32 copies are alive at once, where no kernel runs
 SCORED_POSITIONS = 1024  # through the head at once in an evaluation: 1 GiB in fp32 for a vocabulary of 256k
 
@@ -144,15 +141,12 @@ class LinearCrossEntropy(torch.autograd.Function):
             cap: soft cap of the logits; 0 for none.
             chunk: tokens at once; None for as many as `chunk_of` says.
         """
-        dtype = (
-            torch.get_autocast_dtype(hidden.device.type)
-            if torch.is_autocast_enabled(hidden.device.type)
-            else weight.dtype
-        )
+        kind = hidden.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
         # Before the division, fp16 gradients would vanish; bf16 has the exponents of fp32.
         inside = torch.ones_like(scale) if dtype == torch.float16 else scale
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(kind, enabled=False):
             inputs, head = hidden.to(dtype), weight.to(dtype)
             accumulates = for_weight and weight.dtype != torch.float32
             size = chunk or chunk_of(len(inputs), *head.shape, accumulates=accumulates)
@@ -194,10 +188,8 @@ class LinearCrossEntropy(torch.autograd.Function):
             )
         made, ctx.made = ctx.made, None
         factor = gradient if ctx.outside is None else gradient * ctx.outside
-        gradients = [
-            None if one is None else one.mul_(factor).to(dtype) for one, dtype in zip(made, ctx.dtypes, strict=True)
-        ]
-        return *gradients, None, None, None, None
+        pairs = zip(made, ctx.dtypes, strict=True)
+        return *(None if one is None else one.mul_(factor).to(dtype) for one, dtype in pairs), None, None, None, None
 
 
 class FusedLoss:
@@ -214,6 +206,7 @@ class FusedLoss:
 
     def __init__(self, model: PreTrainedModel | PeftModel, *, tokens: int | None = None) -> None:
         whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        self.model = whole
         self.head: Any = head_of(whole)
         self.tokens = tokens
         self.plain, self.own_forward = whole.loss_function, self.head.forward
@@ -223,17 +216,15 @@ class FusedLoss:
         self.scored: tuple[torch.Tensor, torch.Tensor] | None = None
         self.is_scorable: bool | None = None
         """Whether `factor` and `cap` are all that the model does to its logits; None before the first `score`."""
-        self.factor = logit_factor(whole.config.get_text_config())
-        self.cap = float(getattr(whole.config.get_text_config(), SOFT_CAP, None) or 0)
+        config: PreTrainedConfig = whole.config.get_text_config()
+        self.factor = logit_factor(config)
+        self.cap = float(getattr(config, SOFT_CAP, None) or 0)
         self.hidden: torch.Tensor | None = None
-        """What the head was given, until the loss is called. What comes back from the forward pass may have another
-        type (`.float()`) or be multiplied by a factor of the logits, which the loss takes over; behind a cap it is of
-        no use."""
+        """What the head was given, until the loss is called. The forward pass may return it in another type or times a
+        factor of the logits, which the loss takes over; under a cap the returned value is of no use."""
         self.token_losses: torch.Tensor | None = None
         """[rows, tokens] of the last micro-batch, fp32: what each position lost at predicting the next token."""
-        self.model = whole
-        self.head.forward = self.forward_of_head
-        whole.loss_function = self
+        self.head.forward, self.model.loss_function = self.forward_of_head, self
 
     def remove(self) -> None:
         self.head.forward, self.model.loss_function = self.own_forward, self.plain
@@ -241,8 +232,7 @@ class FusedLoss:
     def forward_of_head(
         self, hidden: torch.Tensor, targets: torch.Tensor | None = None, scale: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """The hidden states while the model trains, else logits; with targets their loss. While it is scored, nothing
-        of use."""
+        """The hidden states while the model trains, else logits; with targets their loss; nothing in `score`."""
         if self.labels is not None:
             self.scored = self.scores_of(hidden * self.factor if self.factor != 1 else hidden, self.labels)
             self.hidden = hidden[..., :1]
@@ -303,7 +293,6 @@ class FusedLoss:
         return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
 
     def scores_of(self, hidden: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `score`, of the hidden states that the head was given."""
         losses, is_correct = [], []
         one = torch.ones((), device=hidden.device)
         rows, targets = hidden.reshape(-1, hidden.shape[-1]), next_tokens(labels).reshape(-1).to(hidden.device)
@@ -337,11 +326,8 @@ class FusedLoss:
             shift_labels = next_tokens(labels)
         assert self.hidden is not None, "the head was called before its loss"
         hidden = self.hidden if self.cap else logits.to(self.hidden.dtype)
-        hidden, targets, self.hidden = (
-            hidden.reshape(-1, hidden.shape[-1]),
-            shift_labels.reshape(-1).to(hidden.device),
-            None,
-        )
+        hidden, self.hidden = hidden.reshape(-1, hidden.shape[-1]), None
+        targets = shift_labels.reshape(-1).to(hidden.device)
         count = num_items_in_batch if num_items_in_batch is not None else (targets != IGNORED).sum()
         count = count if isinstance(count, torch.Tensor) else hidden.new_full((), count, dtype=torch.float32)
         scale = 1 / count.to(hidden.device, torch.float32)
@@ -381,8 +367,7 @@ def why_not_fused(model: PreTrainedModel | PeftModel) -> str | None:
 
 @contextmanager
 def fused_scores(model: nn.Module) -> Iterator[FusedLoss | None]:
-    """What scores batches by chunks of positions, without all of their logits; None where the model has to make
-    them."""
+    """What scores batches by chunks of positions; None for a model that has to make all of their logits."""
     inner: Any = extract_model_from_parallel(model)
     whole = inner.get_base_model() if isinstance(inner, PeftModel) else inner
     installed = getattr(whole, "loss_function", None)
@@ -401,8 +386,7 @@ def fused_scores(model: nn.Module) -> Iterator[FusedLoss | None]:
 
 
 def keep_liger_to_layers(training: TrainingArguments) -> None:
-    """Use Liger's kernels for layers only, and only on a GPU. Its loss waits for the GPU and rounds the head's
-    gradient for each chunk."""
+    """Keep Liger's kernels for layers, on a GPU. Its loss waits for the GPU and rounds the head's gradients."""
     if training.use_liger_kernel:
         training.use_liger_kernel = training.device.type == "cuda"
         if not training.use_liger_kernel:

@@ -1,5 +1,4 @@
-"""What a model contains, told from its config alone: parameters, active parameters, whether packed documents stay
-apart."""
+"""What a model contains by its config alone: parameters, active parameters, FLOPs, layers that mix documents."""
 
 import inspect
 import re
@@ -9,10 +8,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from cpt.models.families.gpt2 import CptGPT2Config
-from cpt.models.families.register import register_families
-from cpt.models.quantized import numbers_in
-from cpt.models.zero3 import without_zero3
+from cpt.hf_internals import without_zero3
+from cpt.models.adapters import numbers_in
+from cpt.models.families import CptGPT2Config, register_families
 
 # State that runs along the row: such layers carry one document into the next, whatever the attention mask says. So do
 # torch's own.
@@ -30,12 +28,11 @@ IGNORES_POSITIONS = """
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Numbers of parameters; a tied head counts once."""
+    """A tied head counts once."""
 
     total: int
     active: int
-    """Those that one token passes through: all but the experts that the router does not choose (embeddings
-    included)."""
+    """Those that one token passes through: all but the experts that the router does not choose."""
 
 
 def count_parameters(config: PreTrainedConfig) -> ParameterCount:
@@ -45,11 +42,9 @@ def count_parameters(config: PreTrainedConfig) -> ParameterCount:
 
 def count_model_parameters(model: PreTrainedModel) -> ParameterCount:
     """Count a model that is built already (not one that ZeRO-3 has partitioned)."""
-    total = sum(numbers_in(parameter) for parameter in model.parameters())
-    active = sum(
-        numbers_in(parameter) * _active_share(name, model.config) for name, parameter in model.named_parameters()
-    )
-    return ParameterCount(total=total, active=round(active))
+    numbers = {name: numbers_in(parameter) for name, parameter in model.named_parameters()}
+    active = sum(number * _active_share(name, model.config) for name, number in numbers.items())
+    return ParameterCount(total=sum(numbers.values()), active=round(active))
 
 
 def isolates_documents(config: PreTrainedConfig) -> bool:
@@ -94,9 +89,8 @@ def flops_per_token(model: PreTrainedModel, sequence_length: float, *, trains_we
         trains_weights: False for adapters: gradients pass through the weights and not into them.
     """
     head = model.get_output_embeddings()
-    multiplied = (
-        {id(parameter) for parameter in head.parameters()} if head is not None else set()
-    )  # a tied head is a matrix
+    # a tied head is a matrix
+    multiplied = {id(parameter) for parameter in head.parameters()} if head is not None else set()
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)} - multiplied
     matrices = sum(
         numbers_in(parameter) * _active_share(name, model.config)
@@ -118,24 +112,14 @@ def attention_flops(config: PreTrainedConfig, sequence_length: float) -> float:
     if (heads := attention_heads(text)) == 0:  # a config may call its sizes what it likes
         return 0.0
     width = int(values.get("head_dim") or int(text.hidden_size) // heads)
-    key = (
-        values["qk_nope_head_dim"] + values["qk_rope_head_dim"] if values.get("qk_nope_head_dim") else width
-    )  # latent attention
+    latent = values.get("qk_nope_head_dim")  # latent attention
+    key = latent + values["qk_rope_head_dim"] if latent else width
     window = min(values.get("sliding_window") or sequence_length, sequence_length)
-    attended = {
-        False: sequence_length / 2,
-        True: window - window**2 / (2 * sequence_length) if sequence_length else 0.0,
-    }
-    kinds = (
-        getattr(text, "layer_types", None)
-        or getattr(text, "layers_block_type", None)
-        or ["sliding_attention"] * int(text.num_hidden_layers)
-    )
-    positions = sum(
-        attended["sliding" in kind]
-        for kind in kinds
-        if "linear" not in kind and ("attention" in kind or "hybrid" in kind)
-    )
+    of_window = window - window**2 / (2 * sequence_length) if sequence_length else 0.0
+    kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
+    kinds = kinds or ["sliding_attention"] * int(text.num_hidden_layers)
+    attending = [kind for kind in kinds if "linear" not in kind and ("attention" in kind or "hybrid" in kind)]
+    positions = sum(of_window if "sliding" in kind else sequence_length / 2 for kind in attending)
     return 2.0 * heads * (key + int(values.get("v_head_dim") or width)) * positions
 
 
@@ -155,7 +139,7 @@ def attention_heads(config: PreTrainedConfig) -> int:
 
 
 def longest_row(config: PreTrainedConfig) -> int | None:
-    """How many positions the config names; None where a model has no such limit, or its config does not tell."""
+    """How many positions the config names; None without a limit, or if the config has none."""
     longest = config.get_text_config().to_dict().get("max_position_embeddings") or config.to_dict().get("n_positions")
     return longest if isinstance(longest, int) else None
 

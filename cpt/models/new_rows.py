@@ -1,11 +1,16 @@
-"""Rows of the vocabulary for new tokens: made from those of the old tokens they consist of, and trained alone where
-the recipe says so."""
+"""Rows of the vocabulary for new tokens: made from those of the old tokens they consist of, taught by Token
+Distillation (arXiv 2505.20133), and trained alone where the recipe says so.
+
+Token Distillation: a text in new tokens, each replaced by its pieces, is the same text in old tokens. So the model's
+states after the pieces are known, and the new tokens' input rows are trained until the states after them come near.
+"""
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -16,22 +21,19 @@ from transformers import PreTrainedModel
 from cpt.errors import RecipeError
 
 EXTENSION = "extension.json"
-"""Beside the weights of a model whose vocabulary was extended: what was added."""
+"""Saved with the weights of a model whose vocabulary was extended: the added tokens."""
 UNDECAYED = "without_weight_decay"
-"""Set on a parameter whose frozen rows weight decay must not touch; `cpt.optim.build` looks for it."""
+"""Set on a parameter whose frozen rows weight decay must not touch; `cpt.optim.groups` reads it."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The vocabulary's tables of a model before and after, in rows.
-
-    Attributes:
-        spare: new tokens that took rows which the model had but no token used.
-    """
+    """Rows of the vocabulary's tables, before and after."""
 
     before: int
     after: int
     spare: int
+    """New tokens that took rows which the model had but no token used."""
     is_tied: bool
 
 
@@ -77,18 +79,12 @@ def tables(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
 
 
 def refuse_further_tables(model: PreTrainedModel, rows: int) -> None:
-    """A table that nobody would grow or fill in (embeddings per layer, as Gemma 3n has them) leads to ids past its
-    end."""
+    """Ids would be past the end of a table that nothing grows here, such as Gemma 3n's embeddings per layer."""
     embedding, head = tables(model)
     known = {id(table.weight) for table in (embedding, head)}
     for name, parameter in model.named_parameters():
-        if (
-            parameter.dim() == 2
-            and parameter.shape[0] == rows
-            and id(parameter) not in known
-            and "embed" in name
-            and "pos" not in name
-        ):
+        is_table = parameter.dim() == 2 and parameter.shape[0] == rows and "embed" in name and "pos" not in name
+        if is_table and id(parameter) not in known:
             raise RecipeError(
                 f"{type(model).__name__} has a further table of the vocabulary, `{name}`, which cannot be extended"
                 " here."
@@ -101,14 +97,13 @@ def new_ids(folder: Path) -> list[int]:
         return [int(token["id"]) for token in json.loads((folder / EXTENSION).read_text())["tokens"]]
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise RecipeError(
-            f"`model.train_only`: {folder} has no readable {EXTENSION} beside its weights, which names the new rows. "
+            f"`model.train_only`: {folder} has no readable {EXTENSION}, which names the new rows. "
             "Make the model with: cpt tokenizer extend MODEL --text FILES --add N --output FOLDER"
         ) from problem
 
 
 def carry_extension(path: str | None, folder: Path) -> None:
-    """Put the list of new tokens of the model at `path`, where it has one, beside the weights that were made from
-    it."""
+    """Copy the list of new tokens of the model at `path`, if there is one, to the weights that were made from it."""
     listed = None if path is None else Path(path).expanduser() / EXTENSION
     if listed is not None and listed.is_file():
         shutil.copy(listed, folder / EXTENSION)
@@ -125,18 +120,118 @@ def train_only_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:
     for weight in {id(table.weight): table.weight for table in tables(model)}.values():
         weight.requires_grad_(True)
         setattr(weight, UNDECAYED, True)
-        weight.register_hook(KeepRows(ids))
+        weight.register_hook(partial(keep_rows, torch.tensor(sorted(ids))))
 
 
-class KeepRows:
-    """A hook that leaves of a gradient only some rows."""
+def keep_rows(ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient with zeros in all other rows, whatever was in them (NaN too)."""
+    kept, rows = torch.zeros_like(gradient), ids.to(gradient.device)
+    kept[rows] = gradient[rows]
+    return kept
 
-    def __init__(self, ids: Sequence[int]) -> None:
-        self.ids = torch.tensor(sorted(ids))
 
-    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient with zeros in all other rows, whatever stood there (NaN too)."""
-        kept = torch.zeros_like(gradient)
-        rows = self.ids.to(gradient.device)
-        kept[rows] = gradient[rows]
-        return kept
+# --- Token Distillation ----------------------------------------------------------------------------------------------
+
+LEARNING_RATE = 0.03  # of the rows' own size (root mean square of their numbers), at the beginning; it falls to zero
+SEQUENCES = 8  # in one step
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """How far the states lay from those of the old tokens, relative to their size, before and after."""
+
+    before: float
+    after: float
+    steps: int
+
+
+def distill_rows(
+    model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], sequences: Sequence[Sequence[int]]
+) -> Distilled:
+    """Train the new tokens' input rows on sequences that hold them, once through.
+
+    Args:
+        pieces: id of a new token -> ids of the old tokens that it consists of; their rows are there already
+            (`add_rows`).
+        sequences: ids of texts in new tokens.
+    """
+    check_can_distill(model)
+    embedding, _ = tables(model)
+    ids = torch.tensor(sorted(pieces))
+    chosen = [list(one) for one in sequences if not pieces.keys().isdisjoint(one)]
+    if not chosen:
+        return Distilled(0.0, 0.0, 0)
+    rows = nn.Parameter(embedding.weight[ids].float().detach().clone())
+    far = distance(model, embedding, ids, rows, pieces)
+    held = chosen[: 4 * SEQUENCES]
+    model.eval().requires_grad_(False)
+    with torch.no_grad():
+        before = float(far(held))
+    size = rows.detach().square().mean().sqrt().item()
+    optimizer = torch.optim.Adam([rows], lr=LEARNING_RATE * size)
+    steps = -(-len(chosen) // SEQUENCES)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    for step in range(steps):
+        far(chosen[step * SEQUENCES : (step + 1) * SEQUENCES]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    with torch.no_grad():
+        after = float(far(held))
+        embedding.weight[ids] = rows.to(embedding.weight.dtype)
+    model.requires_grad_(True)
+    return Distilled(before, after, steps)
+
+
+def check_can_distill(model: PreTrainedModel) -> None:
+    """Refuse a model whose input rows cannot be taught this way."""
+    embedding, head = tables(model)
+    if embedding.weight is head.weight:
+        raise RecipeError(
+            "token distillation makes input rows, and this model's head shares them (tied). Use the mean: --rows mean."
+        )
+    if type(embedding) is not nn.Embedding:
+        raise RecipeError(f"token distillation does not know {type(embedding).__name__}. Use the mean: --rows mean.")
+
+
+def distance(
+    model: PreTrainedModel,
+    embedding: nn.Embedding,
+    ids: torch.Tensor,
+    rows: torch.Tensor,
+    pieces: Mapping[int, Sequence[int]],
+) -> Callable[[Sequence[Sequence[int]]], torch.Tensor]:
+    """How far the last hidden states of sequences lie from those of the same text in old tokens, where they can
+    differ."""
+    device = embedding.weight.device
+    place = torch.full((embedding.num_embeddings,), -1, device=device)
+    place[ids] = torch.arange(len(ids), device=device)
+
+    def states(tokens: torch.Tensor) -> torch.Tensor:
+        tokens = tokens.to(device)
+        found = place[tokens]
+        looked_up = torch.where(
+            (found >= 0)[..., None], rows[found.clamp(min=0)].to(embedding.weight.dtype), embedding(tokens)
+        )
+        hidden: torch.Tensor = model.base_model(inputs_embeds=looked_up, use_cache=False).last_hidden_state
+        return hidden.float()
+
+    def far(sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+        spelled = [[list(pieces.get(token, (token,))) for token in one] for one in sequences]
+        ends = [torch.tensor([len(part) for part in one]).cumsum(0) - 1 for one in spelled]
+        with torch.no_grad():
+            known = states(padded([torch.tensor([piece for part in one for piece in part]) for one in spelled]))
+        found = states(padded([torch.tensor(one) for one in sequences]))
+        parts = []
+        for row, (one, end) in enumerate(zip(sequences, ends, strict=True)):
+            first = next(number for number, token in enumerate(one) if token in pieces)  # before it, both are the same
+            wanted = known[row, end[first:]]
+            parts.append((found[row, first : len(one)] - wanted).square().sum(-1) / wanted.square().sum(-1))
+        return torch.cat(parts).mean()
+
+    return far
+
+
+def padded(sequences: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Filled up at their ends, which no token before sees in a causal model."""
+    return nn.utils.rnn.pad_sequence(list(sequences), batch_first=True, padding_value=0)

@@ -1,11 +1,10 @@
 """Activations that are computed again in the backward pass, or wait for it in the host's memory: the sub-keys of
 `training.gradient_checkpointing_kwargs`, the same for every version of transformers.
 
-`every_n_layers: 2` computes every second layer again. `selective: true` keeps the outputs of attention, which cost
-most to compute again
-and little to keep: [tokens, width] a layer. Matrix products are not kept: their outputs are most of what a layer
-keeps, so keeping them is what `every_n_layers` does with less bookkeeping. `offload: true` sends what is kept to
-pinned host memory on a stream of its own.
+`every_n_layers: 2` computes every second layer again. `selective: true` saves the outputs of attention, which cost
+most to compute again and little to save: [tokens, width] a layer. Matrix products are most of what a layer saves, so
+saving them is what `every_n_layers` does with less bookkeeping. `offload: true` sends what is saved to pinned host
+memory on a stream of its own.
 """
 
 import warnings
@@ -53,7 +52,7 @@ class Recomputing:
 
 
 def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, experts: bool = False) -> Recomputing:
-    """Read and check them.
+    """Read and check the sub-keys.
 
     Args:
         training: the recipe's section, or the attributes of the arguments made of it.
@@ -130,8 +129,7 @@ def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> Abstra
 
 
 def prepare_switch(model: PreTrainedModel, *, selective: bool) -> None:
-    """Have the model's own switch use our context; a function does not belong into arguments that are written to
-    files."""
+    """Have the model's own switch use our context; a function cannot be in arguments that are written to files."""
     switch_on = model.gradient_checkpointing_enable
 
     def gradient_checkpointing_enable(
@@ -140,8 +138,8 @@ def prepare_switch(model: PreTrainedModel, *, selective: bool) -> None:
         given = dict(gradient_checkpointing_kwargs or {})
         if selective:
             given["context_fn"] = partial(create_selective_checkpoint_contexts, keep_attention)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of the older name, which both versions know
+        # The warning is about the older name, which both versions know.
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
             switch_on(gradient_checkpointing_kwargs=given, **options)
         move_checkpoints_into_graphs(model)
 
@@ -156,7 +154,7 @@ def keep_attention(context: Any, operation: Any, *_: Any, **__: Any) -> Checkpoi
 
 
 class OffloadedActivations(AbstractContextManager["OffloadedActivations"]):
-    """TRL's offloading, made at the first step: only then all weights are where they stay, and it has to know them."""
+    """TRL's offloading, made at the first step: it has to know the weights, which then no longer move."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

@@ -1,13 +1,22 @@
-"""AdamW (arXiv 1711.05101) in all its forms: which one the weights' type asks for, and those that save memory."""
+"""AdamW (arXiv 1711.05101): with an fp32 master copy, with few bytes for each weight, and with states on the host."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any, Literal
 
 import torch
+from torch.distributed.tensor import DTensor
 
-from cpt.optim.groups import ParameterGroups
-from cpt.optim.one_kernel_adamw import OneKernelAdamW, Rounding
+from cpt.errors import CheckpointError, RecipeError, ResourceError
+from cpt.host_memory import host_memory
+from cpt.optim.adamw_update import BLOCK, DECADES, adamw_update, part
+from cpt.optim.groups import IS_EMBEDDING, ParameterGroups
 from cpt.recipe.schema import Recipe
+from cpt.torch_internals import foreach_add
 
+Rounding = Literal["kahan", "stochastic"]
 DEFAULT_ROUNDING: Rounding = "stochastic"
 """Its loss came nearest to that of fp32 weights (docs/optimizers.md), and it needs no state."""
 
@@ -35,16 +44,14 @@ def adamw(
     weight_decay: float = 0.1,
     rounding: Rounding | None = None,
 ) -> torch.optim.Optimizer:
-    """AdamW with torch's fused kernel; weights in half precision have an fp32 master copy, and their moments are fp32
-    as well.
+    """AdamW with torch's fused kernel; weights in half precision have fp32 moments and an fp32 master copy.
 
     Args:
         rounding: of bfloat16 weights, in place of a master copy.
     """
-    options = {"lr": learning_rate, "betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
-    if trains_half(groups):
-        return OneKernelAdamW(groups, rounding=rounding, **options)  # type: ignore[arg-type]
-    return torch.optim.AdamW(groups, fused=True, **options)  # type: ignore[arg-type]
+    if not trains_half(groups):
+        return fused_by_torch(groups, learning_rate, betas=betas, eps=eps, weight_decay=weight_decay)
+    return OneKernelAdamW(groups, lr=learning_rate, betas=betas, eps=eps, weight_decay=weight_decay, rounding=rounding)
 
 
 def trains_half(groups: ParameterGroups) -> bool:
@@ -79,8 +86,8 @@ def adamw_8bit(
     Args:
         rounding: of bfloat16 weights; fp32 weights are not rounded.
     """
-    options = {"lr": learning_rate, "betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
-    return OneKernelAdamW(groups, eight_bit=True, rounding=rounding, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
+    return OneKernelAdamW(groups, lr=learning_rate, rounding=rounding, eight_bit=True, **options)
 
 
 def paged_adamw_8bit(
@@ -92,7 +99,326 @@ def paged_adamw_8bit(
     weight_decay: float = 0.1,
     rounding: Rounding = DEFAULT_ROUNDING,
 ) -> torch.optim.Optimizer:
-    """As `adamw_8bit`, with the states of large parameters in pinned host memory, from where they come to the GPU
-    while it computes."""
-    options = {"lr": learning_rate, "betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
-    return OneKernelAdamW(groups, eight_bit=True, paged=True, rounding=rounding, **options)  # type: ignore[arg-type]
+    """As `adamw_8bit`, with the states of large parameters in pinned host memory, copied while the GPU computes."""
+    options: dict[str, Any] = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
+    return OneKernelAdamW(groups, lr=learning_rate, rounding=rounding, eight_bit=True, paged=True, **options)
+
+
+FEWEST_IN_8_BIT = 4096
+"""Smaller parameters keep fp32 moments, as bitsandbytes' do: there is nothing to save."""
+FEWEST_ON_HOST = 100_000
+
+
+class OneKernelAdamW(torch.optim.Optimizer):
+    """AdamW over bfloat16 weights with states in fp32 or 8 bit, one kernel for each parameter.
+
+    Gradient scalers and the loss guard set `found_inf`, a flag on the device: if it is 1, a step changes nothing, and
+    the host does not wait for it. `grad_scale` divides the gradients.
+
+    Args:
+        rounding: of bfloat16 weights; None keeps fp32 master copies of weights in half precision.
+        eight_bit: moments in 8 bit (arXiv 2110.02861), but for embeddings and small parameters.
+        paged: states of large parameters are in pinned memory of the host.
+    """
+
+    grad_scale: torch.Tensor | None = None
+    found_inf: torch.Tensor | None = None
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        lr: float,
+        betas: Sequence[float],
+        eps: float,
+        weight_decay: float,
+        rounding: Rounding | None = None,
+        eight_bit: bool = False,
+        paged: bool = False,
+    ) -> None:
+        self.rounding, self.eight_bit, self.paged = rounding, eight_bit, paged
+        self.layouts: dict[torch.Tensor, dict[str, torch.dtype]] = {}
+        """Names and types of each parameter's states, without its step."""
+        self.pages: Pages | None = None
+        self.arena: Arena | None = None
+        super().__init__(groups, {"lr": lr, "betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay})
+        self._step_supports_amp_scaling = True  # torch's and accelerate's name for taking `found_inf`
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update of all parameters that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            learning = [parameter for parameter in group["params"] if parameter.grad is not None]
+            states = [self.state_of(parameter) for parameter in learning]
+            if states:
+                # A kernel that skips changes nothing, so the steps may be counted before.
+                steps = [state["step"] for state in states]
+                skipped = self.found_inf
+                foreach_add(steps, 1 if skipped is None else [1 - skipped.to(steps[0].device)] * len(steps))
+            for parameter, state in zip(learning, states, strict=True):
+                self.update(parameter, state, group)
+        return loss
+
+    def update(self, parameter: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, Any]) -> None:
+        """Launch the kernel, or one for each piece where the states are on the host."""
+        assert parameter.grad is not None, "only parameters with a gradient are updated"
+        weights, gradients, number = flat(parameter), flat(parameter.grad), self.numbers[parameter]
+        arrays = {name: flat(value) for name, value in state.items() if name != "step"}
+        rounding: str = (self.rounding if parameter.dtype == torch.bfloat16 else None) or "nearest"
+        pieces: Iterable[tuple[int, int, Arrays]] = [(0, len(weights), arrays)]
+        if parameter.is_cuda and self.is_on_host(parameter) and self.pages is None:
+            self.pages = Pages(parameter.device)
+        if self.pages is not None and self.is_on_host(parameter):
+            pieces = self.pages.pieces(number, arrays)
+        for first, end, here in pieces:
+            adamw_update(
+                weights[first:end],
+                gradients[first:end],
+                here["exp_avg"],
+                here["exp_avg_sq"],
+                here.get("exp_avg_scale"),
+                here.get("exp_avg_sq_scale"),
+                here.get("master", here.get("compensation")),
+                state["step"],
+                self.grad_scale,
+                self.found_inf,
+                "master" if "master" in here else rounding,
+                first,
+                number,
+                group["lr"],
+                group["weight_decay"],
+                *group["betas"],
+                group["eps"],
+            )
+
+    @property
+    def has_master(self) -> bool:
+        return any("master" in layout for layout in self.layouts.values())
+
+    # --- states ------------------------------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's, which also calls it for each of the first groups."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        self.layouts |= {parameter: self.layout(parameter, group) for parameter in group["params"]}
+        self.numbers = {parameter: number for number, parameter in enumerate(self.layouts)}
+
+    def layout(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]:
+        """Names and types of a parameter's states."""
+        if parameter.dtype == torch.float16 and self.rounding is not None:
+            raise RecipeError(
+                "`optimizer`: states in 8 bit and `rounding` are for bfloat16 or fp32 weights. Write `model.dtype:"
+                " bfloat16`."
+            )
+        in_8_bit = self.eight_bit and not group.get(IS_EMBEDDING, False) and parameter.numel() >= FEWEST_IN_8_BIT
+        found = dict.fromkeys(DECADES, torch.uint8 if in_8_bit else torch.float32)
+        if in_8_bit:
+            found |= {f"{name}_scale": torch.float32 for name in DECADES}
+        if parameter.dtype != torch.float32 and self.rounding is None:
+            found["master"] = torch.float32
+        if parameter.dtype == torch.bfloat16 and self.rounding == "kahan":
+            found["compensation"] = torch.bfloat16
+        return found
+
+    def state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Made at its first update."""
+        state: dict[str, torch.Tensor] = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            for name, dtype in self.layouts[parameter].items():
+                state[name] = self.zeros(parameter, name, dtype)
+            if "master" in state:
+                state["master"].copy_(parameter.detach())
+        return state
+
+    def zeros(self, parameter: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """A new state, of which each number is 0."""
+        shape = self.shape_of(parameter, name)
+        if self.is_on_host(parameter):
+            if self.arena is None:
+                self.arena = Arena(self.bytes_on_host(), parameter.device)
+            return self.arena.zeros(shape, dtype)
+        if name.endswith("_scale"):
+            return torch.zeros(shape, dtype=dtype, device=parameter.device)
+        return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.contiguous_format)
+
+    def shape_of(self, parameter: torch.Tensor, name: str) -> torch.Size:
+        """A scale for each block; all else has a number for each weight."""
+        return torch.Size([-(-parameter.numel() // BLOCK)]) if name.endswith("_scale") else parameter.shape
+
+    def is_on_host(self, parameter: torch.Tensor) -> bool:
+        return self.paged and parameter.numel() >= FEWEST_ON_HOST
+
+    def bytes_on_host(self) -> int:
+        return sum(
+            aligned(self.shape_of(parameter, name).numel() * dtype.itemsize)
+            for parameter, layout in self.layouts.items()
+            if self.is_on_host(parameter)
+            for name, dtype in layout.items()
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Wait for copies to the host, then as torch's."""
+        if self.pages is not None:
+            self.pages.wait()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, which would round states to the type of the parameters."""
+        if self.pages is not None:
+            self.pages.wait()
+        self.pages = self.arena = None
+        super().load_state_dict({**state_dict, "state": {}})
+        saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        by_number = dict(zip(saved, chain.from_iterable(group["params"] for group in self.param_groups), strict=True))
+        for number, kept in state_dict["state"].items():
+            if kept.keys() != (names := {"step", *self.layouts[parameter := by_number[number]]}):
+                raise CheckpointError(
+                    f"`optimizer`: the checkpoint has {', '.join(sorted(kept))} for a parameter, and"
+                    f" {type(self).__name__} needs {', '.join(sorted(names))}. Write name, rounding and `model.dtype`"
+                    " as they were, or start over with --new."
+                )
+            for name, value in self.state_of(parameter).items():
+                value.copy_(kept[name])
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """In one dimension; of a DTensor the part of this process."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().view(-1)
+
+
+# --- states in host memory -------------------------------------------------------------------------------------------
+
+ALIGNED = 512  # bytes: states begin as torch's allocations do
+BUFFER = 2**25  # bytes of a piece's states
+BUFFERS = 2
+PIECES_OF = 4096  # numbers: a piece is a multiple, so that blocks stay whole and loads wide
+Arrays = dict[str, torch.Tensor]
+Key = tuple[int, int]
+"""A parameter's number, and where a piece of it begins."""
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+class Arena:
+    """Host memory for all states. torch's pinned allocations would each take a power of two."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.used = 0
+        try:
+            self.memory = host_memory(size, device)
+        except (torch.cuda.CudaError, OSError) as problem:
+            raise ResourceError(
+                f"`optimizer.name`: {size / 2**30:.1f} GiB of host memory for states could not be page-locked"
+                f" ({problem}). Free host memory, raise `ulimit -l`, or take adamw_8bit, whose states are on the GPU."
+            ) from problem
+
+    def zeros(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """The next free part of it."""
+        size = shape.numel() * dtype.itemsize
+        found = self.memory[self.used : self.used + size].view(dtype).view(shape)
+        self.used += aligned(size)
+        return found
+
+
+class Streams:
+    """CUDA's; tests replace them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.to_gpu, self.to_host = (torch.cuda.Stream(device) for _ in range(2))
+
+    def current(self) -> Any:
+        """The stream that the update is launched on."""
+        return torch.cuda.current_stream(self.to_gpu.device)
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(stream)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A piece on its way to the GPU, or there."""
+
+    key: Key
+    buffer: int
+    arrays: Arrays
+    arrived: Any
+
+
+class Pages:
+    """Pieces of states, one after the other on the GPU.
+
+    Two streams, one each way, and two buffers on the GPU: a piece comes while the one before it goes back, and while
+    the GPU computes a backward pass. The host never waits. Which piece is next is known from the last step, so it is
+    fetched in advance.
+    """
+
+    def __init__(self, device: torch.device, streams: Any = None) -> None:
+        self.streams: Any = Streams(device) if streams is None else streams
+        self.buffers = [torch.empty(BUFFER, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
+        self.free = [self.streams.current().record_event()] * BUFFERS
+        self.back: dict[Key, Any] = {}
+        """When a piece was last back on the host."""
+        self.hosts: dict[Key, Arrays] = {}
+        self.next_of: dict[Key | None, Key] = {}
+        self.last: Key | None = None
+        self.coming: Fetched | None = None
+        self.fetched = 0
+
+    def pieces(self, parameter: int, arrays: Arrays) -> Iterator[tuple[int, int, Arrays]]:
+        """First and end of each piece, and its states on the GPU, which are written back when the next one is asked
+        for.
+
+        Args:
+            parameter: its number.
+            arrays: flat states on the host; those called `_scale` have a number for each block.
+        """
+        numbers = len(arrays["exp_avg"])
+        bytes_each = sum(array.nbytes for array in arrays.values()) / numbers
+        size = int((BUFFER - len(arrays) * ALIGNED) / bytes_each) // PIECES_OF * PIECES_OF
+        for first, end in pairwise([*range(0, numbers, size), numbers]):
+            key = parameter, first
+            self.hosts[key] = {name: part(name, array, first, end) for name, array in arrays.items()}
+            if self.coming is None or self.coming.key != key:
+                self.coming = self.fetch(key)
+            here = self.coming
+            self.streams.current().wait_event(here.arrived)
+            yield first, end, here.arrays
+            self.write_back(here)
+            self.next_of[self.last], self.last = key, key
+            self.coming = self.fetch(self.next_of[key]) if key in self.next_of else None
+
+    def fetch(self, key: Key) -> Fetched:
+        """Begin to copy a piece to the GPU."""
+        number, self.fetched = self.fetched % BUFFERS, self.fetched + 1
+        stream, start, arrays = self.streams.to_gpu, 0, {}
+        stream.wait_event(self.free[number])
+        if key in self.back:
+            stream.wait_event(self.back[key])
+        with self.streams.on(stream):
+            for name, host in self.hosts[key].items():
+                arrays[name] = self.buffers[number][start : start + host.nbytes].view(host.dtype)
+                arrays[name].copy_(host, non_blocking=True)
+                start += aligned(host.nbytes)
+        return Fetched(key, number, arrays, stream.record_event())
+
+    def write_back(self, piece: Fetched) -> None:
+        """Begin to copy it to the host, once it is updated."""
+        stream = self.streams.to_host
+        stream.wait_event(self.streams.current().record_event())
+        with self.streams.on(stream):
+            for name, host in self.hosts[piece.key].items():
+                host.copy_(piece.arrays[name], non_blocking=True)
+        self.free[piece.buffer] = self.back[piece.key] = stream.record_event()
+
+    def wait(self) -> None:
+        """Until all is on the host, and no copy uses the buffers."""
+        for stream in (self.streams.to_gpu, self.streams.to_host):
+            stream.synchronize()

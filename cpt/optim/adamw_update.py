@@ -74,12 +74,8 @@ def adamw_update(
     if weights.is_cuda:
         from cpt.optim.adamw_kernel import launch  # Triton comes with torch's CUDA builds alone
 
-        launch(
-            {**tensors, "step": step, "grad_scale": grad_scale, "found_inf": found_inf},
-            options,
-            rounding=rounding,
-            block=BLOCK,
-        )
+        tensors |= {"step": step, "grad_scale": grad_scale, "found_inf": found_inf}
+        launch(tensors, options, rounding=rounding, block=BLOCK)
         return
     if found_inf is not None and found_inf:
         return

@@ -2,20 +2,19 @@
 
 import inspect
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from cpt.errors import RecipeError
+from cpt.errors import RecipeError, ResourceError
+from cpt.hardware import announce_compiling
 from cpt.optim.adamw import adamw, adamw_8bit, fused_by_torch, paged_adamw_8bit, trains_half
-from cpt.optim.groups import ParameterGroups, parameter_groups
-from cpt.optim.muon import muon
-from cpt.optim.offloaded_adamw import offloaded_adamw
-from cpt.optim.preconditioned import shampoo, soap
-from cpt.optim.released import RELEASING
+from cpt.optim.gradients import RELEASING
+from cpt.optim.groups import MATRICES, ParameterGroups, parameter_groups
 from cpt.plugins import check_options, find
+from cpt.ranks import is_main_process
 from cpt.recipe.schema import Optimizer, Recipe
 
 log = logging.getLogger("cpt")
@@ -28,7 +27,7 @@ def build_optimizer(
 
     Args:
         offloaded: DeepSpeed keeps the optimizer's states in host memory, where only its own AdamW works by default.
-        partitioned: DeepSpeed's ZeRO, which gives an optimizer slices of all parameters in a row, and no matrices.
+        partitioned: DeepSpeed's ZeRO gives the optimizer slices of all parameters in a row, and no matrices.
 
     Raises:
         RecipeError: no such optimizer, an option it does not take, or one that cannot work in host memory or on
@@ -72,29 +71,25 @@ def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
     return as_function(find("optimizer", name, OPTIMIZERS))
 
 
-GIVEN = ("self", "params", "lr")
-
-
 def as_function(found: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of groups and learning rate, whose keyword arguments are the class's; anything but an optimizer class
-    stays as it is."""
+    """An optimizer class as a function of groups and learning rate, with the class's options; a function as it is."""
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
         return found
+    kind: Callable[..., torch.optim.Optimizer] = found
 
     def build(groups: list[dict[str, Any]], learning_rate: float, **options: Any) -> torch.optim.Optimizer:
         tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-        kind: Callable[..., torch.optim.Optimizer] = found
         return kind(groups, lr=learning_rate, **tuples)
 
+    first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("groups", "learning_rate")]
     taken = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=inspect.Parameter.empty)
         for name, parameter in inspect.signature(found.__init__).parameters.items()
-        if name not in GIVEN and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if name not in ("self", "params", "lr")
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
-    first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("groups", "learning_rate")]
     build.__signature__ = inspect.Signature([*first, *taken])  # type: ignore[attr-defined]  # what `check_options` reads
-    build.__name__ = found.__name__
-    build.__annotations__ = {}
+    build.__name__, build.__annotations__ = found.__name__, {}
     return build
 
 
@@ -118,7 +113,7 @@ def refuse_under_deepspeed(section: Optimizer) -> None:
 
 
 def check_optimizer(section: Optimizer) -> None:
-    """Refuse an optimizer that there is not, and options that it does not take."""
+    """Refuse an unknown optimizer, and options that it does not take."""
     check_options(find_optimizer(section.name), section.options, "optimizer", also=FOR_ALL)
     rate = section.options.get("embedding_learning_rate")
     if rate is not None and rate <= 0:
@@ -147,6 +142,170 @@ def sgd(
 ) -> torch.optim.Optimizer:
     """Stochastic gradient descent, with momentum if asked."""
     return torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, weight_decay=weight_decay)
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Two of torch's optimizers over its own groups and states, so that it is saved and scheduled as any other."""
+
+    def __init__(self, groups: ParameterGroups, *, muon: dict[str, Any], adamw: dict[str, Any]) -> None:
+        for group in groups:
+            for name, value in (muon if group[MATRICES] else adamw).items():
+                group.setdefault(name, value)
+        super().__init__(groups, {})
+        self.parts: list[torch.optim.Optimizer] = []
+        for kind, is_muon in ((torch.optim.Muon, True), (torch.optim.AdamW, False)):
+            if mine := [group for group in self.param_groups if group[MATRICES] is is_muon]:
+                self.parts.append(kind(mine))
+        self.share()
+
+    def share(self) -> None:
+        """Let the parts work on this one's groups and states; after a load both are other objects."""
+        for part in self.parts:
+            is_muon = isinstance(part, torch.optim.Muon)
+            part.param_groups = [group for group in self.param_groups if group[MATRICES] is is_muon]
+            part.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            part.step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.share()
+
+
+def muon(
+    groups: ParameterGroups,
+    learning_rate: float,
+    *,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+    ns_steps: int = 5,
+    weight_decay: float = 0.1,
+    betas: Sequence[float] = (0.9, 0.95),
+    eps: float = 1e-8,
+) -> torch.optim.Optimizer:
+    """Muon (K. Jordan et al., 2024) by torch, with its rate scaled to the size of AdamW's updates (arXiv 2502.16982):
+    one rate serves both.
+
+    Args:
+        momentum: Muon's.
+        ns_steps: Newton-Schulz iterations.
+        betas: AdamW's, for embeddings, head, norms and biases.
+    """
+    both = {"lr": learning_rate, "weight_decay": weight_decay}
+    scaled = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "adjust_lr_fn": "match_rms_adamw"}
+    built = MuonWithAdamW(
+        groups, muon=both | scaled, adamw=both | {"betas": (betas[0], betas[1]), "eps": eps, "fused": True}
+    )
+    return cast(torch.optim.Optimizer, built)
+
+
+def soap(
+    groups: ParameterGroups,
+    learning_rate: float,
+    *,
+    betas: Sequence[float] = (0.95, 0.95),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    precondition_frequency: int = 10,
+    max_precondition_dim: int = 10_000,
+) -> torch.optim.Optimizer:
+    """SOAP (arXiv 2409.11321): Adam in the eigenbasis of Shampoo's preconditioner.
+
+    Args:
+        precondition_frequency: steps between two eigenbases.
+        max_precondition_dim: a longer side has no preconditioner.
+    """
+    options = {"precondition_frequency": precondition_frequency, "max_precondition_dim": max_precondition_dim}
+    return from_pytorch_optimizer("SOAP", groups, learning_rate, betas, weight_decay=weight_decay, eps=eps, **options)
+
+
+def shampoo(
+    groups: ParameterGroups,
+    learning_rate: float,
+    *,
+    betas: Sequence[float] = (0.9, 0.999),
+    weight_decay: float = 0.01,
+    preconditioning_compute_steps: int = 10,
+    block_size: int = 512,
+) -> torch.optim.Optimizer:
+    """Shampoo in blocks (arXiv 2002.09018).
+
+    Args:
+        preconditioning_compute_steps: steps between two roots of the preconditioners.
+        block_size: matrices are cut into squares of this side, each with preconditioners of its own.
+    """
+    options = {"preconditioning_compute_steps": preconditioning_compute_steps, "block_size": block_size}
+    decay = {"weight_decay": weight_decay, "decoupled_weight_decay": True}
+    return from_pytorch_optimizer("ScalableShampoo", groups, learning_rate, betas, **decay, **options)
+
+
+def from_pytorch_optimizer(
+    name: str, groups: ParameterGroups, learning_rate: float, betas: Sequence[float], **options: Any
+) -> torch.optim.Optimizer:
+    try:
+        import pytorch_optimizer  # type: ignore[import-not-found, unused-ignore]  # an extra
+    except ImportError as problem:
+        raise ResourceError(
+            f"`optimizer.name`: {name} comes from pytorch_optimizer. Install it: pip install 'cpt[optimizers]'"
+        ) from problem
+    kind: Any = vars(pytorch_optimizer)[name]
+    built: torch.optim.Optimizer = kind(groups, lr=learning_rate, betas=(betas[0], betas[1]), **options)
+    return built
+
+
+def offloaded_adamw(
+    groups: list[dict[str, Any]],
+    learning_rate: float,
+    *,
+    betas: Sequence[float] = (0.9, 0.95),
+    eps: float = 1e-8,
+    weight_decay: float = 0.1,
+) -> torch.optim.Optimizer:
+    """AdamW (arXiv 1711.05101) by DeepSpeed's kernel for the host's processor."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam  # needs a compiler, so only runs that offload pay for it
+
+    if is_main_process():
+        announce_compiling("cpu_adam", "DeepSpeed compiles its optimizer for the host")
+
+    try:
+        return DeepSpeedCPUAdam(  # type: ignore[no-any-return]
+            groups, lr=learning_rate, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay, adamw_mode=True
+        )
+    except RuntimeError as problem:
+        raise ResourceError(
+            f"DeepSpeed's CPU AdamW could not be compiled: {problem.__cause__ or problem}. Install a C++ compiler:"
+            " apt-get install g++"
+        ) from problem
+
+
+def replay_step_counter(optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Make DeepSpeed's CPU kernel resume bit for bit: bring its running products of beta to those after `steps` steps.
+
+    The kernel multiplies beta^t at each step, but computes it with pow() in the first step after a load, which differs
+    in the last bit. Playing the steps again on a parameter of one element brings the product back exactly.
+
+    Args:
+        optimizer: a DeepSpeedCPUAdam whose states were just loaded; any other optimizer is left alone.
+        steps: steps that the loaded states had made.
+    """
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    if not isinstance(optimizer, DeepSpeedCPUAdam):
+        return
+    group = optimizer.param_groups[0]
+    beta1, beta2 = group["betas"]
+    weight, gradient, moment, square = (torch.zeros(1) for _ in range(4))
+    for step in range(1, steps + 1):
+        settings = (optimizer.opt_id, step, group["lr"], beta1, beta2, group["eps"], 0.0, True)
+        optimizer.ds_opt_adam.adam_update(*settings, weight, gradient, moment, square)
 
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -1,5 +1,4 @@
-"""A model's trainable parameters in groups: which decay, which have their own learning rate, which are matrices inside
-of layers."""
+"""A model's trainable parameters in groups: which ones decay or have a learning rate or an optimizer of their own."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from cpt.errors import RecipeError
+from cpt.models.new_rows import UNDECAYED
 
 ParameterGroups = list[dict[str, Any]]
 MATRICES = "is_matrices"
@@ -53,7 +53,7 @@ def parameter_groups(
         # ZeRO-3 keeps the true shape beside a parameter that holds 0 elements here.
         dimensions = len(vars(parameter).get("ds_shape", parameter.shape))
         # A head of which only some rows learn (`cpt.models.new_rows`) must not decay in the others.
-        decays = dimensions >= 2 and id(parameter) not in embeddings and "without_weight_decay" not in vars(parameter)
+        decays = dimensions >= 2 and id(parameter) not in embeddings and UNDECAYED not in vars(parameter)
         is_end = embedding_learning_rate is not None and id(parameter) in both_ends
         is_other = matrices_apart and (dimensions != 2 or id(parameter) in both_ends)
         is_other = is_other or embeddings_apart and id(parameter) in embeddings
@@ -79,8 +79,7 @@ def parameter_groups(
 
 
 def head_parameters(model: nn.Module) -> set[int]:
-    """Ids of the parameters of the layer that gives the logits, adapters on it included; of a model of
-    transformers."""
+    """Ids of the parameters of the layer that gives the logits, adapters on it included."""
     whole = model.get_base_model() if isinstance(model, PeftModel) else model
     head = whole.get_output_embeddings() if isinstance(whole, PreTrainedModel) else None
     return {id(parameter) for parameter in head.parameters()} if head is not None else set()

@@ -53,13 +53,8 @@ def check_schedule(name: str, options: Mapping[str, Any], total_tokens: float, k
         lengths = " and ".join(f"`{key}.{part}` is {tokens:,.0f} tokens" for part, tokens in parts.items())
         raise RecipeError(f"{lengths}, but the whole schedule has {total_tokens:,.0f}. Make it less.")
     if factor is continued:
-        planned = options.get("planned_tokens") or options["trained_tokens"] + total_tokens
-        check_schedule(
-            str(options["schedule"].get("name", "cosine")),
-            without_name(options["schedule"]),
-            planned,
-            f"{key}.schedule",
-        )
+        planned, inner = options.get("planned_tokens") or options["trained_tokens"] + total_tokens, options["schedule"]
+        check_schedule(str(inner.get("name", "cosine")), without_name(inner), planned, f"{key}.schedule")
 
 
 def factor_at_step(
@@ -104,8 +99,7 @@ def phases_in_tokens(recipe: Recipe) -> Data:
 
 
 def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -> int:
-    """The token from which on the learning rate stays at or below this share of its peak: where the decay comes to it
-    for the last time.
+    """The token from which on the learning rate stays at or below this share of its peak.
 
     Args:
         key: of the recipe, to name in errors.
@@ -113,8 +107,7 @@ def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -
     schedule = find("schedule", section.name, SCHEDULES)
 
     def factor(at: int) -> float:
-        value: float = schedule(at, total_tokens, **section.options)
-        return value
+        return float(schedule(at, total_tokens, **section.options))
 
     tokens = [total_tokens * point // POINTS for point in range(POINTS + 1)]
     factors = [factor(at) for at in tokens]
@@ -125,9 +118,8 @@ def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -
             " empty."
         )
     if above[-1] == POINTS or tokens[above[-1] + 1] >= total_tokens:
-        where = (
-            "there only while it warms up" if factors[0] <= share < min(factors[above[0] :]) else "above it to the end"
-        )
+        only_warms_up = factors[0] <= share < min(factors[above[0] :])
+        where = "there only while it warms up" if only_warms_up else "above it to the end"
         raise RecipeError(
             f"{key} is {share:g}: under `{section.name}` the learning rate is {where}, and ends at {factors[-1]:.3g}"
             " of its peak. Give a higher share, a schedule that falls further, or the end of the phase in tokens"
@@ -202,7 +194,7 @@ def wsd(
     warmup_share: float = 0.0,
     floor: float = 0.0,
 ) -> float:
-    """Warm up, stay, decay: any checkpoint of the constant part can be gone on from (1 - sqrt, arXiv 2405.18392).
+    """Warm up, stay, decay: a run can continue from any checkpoint of the constant part (1 - sqrt, arXiv 2405.18392).
 
     Args:
         decay_tokens: length of the decay at the end; the paper does well with a fifth of the run.
@@ -227,7 +219,7 @@ def infinite(
 ) -> float:
     """Warm up, cool down by a cosine to a constant rate, anneal exponentially at the end (arXiv 2403.08763).
 
-    A run on new data goes on from a checkpoint of the constant part (`schedule: {name: continued, ...}`), so that no
+    A run on new data continues from a checkpoint of the constant part (`schedule: {name: continued, ...}`), so that no
     learning rate has to be warmed up again, which is what makes a model forget.
 
     Args:
@@ -252,7 +244,7 @@ def continued(
     trained_tokens: float,
     planned_tokens: float | None = None,
 ) -> float:
-    """Go on with another run's schedule where that run stopped; `optimizer.learning_rate` is that run's peak.
+    """Continue another run's schedule where that run stopped; `optimizer.learning_rate` is that run's peak.
 
     Args:
         schedule: that run's own section: `{name: infinite, warmup_tokens: ...}`.
@@ -260,10 +252,8 @@ def continued(
         planned_tokens: the whole length of its schedule; by default it ends with this run.
     """
     factor = find("schedule", str(schedule.get("name", "cosine")), SCHEDULES)
-    value: float = factor(
-        trained_tokens + tokens, planned_tokens or trained_tokens + total_tokens, **without_name(schedule)
-    )
-    return value
+    options = without_name(schedule)
+    return float(factor(trained_tokens + tokens, planned_tokens or trained_tokens + total_tokens, **options))
 
 
 def without_name(section: Mapping[str, Any]) -> dict[str, Any]:

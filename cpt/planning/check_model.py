@@ -22,14 +22,12 @@ from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.hub import TOKENIZER, WEIGHTS, hub_is_reachable, is_cached, refuse_unreachable
 from cpt.models.adapters import check_lora, lora_options
-from cpt.models.attention import choose_attention
+from cpt.models.attention import VARLEN, VARLEN_NAMES, choose_attention
+from cpt.models.build import check_scoring
 from cpt.models.config import config_from, load_config, read_config
 from cpt.models.documents import check_documents_can_be_handed_over
 from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_size
 from cpt.models.new_rows import new_ids
-from cpt.models.scoring import check_scoring
-from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
-from cpt.models.varlen_attention import VARLEN
 from cpt.planning.preflight import PreflightReport
 from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import result_of_run

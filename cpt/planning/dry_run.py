@@ -20,17 +20,15 @@ from transformers import (
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask, sdpa_mask
 
-from cpt.hf_internals import supports_sdpa
-from cpt.models.adapters import add_lora
-from cpt.models.families.register import register_families
+from cpt.hf_internals import supports_sdpa, without_zero3
+from cpt.models.adapters import BYTES_OF_4_BIT, add_lora, quantization_of
+from cpt.models.attention import VARLEN, computing_dtype
+from cpt.models.families import register_families
 from cpt.models.fused_loss import FusedLoss, why_not_fused
-from cpt.models.quantized import BYTES_OF_4_BIT, quantization_of
 from cpt.models.recomputing import keep_attention
-from cpt.models.varlen_attention import VARLEN, computing_dtype
-from cpt.models.zero3 import without_zero3
+from cpt.optim.adamw import OneKernelAdamW
 from cpt.optim.build import build_optimizer
-from cpt.optim.one_kernel_adamw import OneKernelAdamW
-from cpt.optim.released import RELEASING, ReleasedGradients
+from cpt.optim.gradients import RELEASING, ReleasedGradients
 from cpt.planning.workload import Setup
 from cpt.recipe.schema import Optimizer
 from cpt.torch_internals import TorchDispatchMode, fake_tensors, tree_leaves

@@ -25,14 +25,13 @@ from cpt.evaluation.paired import FEW, FEWEST, TOO_FEW
 from cpt.evaluation.tasks import check_tasks
 from cpt.hardware import find_gpus, nearest_existing, require_programs
 from cpt.hub import hub_is_reachable
-from cpt.models.adapters import check_lora_options
+from cpt.models.adapters import check_lora_options, check_quantization
 from cpt.models.compiled import check_compiling, has_experts
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.known_bases import known_base
-from cpt.models.quantized import check_quantization
 from cpt.models.recomputing import read_recomputing
 from cpt.optim.build import OFFLOADED, build_optimizer, check_optimizer, check_rounding, find_optimizer
-from cpt.optim.released import check_release
+from cpt.optim.gradients import check_release
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
 from cpt.planning.check_model import (
     TEACHER,

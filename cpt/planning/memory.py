@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from transformers import PreTrainedConfig
 
 from cpt.hardware import GIB
-from cpt.models.quantized import quantization_of
+from cpt.models.adapters import quantization_of
 from cpt.planning.activations import ActivationCounts, Activations, count_activations
 from cpt.planning.memory_parts import (
     MASTER,

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
+from cpt.models.adapters import BYTES_OF_4_BIT, quantization_of
 from cpt.models.fused_loss import SCORED_POSITIONS, chunk_of
-from cpt.models.quantized import BYTES_OF_4_BIT, quantization_of
-from cpt.optim.adamw import DEFAULT_ROUNDING
+from cpt.optim.adamw import BUFFER, BUFFERS, DEFAULT_ROUNDING
 from cpt.optim.adamw_update import BLOCK
-from cpt.optim.paged_states import BUFFER, BUFFERS
 from cpt.planning.model_sizes import PAIRS, SCORE, TAUGHT, TAUGHT_IN_TILES, TAUGHT_WHOLE, TILES, WHOLE, ModelSizes
 from cpt.planning.workload import Setup
 

@@ -26,7 +26,7 @@ from cpt.errors import CheckpointError, LaunchError, RecipeError, ResourceError
 from cpt.export.proof import brings_its_code
 from cpt.export.trained import NAME_IT, TOKENIZER_FILES, import_own_code
 from cpt.models.config import read_config
-from cpt.models.families.register import FAMILIES
+from cpt.models.families import FAMILIES
 from cpt.process import ReceivedSignals, free_port
 from cpt.recipe.schema import Model
 from cpt.runs.record import EXPORT, RECIPE, Run

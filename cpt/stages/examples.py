@@ -18,8 +18,8 @@ from cpt.data.held_out import HeldOutSet
 from cpt.data.rows.rows import IGNORED
 from cpt.errors import RecipeError
 from cpt.hf_internals import ExampleHooks
-from cpt.models.families.gpt2 import CptGPT2ForCausalLM
-from cpt.models.families.minimind_moe import BalancedForCausalLM, MiniMind2MoEForCausalLM
+from cpt.models.families import CptGPT2ForCausalLM
+from cpt.models.minimind import BalancedForCausalLM, MiniMind2MoEForCausalLM
 from cpt.stages.models import PACKED
 from cpt.training.trainer import CPTTrainer
 

@@ -12,10 +12,9 @@ from trl.models import prepare_deepspeed
 from cpt.data.readers.forms import form_of
 from cpt.errors import RecipeError
 from cpt.models.adapters import START_IN_THE_BASE
-from cpt.models.build import build_model
+from cpt.models.build import build_model, scoring_model
 from cpt.models.config import load_config
 from cpt.models.inventory import vocabulary_size
-from cpt.models.scoring import scoring_model
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Model, Recipe
 from cpt.recipe.sense import REWARDED

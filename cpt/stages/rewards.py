@@ -16,7 +16,7 @@ from accelerate import PartialState
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.errors import CptError, DataError, RecipeError, TrainingError
-from cpt.models.zero3 import without_zero3
+from cpt.hf_internals import without_zero3
 from cpt.plugins import check_options, find
 from cpt.recipe.schema import Reward
 from cpt.runs.record import Run

@@ -17,7 +17,7 @@ from cpt.data.prepared import PreparedData, steps_of_epochs
 from cpt.errors import RecipeError
 from cpt.models.attention import choose_attention
 from cpt.models.compiled import wanted_compiling
-from cpt.models.shared_rows import check_shared_rows
+from cpt.models.documents import check_shared_rows
 from cpt.optim.adamw import automatic_dtype
 from cpt.parallelism import KEY, groups_of_rows, read_parallelism
 from cpt.ranks import is_main_process, world_size

@@ -15,8 +15,7 @@ from cpt.checkpoints.resume import newest_sound, published_checkpoints, set_asid
 from cpt.errors import Interrupted, RestartNeeded, TrainingError
 from cpt.hf_internals import skip_update
 from cpt.models.inventory import vocabulary_size
-from cpt.optim.clipping import gradient_norm
-from cpt.optim.released import ReleasedGradients, check_release, releases_gradients
+from cpt.optim.gradients import ReleasedGradients, check_release, gradient_norm, releases_gradients
 from cpt.optim.schedules import phases_in_tokens
 from cpt.ranks import is_main_process, main_process_decides, same_command
 from cpt.torch_internals import reads_scale

@@ -9,7 +9,7 @@ from cpt.data.build import build_data
 from cpt.data.prepared import PreparedData
 from cpt.data.readers.forms import form_of_stage
 from cpt.models.build import DTYPES
-from cpt.models.hashes import hash_weights
+from cpt.models.config import hash_weights
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.automatic import AUTOMATIC
 from cpt.recipe.paths import is_local

@@ -30,7 +30,7 @@ from cpt.data.prepared import PreparedData
 from cpt.data.rows.read_ahead import ReadAhead
 from cpt.deepspeed_internals import stop_loading_universal
 from cpt.errors import CheckpointError
-from cpt.optim.offloaded_adamw import replay_step_counter
+from cpt.optim.build import replay_step_counter
 from cpt.parallelism import groups_of_rows
 from cpt.ranks import is_main_process, main_process_decides, world_size
 from cpt.recipe.schema import Recipe

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
 from cpt.data.rows.rows import IGNORED
 from cpt.hf_internals import attention_of, shared_state_of_processes
-from cpt.models.shared_rows import PartOfRows, attend_over_processes, check_shared_rows
-from cpt.optim.one_kernel_adamw import OneKernelAdamW
+from cpt.models.documents import PartOfRows, attend_over_processes, check_shared_rows
+from cpt.optim.adamw import OneKernelAdamW
 from cpt.ranks import tell
 from cpt.torch_internals import foreach_divide
 
@@ -120,7 +120,7 @@ class SharedRows:
         """Before the accelerator is made."""
         if self.parts > 1:
             options: Any = self.trainer.args.parallelism_config
-            attention = str(attention_of(self.config_of_model))
+            attention = attention_of(self.config_of_model)
             check_shared_rows(self.config_of_model, self.parts, attention)
             options.sp_handler.sp_attn_implementation = attention  # set here: accelerate's class takes few names
 

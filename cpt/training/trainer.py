@@ -24,9 +24,9 @@ from cpt.models.compiled import compile_layers, take_compiling
 from cpt.models.documents import add_document_bounds, wants_bounds
 from cpt.models.fused_loss import keep_liger_to_layers, set_up_loss
 from cpt.models.recomputing import set_up_recomputing
+from cpt.optim.adamw import OneKernelAdamW
 from cpt.optim.build import build_optimizer
-from cpt.optim.clipping import clip_gradients, gradient_norm
-from cpt.optim.one_kernel_adamw import OneKernelAdamW
+from cpt.optim.gradients import clip_gradients, gradient_norm
 from cpt.optim.schedules import build_schedule
 from cpt.ranks import main_process_decides, tell
 from cpt.recipe.schema import Recipe

@@ -15,7 +15,7 @@ from cpt.checkpoints.manifest import verify_path
 from cpt.checkpoints.model_folder import Tensors
 from cpt.errors import CheckpointError
 from cpt.export.export import store_tied_head_once
-from cpt.models.hashes import hash_weights
+from cpt.models.config import hash_weights
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cpt.errors import CheckpointError
 from cpt.export.merge_lora import check_base_weights, merge_proven, put_on, rounded_to
 from cpt.export.proof import proof_text
-from cpt.models.hashes import hash_weights
+from cpt.models.config import hash_weights
 
 
 def proven(base_folder, adapter, dtype=torch.float32, **options):

@@ -9,10 +9,10 @@ from tiny_models import make_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cpt.models.build import build_model
-from cpt.optim import paged_states
+from cpt.optim import adamw
 from cpt.optim.adamw_update import BLOCK, adamw_update
 from cpt.optim.build import build_optimizer
-from cpt.optim.released import ReleasedGradients
+from cpt.optim.gradients import ReleasedGradients
 from cpt.recipe.schema import Model, Optimizer
 
 pytestmark = pytest.mark.gpu
@@ -99,7 +99,7 @@ def test_the_kernel_has_the_numbers_of_a_cpu(eight_bit, rounding, skips):
 
 @pytest.mark.parametrize("rounding", ["kahan", "stochastic"])
 def test_pages_change_nothing_and_leave_the_gpu(monkeypatch, rounding):
-    monkeypatch.setattr(paged_states, "BUFFER", 2**20)  # several pieces a matrix
+    monkeypatch.setattr(adamw, "BUFFER", 2**20)  # several pieces a matrix
     here = course(Optimizer(name="adamw_8bit", learning_rate=1e-3, rounding=rounding))
     paged = course(Optimizer(name="paged_adamw_8bit", learning_rate=1e-3, rounding=rounding))
     assert paged[0] == here[0]

@@ -9,9 +9,9 @@ from tiny import TINY_LLAMA, write_recipe
 from torch import _dynamo as dynamo
 from transformers import TrainerCallback
 
+from cpt.models.attention import VARLEN
 from cpt.models.config import config_from
 from cpt.models.fused_loss import FusedLoss
-from cpt.models.varlen_attention import VARLEN
 from cpt.planning.activations import count_activations
 from cpt.planning.memory import plan_memory
 from cpt.planning.model_sizes import sizes_of_model

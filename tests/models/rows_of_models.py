@@ -23,9 +23,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cpt.errors import RecipeError
 from cpt.launch.processes import leave_processes
-from cpt.models.documents import add_document_bounds, keep_documents_apart
-from cpt.models.shared_rows import PartOfRows, attend_over_processes, check_shared_rows
-from cpt.models.varlen_attention import VARLEN, register_varlen
+from cpt.models.attention import VARLEN, register_varlen
+from cpt.models.documents import (
+    PartOfRows,
+    add_document_bounds,
+    attend_over_processes,
+    check_shared_rows,
+    keep_documents_apart,
+)
 
 PARTS = 2
 

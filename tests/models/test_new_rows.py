@@ -5,7 +5,7 @@ from transformers import AutoModelForCausalLM
 
 from cpt.errors import RecipeError
 from cpt.models.config import config_from
-from cpt.models.new_rows import EXTENSION, add_rows, carry_extension, new_ids, tables, train_only_rows
+from cpt.models.new_rows import EXTENSION, add_rows, carry_extension, distill_rows, new_ids, tables, train_only_rows
 from cpt.optim.build import parameter_groups
 
 PIECES = {90: (3, 4), 91: (3, 4, 5), 96: (7, 8), 97: (9, 9, 10)}
@@ -75,3 +75,40 @@ def test_the_list_of_new_tokens_goes_with_what_was_made_from_the_model_where_the
     (tmp_path / "from" / EXTENSION).write_text('{"tokens": [{"id": 7}]}')
     carry_extension(str(tmp_path / "from"), tmp_path / "to")
     assert new_ids(tmp_path / "to") == [7]
+
+
+TAUGHT = {90: (3, 4), 91: (5, 6, 7)}
+
+
+def with_new_rows(model_type="llama", *, tied=False):
+    model = build(model_type, tied=tied)
+    add_rows(model, TAUGHT, known=90, multiple=8)
+    return model
+
+
+def sequences(number):
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randint(8, 40, (12,), generator=draw).tolist() + [90 + i % 2] + [9, 10, 11] for i in range(number)]
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    ["llama", pytest.param("qwen3", marks=pytest.mark.slow), pytest.param("gpt2", marks=pytest.mark.slow)],
+)
+def test_the_states_come_nearer_and_only_the_new_input_rows_change(model_type):
+    model = with_new_rows(model_type)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = distill_rows(model, TAUGHT, sequences(160))
+    assert found.after < 0.95 * found.before and found.steps == 20
+    changed = {
+        name: (tensor != before[name]).reshape(len(tensor), -1).any(1).nonzero().flatten().tolist()
+        for name, tensor in model.state_dict().items()
+    }
+    assert {name: rows for name, rows in changed.items() if rows} == {
+        next(name for name in before if name.endswith(("embed_tokens.weight", "wte.weight"))): [90, 91]
+    }
+
+
+def test_a_head_that_shares_the_rows_is_refused():
+    with pytest.raises(RecipeError, match="--rows mean"):
+        distill_rows(with_new_rows(tied=True), TAUGHT, sequences(1))

@@ -11,15 +11,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cpt.errors import RecipeError, ResourceError
 from cpt.export.merge_lora import put_on
 from cpt.export.trained import find_trained
-from cpt.models.build import build_model
-from cpt.models.quantized import (
+from cpt.models.adapters import (
     BYTES_OF_4_BIT,
     Quantization,
     check_quantization,
     numbers_in,
     quantization_of,
-    without_quantization,
 )
+from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model
 from cpt.train import train
@@ -120,7 +119,6 @@ def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(tiny_recipe, t
 def test_what_is_meant(monkeypatch):
     assert quantization_of(None) is None and quantization_of({"r": 4}) is None
     assert quantization_of({"quantize": "fp4"}) == Quantization("fp4", True)
-    assert without_quantization(QLORA) == {"r": 4}
     with pytest.raises(RecipeError, match="ZeRO-3"):
         check_quantization(QLORA, zero3=True)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)

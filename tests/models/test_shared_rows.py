@@ -12,8 +12,15 @@ from tiny_models import TINY
 from transformers import AutoConfig
 
 from cpt.errors import RecipeError
-from cpt.models.documents import BOUNDS, LONGEST, add_document_bounds, document_bounds
-from cpt.models.shared_rows import PROVEN, PartOfRows, check_shared_rows
+from cpt.models.documents import (
+    BOUNDS,
+    LONGEST,
+    PROVEN_SHARED,
+    PartOfRows,
+    add_document_bounds,
+    check_shared_rows,
+    document_bounds,
+)
 
 PROGRAM = Path(__file__).parent / "rows_of_models.py"
 POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7]])
@@ -75,7 +82,7 @@ def differences(*model_types):
 @pytest.mark.slow
 @pytest.mark.long
 def test_proven_models_learn_the_same_from_parts_of_rows():
-    found = differences(*PROVEN.split())
+    found = differences(*PROVEN_SHARED.split())
     assert {
         name: difference
         for name, difference in found.items()

@@ -9,15 +9,15 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from cpt.errors import RecipeError
-from cpt.models import varlen_attention
-from cpt.models.build import build_model
-from cpt.models.documents import BOUNDS, document_bounds
-from cpt.models.varlen_attention import (
+from cpt.models import attention
+from cpt.models.attention import (
     VARLEN,
     attend_each,
     register_varlen,
     torch_kernel,
 )
+from cpt.models.build import build_model
+from cpt.models.documents import BOUNDS, document_bounds
 from cpt.recipe.schema import Model
 
 LENGTHS = ((9, 4, 1, 10), (16, 8))  # of the documents in two rows
@@ -78,9 +78,9 @@ def calls(monkeypatch):
         return sdpa_mask(*arguments, **options)
 
     register_varlen()
-    monkeypatch.setattr(varlen_attention, "attend_each", attending)
+    monkeypatch.setattr(attention, "attend_each", attending)
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, VARLEN, making)
-    monkeypatch.setattr(varlen_attention, "register_varlen", lambda: None)
+    monkeypatch.setattr(attention, "register_varlen", lambda: None)
     monkeypatch.setattr("cpt.models.attention.register_varlen", lambda: None)
     return counted
 
@@ -138,9 +138,7 @@ def test_generation_with_a_cache_is_that_of_sdpa(calls):
 
 def test_autocast_decides_in_which_precision_attention_computes(monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        varlen_attention, "attend_each", lambda *given: seen.append(given[0].dtype) or attend_each(*given)
-    )
+    monkeypatch.setattr(attention, "attend_each", lambda *given: seen.append(given[0].dtype) or attend_each(*given))
     widened, bounds = torch.zeros(1, 4, 24, 8), document_bounds(POSITIONS[:1]).view(1, 1, 1, -1)  # by norms in fp32
     with torch.autocast("cpu", torch.bfloat16):
         built(MODELS["llama"], VARLEN)(**BATCH).loss.backward()
@@ -191,7 +189,7 @@ def backward_by_definition(
 def kernel_on_cpu(monkeypatch):
     varlen._varlen_attn.register_kernel("cpu")(by_definition)
     varlen._varlen_attn_backward.register_kernel("cpu")(backward_by_definition)
-    monkeypatch.setattr(varlen_attention, "has_kernel", lambda query, dtype: True)
+    monkeypatch.setattr(attention, "has_kernel", lambda query, dtype: True)
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "mistral, window 4"])

@@ -6,10 +6,10 @@ from tiny_models import TINY
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from cpt.models.attention import PROVEN, VARLEN, WINDOW_IN_MASK_ONLY, register_varlen
 from cpt.models.documents import keep_documents_apart
-from cpt.models.families.register import register_families
+from cpt.models.families import register_families
 from cpt.models.inventory import isolates_documents
-from cpt.models.varlen_attention import PROVEN, VARLEN, WINDOW_IN_MASK_ONLY, register_varlen
 
 LENGTHS = ((9, 4, 1, 10), (16, 8))
 POSITIONS = torch.stack([torch.cat([torch.arange(length) for length in row]) for row in LENGTHS])
@@ -55,7 +55,7 @@ def tiny_of(model_type):
     small = {name: value for name, value in SMALL.items() if name in vars(known) or name in known.attribute_map}
     if model_type in WITHOUT_GROUPS:
         small.pop("num_key_value_heads", None)
-    if model_type in WINDOW_IN_MASK_ONLY.split():
+    if model_type in WINDOW_IN_MASK_ONLY:
         small |= {"sliding_window": None, "use_sliding_window": False}
     if model_type in TINY:
         small |= TINY[model_type]

@@ -2,9 +2,8 @@ import pytest
 import torch
 from tiny_training import learns_and_resumes, steps, tiny_llama
 
-from cpt.optim.build import build_optimizer
+from cpt.optim.build import build_optimizer, muon
 from cpt.optim.groups import MATRICES
-from cpt.optim.muon import muon
 from cpt.recipe.schema import Optimizer
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from cpt.optim.offloaded_adamw import offloaded_adamw, replay_step_counter
+from cpt.optim.build import offloaded_adamw, replay_step_counter
 
 
 def steps_of(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer, numbers: range) -> None:

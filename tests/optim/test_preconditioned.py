@@ -2,7 +2,7 @@ import pytest
 import torch
 from tiny_training import learns_and_resumes
 
-from cpt.optim.preconditioned import shampoo, soap
+from cpt.optim.build import shampoo, soap
 from cpt.recipe.schema import Optimizer
 
 

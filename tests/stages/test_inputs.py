@@ -6,7 +6,7 @@ from tiny import write_recipe
 from tiny_checkpoints import save_llama
 from transformers import AutoTokenizer
 
-from cpt.models.hashes import hash_weights
+from cpt.models.config import hash_weights
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.training.inputs import describe_inputs, describe_teacher

@@ -11,8 +11,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallback
 
-from cpt.models.shared_rows import PartOfRows
-from cpt.optim.clipping import gradient_norm
+from cpt.models.documents import PartOfRows
+from cpt.optim.gradients import gradient_norm
 from cpt.training import sharded
 from cpt.training.sharded import Engine, SharedRows
 from cpt.training.trainer import CPTTrainer

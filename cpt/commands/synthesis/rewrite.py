@@ -28,7 +28,7 @@ from cpt.data.readers.documents import Document
 from cpt.data.readers.sources import open_source
 from cpt.errors import RecipeError
 from cpt.models.build import build_model
-from cpt.models.hashes import hash_weights, weights_folder
+from cpt.models.config import hash_weights, weights_folder
 from cpt.recipe.paths import is_local
 from cpt.recipe.schema import DocumentSource, Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer

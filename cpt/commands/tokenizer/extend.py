@@ -30,8 +30,7 @@ from cpt.console import open_console
 from cpt.errors import RecipeError
 from cpt.models.build import load_weights
 from cpt.models.config import load_config
-from cpt.models.new_rows import EXTENSION, Rows, add_rows, tables
-from cpt.models.token_distillation import Distilled, check_can_distill, distill_rows
+from cpt.models.new_rows import EXTENSION, Distilled, Rows, add_rows, check_can_distill, distill_rows, tables
 from cpt.recipe.schema import Model
 from cpt.tokenizer.extend_vocabulary import Extension, extend_vocabulary
 from cpt.tokenizer.load import from_folder_or_hub

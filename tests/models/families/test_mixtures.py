@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from cpt.errors import RecipeError
 from cpt.models.config import config_from
-from cpt.models.families.register import FAMILIES
+from cpt.models.families import FAMILIES
 
 IDS = torch.arange(3, 63).view(2, 30)
 

@@ -5,7 +5,7 @@ import torch
 from tiny_models import make_tokenizer, tiny_config
 
 from cpt.models.build import build_model
-from cpt.models.families.native import export_native
+from cpt.models.families import export_native
 from cpt.recipe.schema import Model
 
 IDS = torch.arange(3, 63).view(2, 30)

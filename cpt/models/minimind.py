@@ -1,4 +1,5 @@
-"""MiniMind's mixtures of experts: MiniMind2's has shared experts on Llama's attention, MiniMind-3's is a Qwen3-MoE."""
+"""MiniMind's four models under their own names: dense ones are a Llama and a Qwen3, mixtures of experts a Llama with
+shared experts and a Qwen3-MoE."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,17 +7,79 @@ from typing import Any
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import nn
-from transformers import Cache, LlamaConfig, LlamaForCausalLM, LlamaModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
-from transformers import initialization as init
+from transformers import (
+    Cache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaPreTrainedModel
+from transformers.modeling_rope_utils import RopeParameters
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP
 from transformers.models.qwen3_moe.modeling_qwen3_moe import (
-    Qwen3MoeExperts,
+    Qwen3MoePreTrainedModel,
     Qwen3MoeSparseMoeBlock,
     Qwen3MoeTopKRouter,
 )
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder
+
+from cpt.hf_internals import SettableExperts
+
+
+class MiniMind2Config(LlamaConfig):
+    """MiniMind2 (github.com/jingyaogong/minimind at c090b69); the defaults are its 104M model."""
+
+    model_type = "minimind2"
+    default_theta = 1e6
+
+    vocab_size: int = 6400
+    hidden_size: int = 768
+    intermediate_size: int = 2048
+    num_hidden_layers: int = 16
+    num_attention_heads: int = 8
+    num_key_value_heads: int | None = 2
+    max_position_embeddings: int = 32768
+    rms_norm_eps: float = 1e-5
+    tie_word_embeddings: bool = True
+    rope_parameters: RopeParameters | dict | None = None
+
+
+class MiniMind2ForCausalLM(LlamaForCausalLM):
+    config: MiniMind2Config
+
+
+@strict
+class MiniMind3Config(Qwen3Config):
+    """MiniMind-3 (github.com/jingyaogong/minimind at d65ef2c); the defaults are its 64M model."""
+
+    model_type = "minimind3"
+    default_theta = 1e6
+
+    vocab_size: int = 6400
+    hidden_size: int = 768
+    intermediate_size: int = 2432  # hidden * pi, rounded up to a multiple of 64
+    num_hidden_layers: int = 8
+    num_attention_heads: int = 8
+    num_key_value_heads: int | None = 4
+    head_dim: int | None = None  # type: ignore[assignment]  # hidden / heads, as MiniMind has it
+    max_position_embeddings: int = 32768
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+
+    def __post_init__(self, **kwargs: object) -> None:
+        self.head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
+        super().__post_init__(**kwargs)
+
+
+class MiniMind3ForCausalLM(Qwen3ForCausalLM):
+    config: MiniMind3Config
 
 
 def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int, num_sequences: int) -> torch.Tensor:
@@ -32,17 +95,14 @@ def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int, num_sequen
     """
     total = torch.zeros((), device=router_logits[0].device)
     for logits in router_logits:
-        scores = (
-            logits.float().softmax(dim=-1).view(num_sequences, -1, logits.shape[-1])
-        )  # B sequences, T tokens, E experts
+        scores = logits.float().softmax(dim=-1).view(num_sequences, -1, logits.shape[-1])  # B, T tokens, E experts
         chosen = torch.zeros_like(scores).scatter_(-1, scores.topk(top_k, dim=-1).indices, 1.0 / top_k)
         total = total + scores.shape[-1] * (chosen.mean(dim=1) * scores.mean(dim=1)).sum(dim=-1).mean()
     return total
 
 
-class BalancedForCausalLM:
-    """The forward pass of both: while training, `loss` includes `router_aux_loss_coef * aux_loss`, as transformers'
-    MoEs have it."""
+class BalancedForCausalLM(SettableExperts):
+    """The forward pass of both mixtures: in training `loss` includes `router_aux_loss_coef * aux_loss`."""
 
     config: Any
     model: nn.Module
@@ -53,11 +113,6 @@ class BalancedForCausalLM:
     def balance(self, router_logits: tuple[torch.Tensor, ...], num_sequences: int) -> torch.Tensor:
         """The family's way to count."""
         raise NotImplementedError
-
-    @classmethod
-    def _can_set_experts_implementation(cls) -> bool:
-        # transformers searches this file for the decorator of its experts, which Qwen3MoeExperts has in its own file
-        return True
 
     @can_return_tuple
     def forward(
@@ -209,10 +264,10 @@ class MiniMind2MoELayer(LlamaDecoderLayer):
         self.mlp = MiniMind2MoEBlock(config)  # type: ignore[assignment]
 
 
-class MiniMind2MoEPreTrainedModel(LlamaPreTrainedModel):
-    """What transformers must know to record, split and initialise the layers."""
+class MiniMind2MoEPreTrainedModel(SettableExperts, Qwen3MoePreTrainedModel):
+    """What transformers must know to record and split the layers; experts are initialised as Qwen3-MoE's."""
 
-    config: MiniMind2MoEConfig
+    config: MiniMind2MoEConfig  # type: ignore[assignment]
     _no_split_modules = ["MiniMind2MoELayer"]
     _can_record_outputs = {
         "router_logits": OutputRecorder(Qwen3MoeTopKRouter, index=0),
@@ -220,21 +275,8 @@ class MiniMind2MoEPreTrainedModel(LlamaPreTrainedModel):
         "attentions": LlamaAttention,
     }
 
-    @classmethod
-    def _can_set_experts_implementation(cls) -> bool:
-        return True
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, Qwen3MoeExperts):
-            init.normal_(module.gate_up_proj, mean=0.0, std=self.config.initializer_range)
-            init.normal_(module.down_proj, mean=0.0, std=self.config.initializer_range)
-        elif isinstance(module, Qwen3MoeTopKRouter):
-            init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
-
-
-class MiniMind2MoEModel(MiniMind2MoEPreTrainedModel, LlamaModel):
+class MiniMind2MoEModel(MiniMind2MoEPreTrainedModel, LlamaModel):  # type: ignore[misc]
     def __init__(self, config: MiniMind2MoEConfig) -> None:
         super().__init__(config)
         self.layers = nn.ModuleList(MiniMind2MoELayer(config, index) for index in range(config.num_hidden_layers))
@@ -245,9 +287,8 @@ class MiniMind2MoEForCausalLM(BalancedForCausalLM, MiniMind2MoEPreTrainedModel, 
     _tp_plan: dict[str, str] = {}  # see base_model_tp_plan
 
     def __init__(self, config: MiniMind2MoEConfig) -> None:
-        super(LlamaForCausalLM, self).__init__(
-            config
-        )  # LlamaForCausalLM's own __init__ would build Llama's layers first
+        # LlamaForCausalLM's own __init__ would build Llama's layers first.
+        super(LlamaForCausalLM, self).__init__(config)
         self.model = MiniMind2MoEModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

@@ -1,18 +1,23 @@
-"""Gradients that never add up in memory: each parameter is updated in the backward pass, and its gradient dropped at
-once.
+"""What happens to gradients between the backward pass and the update: their norm and clipping in fp32, and gradients
+that are released.
 
-The norm of the whole gradient is known when the last parameter has been updated already, so it cannot be clipped, and
-a step cannot be judged by it. Each parameter is still left as it is where its own gradient is not finite.
+Released gradients never add up in memory: each parameter is updated in the backward pass, and its gradient is dropped
+right away. The norm of the whole gradient is then known only after all updates, so it cannot be clipped, and a step
+cannot be judged by it. A parameter still stays as it is where its own gradient is not finite.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from cpt.errors import RecipeError
 from cpt.ranks import world_size
 from cpt.recipe.automatic import accumulation
 from cpt.recipe.schema import Recipe
+from cpt.torch_internals import foreach_multiply, foreach_norm
 
 RELEASING = ("adamw", "adamw_8bit", "paged_adamw_8bit")
 """Optimizers whose update of a parameter needs nothing of another."""
@@ -35,15 +40,10 @@ class ReleasedGradients:
         self.squares: torch.Tensor | None = None
 
     def begin(self, skip: torch.Tensor | None) -> None:
-        """A backward pass comes.
-
-        Args:
-            skip: on the device, whether its updates are to be left out.
-        """
+        """Prepare for a backward pass, whose updates are skipped where `skip`, on the device, is true."""
         self.skip, self.squares = skip, None
 
     def step_one(self, parameter: torch.Tensor) -> None:
-        """Its gradient is complete."""
         assert parameter.grad is not None, "the hook is called when it is there"
         square = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32).square()
         self.squares = square if self.squares is None else self.squares + square
@@ -97,3 +97,31 @@ def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = No
     }
     for reason in (reason for reason, applies in reasons.items() if applies):
         raise RecipeError(f"`optimizer.release_gradients`: {reason}")
+
+
+# --- norm and clipping -----------------------------------------------------------------------------------------------
+
+
+def gradient_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of all together, in fp32; 0 without any. torch's own has the gradients' type, and 3 digits of it. Where several
+    processes have parts of them, every one must call it."""
+    if not gradients:
+        return torch.zeros(())
+    norm = torch.linalg.vector_norm(torch.stack(foreach_norm(parts_here(gradients))))
+    first = gradients[0]
+    if not isinstance(first, DTensor):
+        return norm
+    squared = norm.square()
+    dist.all_reduce(squared, group=first.device_mesh.get_group())
+    return squared.sqrt()
+
+
+def clip_gradients(gradients: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+    """Scale them down in place where their norm is larger, and return the norm before; the host does not wait."""
+    norm = gradient_norm(gradients)
+    foreach_multiply(parts_here(gradients), (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+def parts_here(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]

@@ -1,1 +1,0 @@
-"""Our own model families: each file is one architecture, thin over the transformers one that it equals."""
