@@ -13,9 +13,8 @@ from cpt.analysis.compare import compare
 from cpt.commands.plan import plan_recipe
 from cpt.data.build import open_mixture
 from cpt.data.prepared import PreparedData
-from cpt.evaluation.evaluate import EvaluationRequest, known_positions, measure, model_at
-from cpt.evaluation.findings import findings
-from cpt.evaluation.judged_sets import judges_of_texts
+from cpt.evaluation.evaluate import EvaluationRequest, findings, known_positions, measure, model_at
+from cpt.evaluation.sets import judges_of_texts
 from cpt.export import export
 from cpt.planning.advice import cheapest_that_fits, fits
 from cpt.planning.automatic import with_chosen_values

@@ -15,8 +15,7 @@ from cpt.command_line import run_command  # first: it keeps libraries quiet that
 from cpt.checkpoints.resume import Wanted, choose_checkpoint
 from cpt.errors import RecipeError
 from cpt.evaluation.verdict import verdict_of_run, write_verdict
-from cpt.export.average import export_average
-from cpt.export.export import export_model
+from cpt.export.export import export_average, export_model
 from cpt.launch.nodes import compare_nodes
 from cpt.launch.processes import join_processes, start_deepspeed
 from cpt.planning.automatic import with_chosen_values

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from xxhash import xxh3_64_hexdigest
 
 from cpt.errors import CheckpointError, DataError
-from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses
+from cpt.evaluation.losses import DocumentLosses, kept_losses, load_losses
 from cpt.evaluation.paired import FEWEST, NORMAL_QUANTILE, Difference, bits_per_byte_difference, ratio_and_error
 from cpt.formatting import format_count, format_duration
 from cpt.recipe.difference import UNSET

@@ -16,9 +16,9 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
 from cpt.errors import DataError, RecipeError
-from cpt.evaluation.evaluate import EvaluationRequest, known_positions, measure, model_at
-from cpt.evaluation.findings import Findings, findings
-from cpt.evaluation.judged_sets import DEFAULT_LENGTH, Judges, judges_of_recipe, judges_of_texts
+from cpt.evaluation.evaluate import EvaluationRequest, findings, known_positions, measure, model_at
+from cpt.evaluation.paired import Findings
+from cpt.evaluation.sets import DEFAULT_LENGTH, Judges, judges_of_recipe, judges_of_texts
 from cpt.evaluation.tasks import TaskChoice
 from cpt.launch.processes import join_processes, leave_processes
 from cpt.ranks import is_main_process

@@ -9,10 +9,10 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.command_line import refuse_ignored
 from cpt.errors import RecipeError
 from cpt.export.hub import check_push, push
-from cpt.export.proven_export import DTYPES, DtypeName, Wish, export_adapter, export_whole, refuse_odd_wishes
-from cpt.export.quantised import MAX_RISE, Method, check_quantising, export_quantised
-from cpt.export.sealed import refuse_unsealed, seal_export
+from cpt.export.proof import refuse_unsealed, seal_export
+from cpt.export.quantize import MAX_RISE, Method, check_quantising, export_quantised
 from cpt.export.trained import find_trained, import_own_code, refuse_unknown_code
+from cpt.export.write import DTYPES, DtypeName, Wish, export_adapter, export_whole, refuse_odd_wishes
 
 DTYPE: DtypeName = "bfloat16"
 LARGEST_FILE = "5GB"

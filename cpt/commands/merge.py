@@ -14,13 +14,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.model_folder import config_json, weight_files
 from cpt.errors import CheckpointError, RecipeError
-from cpt.export.average import write_average
-from cpt.export.export import finish
-from cpt.export.proof import logits_in_another_process, proof_text
-from cpt.export.proven_export import DTYPES, Wish, export_whole, name_of, refuse_odd_wishes, written_whole_or_not
-from cpt.export.servable import check_vocabulary, model_warnings
+from cpt.export.export import finish, write_average
+from cpt.export.proof import check_vocabulary, logits_in_another_process, model_warnings, proof_text
 from cpt.export.task_arithmetic import write_chat_vector
 from cpt.export.trained import TOKENIZER_FILES, find_trained, stored_dtype
+from cpt.export.write import DTYPES, Wish, export_whole, name_of, refuse_odd_wishes, written_whole_or_not
 from cpt.models.hashes import weights_folder
 
 Method = Literal["lora", "task_arithmetic", "average"]

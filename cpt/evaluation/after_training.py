@@ -12,9 +12,9 @@ from cpt.data.readers.forms import ONE_A_ROW, form_of_stage, sections_of
 from cpt.data.readers.sources import files_with_sizes
 from cpt.errors import CptError, DataError
 from cpt.evaluation.domain_test import Question, domain_test
-from cpt.evaluation.evaluate import EvaluationRequest, measure, model_at
-from cpt.evaluation.findings import Findings, findings
-from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
+from cpt.evaluation.evaluate import EvaluationRequest, findings, measure, model_at
+from cpt.evaluation.paired import Findings
+from cpt.evaluation.sets import judges_of_recipe, open_judged_sets
 from cpt.evaluation.tasks import domain_questions, task_texts, tasks_of_recipe
 from cpt.evaluation.verdict import NotRun, Verdict, verdict_of_run, write_verdict
 from cpt.recipe.load import load_recipe

@@ -1,4 +1,4 @@
-"""Measure a model: losses by held-out document, questions made of the documents, and tasks."""
+"""Measure a model on held-out documents, questions made of them, and tasks, and compare it with a base."""
 
 import gc
 import logging
@@ -13,13 +13,21 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from cpt.data.readers.forms import ONE_A_ROW
 from cpt.errors import CheckpointError, DataError, RecipeError
-from cpt.evaluation.document_losses import document_losses
-from cpt.evaluation.domain_test import KINDS, Question, domain_test
-from cpt.evaluation.judged_sets import JudgedSet, Judges, open_judged_sets
-from cpt.evaluation.kept_losses import DocumentLosses
-from cpt.evaluation.multiple_choice import answer_questions
-from cpt.evaluation.paired import FEW, FEWEST
-from cpt.evaluation.tasks import TaskChoice, TaskScore, run_tasks
+from cpt.evaluation.domain_test import KINDS, Question, answer_questions, domain_test
+from cpt.evaluation.losses import DocumentLosses
+from cpt.evaluation.paired import (
+    FEW,
+    FEWEST,
+    Findings,
+    ScoreFinding,
+    SetFinding,
+    accuracy_difference,
+    accuracy_interval,
+    bits_per_byte_difference,
+)
+from cpt.evaluation.scoring import document_losses
+from cpt.evaluation.sets import JudgedSet, Judges, open_judged_sets
+from cpt.evaluation.tasks import TaskChoice, TaskScore, run_tasks, task_differences
 from cpt.models.build import build_model
 from cpt.models.config import load_config
 from cpt.models.inventory import isolates_documents
@@ -196,3 +204,53 @@ def load(model: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     assert isinstance(built, PreTrainedModel), "no adapter was asked for"
     built.config.use_cache = True  # tasks that generate are slow without
     return built.eval().to("cuda" if on_gpu else "cpu")  # type: ignore[arg-type]
+
+
+def findings(measured: EvaluationResult, base: EvaluationResult | None = None) -> Findings:
+    """Put figures and differences together.
+
+    Args:
+        base: what was measured of the other model, with the same sets, tasks and questions.
+
+    Raises:
+        DataError: a set has too few documents to be compared.
+    """
+    return Findings(
+        measured.model,
+        None if base is None else base.model,
+        [set_finding(name, measured, base) for name in measured.losses],
+        test_findings(measured, base),
+        task_findings(measured, base),
+    )
+
+
+def set_finding(name: str, measured: EvaluationResult, base: EvaluationResult | None) -> SetFinding:
+    losses = measured.losses[name]
+    try:
+        against = None if base is None else bits_per_byte_difference([base.losses[name]], [losses])
+    except DataError as problem:
+        raise DataError(f"the held-out set `{name}`: {problem}") from problem
+    counts = (len(losses.hashes), int(losses.num_tokens.sum()), int(losses.num_bytes.sum()))
+    return SetFinding(name, *counts, losses.loss, losses.perplexity, losses.bits_per_byte, losses.accuracy, against)
+
+
+def test_findings(measured: EvaluationResult, base: EvaluationResult | None) -> list[ScoreFinding]:
+    """Each kind of question of each set's domain test."""
+    found = []
+    for (name, kind), right in measured.answers.items():
+        against = None if base is None else accuracy_difference(base.answers[name, kind], right)
+        figures = ("accuracy", float(right.mean()), accuracy_interval(right), len(right))
+        found.append(ScoreFinding(f"{name} {kind}", *figures, against=against))
+    return found
+
+
+def task_findings(measured: EvaluationResult, base: EvaluationResult | None) -> list[ScoreFinding]:
+    """Each metric of each task of lm-eval."""
+    differences = {} if base is None else task_differences(base.tasks, measured.tasks)
+    found = []
+    for score in measured.tasks:
+        reach = None if score.standard_error is None else 1.96 * score.standard_error
+        interval = None if reach is None else (score.value - reach, score.value + reach)
+        figures = (score.metric, score.value, interval, score.questions, score.higher_is_better)
+        found.append(ScoreFinding(score.task, *figures, differences.get((score.task, score.metric))))
+    return found

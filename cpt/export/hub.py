@@ -8,7 +8,7 @@ import typer
 from cpt.data.readers.hub import broken
 from cpt.errors import RecipeError, ResourceError
 from cpt.export.model_card import HUB_ID, LICENCE_NOT_KNOWN
-from cpt.export.sealed import CARD
+from cpt.export.proof import CARD
 
 TOKENS = "https://huggingface.co/settings/tokens"
 

@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from cpt.checkpoints.model_folder import Tensors, write_tensors
 from cpt.errors import CheckpointError
-from cpt.export.average import copy_beside, open_model, refuse_other_shapes, written_dtype
+from cpt.export.export import copy_beside, open_model, refuse_other_shapes, written_dtype
 from cpt.models.families.register import FAMILIES, register_families
 from cpt.models.inventory import build_on_meta
 from cpt.tokenizer.load import from_folder_or_hub

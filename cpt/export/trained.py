@@ -30,7 +30,7 @@ from cpt.checkpoints.resume import PATTERN, latest_checkpoint, step_of
 from cpt.checkpoints.verify import refuse_changed_weights
 from cpt.checkpoints.zero_files import load_consolidated
 from cpt.errors import CheckpointError
-from cpt.export.merge_lora import BASE_WEIGHTS, put_on
+from cpt.export.export import BASE_WEIGHTS, put_on
 from cpt.export.proof import brings_its_code
 from cpt.models.adapters import add_lora
 from cpt.models.build import build_model

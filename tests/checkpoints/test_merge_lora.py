@@ -7,8 +7,9 @@ from tiny_checkpoints import save_adapter, save_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.errors import CheckpointError
-from cpt.export.merge_lora import check_base_weights, merge_proven, put_on, rounded_to
+from cpt.export.export import put_on
 from cpt.export.proof import proof_text
+from cpt.export.write import check_base_weights, merge_proven, rounded_to
 from cpt.models.hashes import hash_weights
 
 

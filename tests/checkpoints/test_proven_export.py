@@ -11,13 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.errors import CheckpointError
 from cpt.export.proof import logits_of, proof_text
-from cpt.export.proven_export import (
-    Wish,
-    config_of,
-    is_plain,
-    reloaded,
-    written_whole_or_not,
-)
+from cpt.export.write import Wish, config_of, is_plain, reloaded, written_whole_or_not
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):

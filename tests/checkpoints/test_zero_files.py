@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 from cpt.checkpoints.manifest import MANIFEST
 from cpt.checkpoints.zero_files import consolidated_state, make_universal
 from cpt.errors import CheckpointError
-from cpt.export.proven_export import Wish, export_whole
 from cpt.export.trained import find_trained
+from cpt.export.write import Wish, export_whole
 
 LOGITS_OF = torch.arange(30).unsqueeze(0)
 

@@ -10,11 +10,10 @@ from tiny import TINY_LLAMA
 from transformers import LlamaConfig, LlamaForCausalLM
 from xxhash import xxh3_64_intdigest
 
-from cpt.evaluation import perplexity
-from cpt.evaluation.document_losses import document_losses, measure_and_keep
-from cpt.evaluation.judged_sets import Judges, judges_of_texts, open_judged_sets
-from cpt.evaluation.kept_losses import kept_losses, load_losses
-from cpt.evaluation.perplexity import evaluation_mode
+from cpt.evaluation import scoring
+from cpt.evaluation.losses import kept_losses, load_losses
+from cpt.evaluation.scoring import document_losses, evaluation_mode, measure_and_keep
+from cpt.evaluation.sets import Judges, judges_of_texts, open_judged_sets
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.events import read_events, write_waiting_events
 from cpt.tokenizer.load import load_tokenizer
@@ -129,7 +128,7 @@ def tiny_model(dropout=0.0):
 def test_logits_in_chunks_give_the_same_figures(corpus, tokenizer, model, monkeypatch):
     held_out = sets(corpus, tokenizer)
     whole = bits(model, held_out)
-    monkeypatch.setattr(perplexity, "POSITIONS_AT_ONCE", 4)
+    monkeypatch.setattr(scoring, "POSITIONS_AT_ONCE", 4)
     assert bits(model, held_out) == pytest.approx(whole, rel=1e-9)
 
 

@@ -9,8 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cpt.data.held_out import HeldOutSet
 from cpt.errors import CheckpointError, DataError, RecipeError
 from cpt.evaluation.evaluate import EvaluationRequest, folder_of_model, measure, of_texts
-from cpt.evaluation.judged_sets import JudgedSet, judges_of_texts
 from cpt.evaluation.paired import bits_per_byte_difference
+from cpt.evaluation.sets import JudgedSet, judges_of_texts
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
 from cpt.tokenizer.train_bpe import train_bpe

@@ -2,10 +2,9 @@ import numpy as np
 import pytest
 
 from cpt.errors import DataError
-from cpt.evaluation.evaluate import EvaluationResult
-from cpt.evaluation.findings import bits_per_byte_sentence, findings
-from cpt.evaluation.kept_losses import DocumentLosses
-from cpt.evaluation.paired import Difference
+from cpt.evaluation.evaluate import EvaluationResult, findings
+from cpt.evaluation.losses import DocumentLosses
+from cpt.evaluation.paired import Difference, bits_per_byte_sentence
 from cpt.evaluation.tasks import TaskScore
 
 

@@ -4,7 +4,7 @@ import pytest
 from tiny import write_recipe
 
 from cpt.errors import DataError
-from cpt.evaluation.judged_sets import judges_of_recipe, judges_of_texts, open_judged_sets
+from cpt.evaluation.sets import judges_of_recipe, judges_of_texts, open_judged_sets
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses, perplexity_of, save_losses
+from cpt.evaluation.losses import DocumentLosses, kept_losses, load_losses, perplexity_of, save_losses
 
 LOSSES = DocumentLosses(
     np.array([7, 8], dtype=np.uint64),

@@ -12,13 +12,7 @@ from tiny import TINY_LLAMA, WORDS
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cpt.errors import RecipeError
-from cpt.evaluation.tasks import (
-    TaskChoice,
-    check_tasks,
-    run_tasks,
-    task_differences,
-    task_texts,
-)
+from cpt.evaluation.tasks import TaskChoice, check_tasks, run_tasks, task_differences, task_texts
 from cpt.recipe.schema import Component, Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
 

@@ -7,11 +7,10 @@ from full_disk import disk_of_its_own, fill
 from tiny import write_recipe
 
 from cpt.data.contamination import Contamination, Hit
-from cpt.evaluation.findings import ScoreFinding
-from cpt.evaluation.held_out_examples import ExampleSet
-from cpt.evaluation.paired import Difference
-from cpt.evaluation.retention import Point
+from cpt.evaluation.callbacks import Point
+from cpt.evaluation.paired import Difference, ScoreFinding
 from cpt.evaluation.verdict import (
+    ExampleSet,
     NotRun,
     Sample,
     SetVerdict,

@@ -10,7 +10,7 @@ from tiny import TINY_LLAMA, write_documents
 from torch import nn
 from transformers import AutoTokenizer, LlamaConfig
 
-from cpt.export.cost import MOST_TOKENS, JudgedText, cost, judged_text
+from cpt.export.quantize import MOST_TOKENS, JudgedText, cost, judged_text
 from cpt.export.trained import Trained
 from cpt.recipe.schema import Recipe
 

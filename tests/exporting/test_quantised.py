@@ -12,15 +12,15 @@ from typed_export import export
 
 from cpt.checkpoints.model_folder import weight_files
 from cpt.errors import CheckpointError, ResourceError
-from cpt.export.cost import QuantizationCost
-from cpt.export.quantised import (
+from cpt.export.proof import refuse_unsealed
+from cpt.export.quantize import (
+    QuantizationCost,
     check_quantising,
     describe_layers,
     group_size,
     quantisation,
     refuse_costly,
 )
-from cpt.export.sealed import refuse_unsealed
 
 WIDE = {"hidden_size": 64, "intermediate_size": 128}
 
@@ -83,7 +83,7 @@ def test_models_that_a_method_would_spoil_are_refused():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_int4_without_a_gpu_is_refused(monkeypatch):
-    monkeypatch.setattr("cpt.export.quantised.import_module", lambda name: None)
+    monkeypatch.setattr("cpt.export.quantize.import_module", lambda name: None)
     with pytest.raises(ResourceError, match="nf4"):
         check_quantising("int4", torch.bfloat16)
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from cpt.errors import CheckpointError
-from cpt.export.sealed import refuse_unsealed, seal_export
+from cpt.export.proof import refuse_unsealed, seal_export
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from peft import PeftModel
 from tiny_models import make_tokenizer, tiny_config
 
 from cpt.errors import CheckpointError, RecipeError
-from cpt.export.merge_lora import merge_proven, put_on
+from cpt.export.export import put_on
 from cpt.export.proof import ProofText
+from cpt.export.write import merge_proven
 from cpt.models.adapters import (
     check_lora,
     check_lora_options,

@@ -9,7 +9,7 @@ from tiny_models import make_tokenizer, tiny_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.export.merge_lora import put_on
+from cpt.export.export import put_on
 from cpt.export.trained import find_trained
 from cpt.models.build import build_model
 from cpt.models.quantized import (

@@ -21,7 +21,7 @@ from cpt.cache import default_cache_dir
 from cpt.data.held_out import HeldOutSet, held_out_set
 from cpt.data.rows.rows import IGNORED, Layout, PackedRows
 from cpt.errors import Interrupted
-from cpt.evaluation.samples import PromptSamples
+from cpt.evaluation.callbacks import PromptSamples
 from cpt.launch.processes import leave_processes
 from cpt.ranks import rank
 from cpt.recipe.load import load_recipe

@@ -1,40 +1,158 @@
-"""From a run or a checkpoint to a folder that others load, every step of it proven by logits."""
+"""Write a run or a checkpoint as a folder that other programs load, and check each step by logits."""
 
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
+import xxhash
+from peft import PeftModel
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.checkpoints.agreement import in_words, reason_of
 from cpt.checkpoints.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, weight_files
 from cpt.errors import CheckpointError, RecipeError
-from cpt.export.export import finish
-from cpt.export.merge_lora import (
-    BASE_WEIGHTS,
-    MergeProof,
-    build_base,
-    check_base_weights,
-    merge_proven,
-    rounded_to,
-)
+from cpt.export.export import BASE_WEIGHTS, build_base, finish
 from cpt.export.model_card import write_model_card
-from cpt.export.proof import ProofText, difference, logits_in_another_process, logits_of, proof_text
-from cpt.export.servable import adapter_warnings, check_vocabulary, model_warnings
+from cpt.export.proof import (
+    LogitDifference,
+    ProofText,
+    adapter_warnings,
+    check_vocabulary,
+    difference,
+    logits_in_another_process,
+    logits_of,
+    model_warnings,
+    proof_text,
+)
 from cpt.export.trained import Trained, load_whole, tokenizer_of, with_adapter
-from cpt.models.adapters import check_mergeable
+from cpt.models.adapters import check_mergeable, merge_lora
 from cpt.models.config import load_config
 from cpt.models.families.register import register_families
 from cpt.models.hashes import hash_weights
 from cpt.models.inventory import vocabulary_size
 from cpt.models.new_rows import carry_extension
+
+
+@dataclass(frozen=True)
+class MergeProof:
+    effect: LogitDifference
+    """Between the base and the adapter: what was learned."""
+    merged: LogitDifference
+    """Between the adapter and the merged model, both in fp32."""
+    exported: LogitDifference
+    """Between the adapter in fp32 and the merged model in the dtype of the export."""
+    tensors: int
+    changed: int
+    """Of the tensors in the dtype of the export, those that are not the base's."""
+
+
+def check_base_weights(expected: dict[str, str], base: str, revision: str | None, adapter: Path) -> None:
+    """Compare the base's files with those that the adapter was trained on.
+
+    Raises:
+        CheckpointError: they are others.
+    """
+    found = hash_weights(base, revision)
+    if expected and found and sorted(found.values()) != sorted(expected.values()):
+        raise CheckpointError(
+            f"{adapter} was trained on other weights than {base} has now: the sha256 of {', '.join(sorted(expected))}"
+            " differ. Put the base back as it was, or name the right one."
+        )
+
+
+def merge_proven(
+    base: PreTrainedModel,
+    put_adapter: Callable[[PreTrainedModel], PeftModel],
+    text: ProofText,
+    dtype: torch.dtype,
+    tolerance: float | None = None,
+) -> tuple[PreTrainedModel, MergeProof]:
+    """Merge in fp32, round to `dtype`, and compare the logits at each step.
+
+    Args:
+        base: in fp32; it becomes the merged model.
+        put_adapter: gives the base with its adapter.
+
+    Raises:
+        CheckpointError: the adapter changes nothing, or the merged model says something else than base and adapter
+        did.
+    """
+    before = fingerprints(base, dtype)
+    base_logits = logits_of(base, text)
+    adapted = put_adapter(base)
+    adapted_logits = logits_of(adapted, text)
+    effect = difference(base_logits, adapted_logits, torch.float32)
+    if effect.largest == 0:
+        raise CheckpointError(
+            "the adapter changes nothing: base and adapter give the same logits. It was not trained, or its weights"
+            " are zero; choose a later checkpoint, or see whether the run's loss moved (metrics.jsonl)."
+        )
+    merged = merge_lora(adapted)
+    in_full = difference(adapted_logits, logits_of(merged, text), torch.float32, tolerance)
+    rounded = rounded_to(merged, dtype)
+    after = fingerprints(rounded, dtype)
+    proof = MergeProof(
+        effect=effect,
+        merged=in_full,
+        exported=difference(adapted_logits, logits_of(rounded, text), dtype, tolerance),
+        tensors=len(after),
+        changed=sum(before.get(name) != digest for name, digest in after.items()),
+    )
+    refuse_a_bad_merge(proof, dtype)
+    return rounded, proof
+
+
+def rounded_to(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The same model with its parameters in `dtype`, as `from_pretrained(..., dtype=dtype)` would hold them.
+
+    `model.to(dtype)` would round the rotary frequencies too, which transformers keeps in fp32.
+    """
+    in_full = set(model._keep_in_fp32_modules_strict or ())
+    if dtype == torch.float16:
+        in_full |= set(model._keep_in_fp32_modules or ())
+    for name, parameter in model.named_parameters():
+        if not any(f".{part}." in f".{name}." for part in in_full):
+            parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
+    return model
+
+
+def refuse_a_bad_merge(proof: MergeProof, dtype: torch.dtype) -> None:
+    """Nothing is written when the merged model is not what was trained.
+
+    Raises:
+        CheckpointError: with the difference and what was allowed.
+    """
+    written = str(dtype).removeprefix("torch.")
+    if proof.changed == 0:
+        raise CheckpointError(
+            f"in {written} the merged model equals the base: the adapter is lost in rounding. Use --dtype float32."
+        )
+    for where, found in (("float32", proof.merged), (written, proof.exported)):
+        if not found.is_allowed:
+            raise CheckpointError(
+                f"the merged model in {where} differs from base and adapter: largest difference of logits {found}. "
+                "Use --dtype float32, or say with --tolerance which share of the largest logit is all right."
+            )
+
+
+def fingerprints(model: nn.Module, dtype: torch.dtype) -> dict[str, str]:
+    """Name -> hash of each parameter as it would be written in `dtype`; one tensor is converted at a time."""
+    return {
+        name: xxhash.xxh3_128_hexdigest(
+            parameter.detach().to(dtype).contiguous().flatten().view(torch.uint8).numpy().data
+        )
+        for name, parameter in model.named_parameters()
+    }
+
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DtypeName = Literal["bfloat16", "float16", "float32"]
