@@ -12,7 +12,7 @@ from cpt.export.hub import check_push, push
 from cpt.export.proof import refuse_unsealed, seal_export
 from cpt.export.quantize import MAX_RISE, Method, check_quantising, export_quantised
 from cpt.export.trained import find_trained, import_own_code, refuse_unknown_code
-from cpt.export.write import DTYPES, DtypeName, Wish, export_adapter, export_whole, refuse_odd_wishes
+from cpt.export.write import DTYPES, DtypeName, ExportOptions, check_output, export_adapter, export_whole
 
 DTYPE: DtypeName = "bfloat16"
 LARGEST_FILE = "5GB"
@@ -73,8 +73,8 @@ def command(
     if push_to_hub is not None:
         check_push(push_to_hub, private=private, sure=yes)
     if output is not None:
-        wish = Wish(DTYPES[dtype], max_shard_size, text, tolerance)
-        refuse_odd_wishes(output, max_shard_size)
+        wish = ExportOptions(DTYPES[dtype], max_shard_size, text, tolerance)
+        check_output(output, max_shard_size)
         if quantize is not None:
             check_quantising(quantize, wish.dtype)
         import_own_code(path, module)
@@ -88,7 +88,7 @@ def command(
 def write(
     path: Path,
     output: Path,
-    wish: Wish,
+    wish: ExportOptions,
     *,
     quantize: Method | None = None,
     max_rise: float = MAX_RISE,

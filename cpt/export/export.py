@@ -1,9 +1,10 @@
-"""Turn what was trained into a folder that plain transformers loads, whole or not at all; average checkpoints."""
+"""Write what was trained as a folder that plain transformers loads, whole or not at all; average checkpoints."""
 
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,17 +27,26 @@ from cpt.models.families.native import export_native
 from cpt.models.new_rows import EXTENSION, carry_extension
 from cpt.models.scoring import scoring_model
 from cpt.models.zero3 import without_zero3
-from cpt.ranks import is_main_process, main_process_decides, main_process_first, same_command, tell
+from cpt.ranks import is_main_process, main_process_decides, same_command, tell
 from cpt.recipe.schema import Model, Recipe
 from cpt.runs.folder import INPUTS, RECIPE, read_object
 from cpt.runs.record import write_json
 
-ADAPTER = "adapter"
-ONLY_FOR_TRAINING = {
-    "use_cache": True,
-    "output_router_logits": False,
-}  # value of the configs that a served model needs instead
+ADAPTER, AVERAGE = "adapter", "average"  # folders: in a run's export, and in a run
+BASE_WEIGHTS = "base_weights.json"  # beside an adapter: the sha256 of the weight files that it was trained on
 CONFIGS = ("config.json", "generation_config.json")
+SERVED = {"use_cache": True, "output_router_logits": False}  # in the configs; training had other values
+MODEL_FILES = (  # a model folder without its weights and without the state of a training
+    *CONFIGS,
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.*",
+    "vocab.*",
+    "merges.txt",
+    "*.py",
+    EXTENSION,
+)
 
 
 def export_model(
@@ -58,31 +68,57 @@ def export_model(
     Raises:
         CheckpointError: the disk is full or read-only; raised on all processes.
     """
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    unfinished = unfinished_name(folder)
     adapted = trainer.model if isinstance(trainer.model, PeftModel) else None
     problem: OSError | SafetensorError | None = None
     try:
         if is_main_process():
             shutil.rmtree(unfinished, ignore_errors=True)
         trainer.save_model(str(unfinished / ADAPTER if adapted else unfinished))
-    except (
-        OSError,
-        SafetensorError,
-    ) as failure:  # of the main process, which writes last: the others wait to hear of it below
-        problem = failure
+    except (OSError, SafetensorError) as failure:
+        problem = failure  # of the main process, which writes last: the others wait for its answer below
 
     def publish_export() -> None:
         try:
-            if problem is not None:
-                raise problem
-            complete(unfinished, adapted, recipe, tokenizer, run=folder.parent)
-            seal(unfinished)
-            rename_over(unfinished, folder)
+            with new_folder(folder, is_begun=True):
+                if problem is not None:
+                    raise problem
+                complete(unfinished, adapted, recipe, tokenizer, run=folder.parent)
+                seal(unfinished)
         except (OSError, SafetensorError) as failure:
-            shutil.rmtree(unfinished, ignore_errors=True)
             raise not_exported(folder, failure) from failure
 
     main_process_decides(publish_export)
+
+
+def unfinished_name(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.unfinished")
+
+
+@contextmanager
+def new_folder(folder: Path, *, is_begun: bool = False) -> Iterator[Path]:
+    """A hidden folder that becomes `folder` if nothing goes wrong inside, and is removed otherwise.
+
+    Args:
+        is_begun: it already has files to keep.
+    """
+    unfinished = unfinished_name(folder)
+    if not is_begun:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        yield unfinished
+        rename_over(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def not_exported(folder: Path, failure: OSError | SafetensorError) -> CheckpointError:
+    """What went wrong, and that the trained weights are safe."""
+    newest = published_in(folder.parent)[-1:]
+    remedy = "Fix that, and start the run again."
+    if newest:
+        remedy = f"{newest[0].folder} holds all that was trained. Free some space: {same_command()} then only exports."
+    return CheckpointError(f"the model could not be written to {folder}: {in_words(failure)}. {remedy}")
 
 
 def complete(
@@ -90,7 +126,8 @@ def complete(
 ) -> None:
     """Add to the saved weights what others need to load and understand them."""
     if adapted:
-        record_base_weights(run, unfinished / ADAPTER)
+        if weights := read_object(run / INPUTS, []).get("weights"):
+            write_json(unfinished / ADAPTER / BASE_WEIGHTS, weights)
         dtype = next(adapted.get_base_model().parameters()).dtype
         model = merge_into_base(unfinished / ADAPTER, recipe.model, tokenizer, seed=recipe.seed, dtype=dtype)
         model.save_pretrained(unfinished)
@@ -99,24 +136,6 @@ def complete(
     carry_extension(recipe.model.path, unfinished)
     if (run / RECIPE).is_file():
         write_model_card(unfinished, run, run.name)
-
-
-def not_exported(folder: Path, failure: OSError | SafetensorError) -> CheckpointError:
-    """What went wrong, and that nothing of the training is lost."""
-    newest = published_in(folder.parent)[-1:]
-    kept = f"{newest[0].folder} holds all that was trained: " if newest else ""
-    remedy = (
-        f"make room. {same_command()} goes on from there and only exports."
-        if newest
-        else "Mend that, and start the run again."
-    )
-    return CheckpointError(f"the model could not be written to {folder}: {in_words(failure)}. {kept}{remedy}")
-
-
-def record_base_weights(run: Path, adapter: Path) -> None:
-    """Put the base's hashes beside the adapter, so that it is never merged into another model."""
-    if weights := read_object(run / INPUTS, []).get("weights"):
-        write_json(adapter / BASE_WEIGHTS, weights)
 
 
 def finish(folder: Path) -> None:
@@ -128,35 +147,35 @@ def finish(folder: Path) -> None:
     store_tied_head_once(folder)
     for path in (folder / name for name in CONFIGS if (folder / name).is_file()):
         config = json.loads(path.read_text())
-        config |= {key: value for key, value in ONLY_FOR_TRAINING.items() if key in config}
+        config |= {key: value for key, value in SERVED.items() if key in config}
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def store_tied_head_once(folder: Path) -> None:
-    """Leave out a head that is the embedding over again, as saved under ZeRO-1 and 2: accelerate clones what it saves,
-    and so unties it."""
+    """Remove a head that equals the embedding, as saved under ZeRO-1 and 2: accelerate clones what it saves, and so
+    unties it."""
     if not json.loads((folder / "config.json").read_text()).get("tie_word_embeddings"):
         return
     tensors = Tensors(folder)
-    copies = {head for head in tensors.files if head.endswith(HEADS) and has_twin(tensors, head)}
+
+    def has_twin(head: str) -> bool:
+        alike = [name for name, shape in tensors.shapes.items() if name != head and shape == tensors.shapes[head]]
+        return any(torch.equal(tensors.read(name), tensors.read(head)) for name in alike)
+
+    copies = {name for name in tensors.files if name.endswith(HEADS) and has_twin(name)}
     if not copies:
         return
-    kept = {name: (shape, tensors.dtypes[name]) for name, shape in tensors.shapes.items() if name not in copies}
+    rest = {name: (shape, tensors.dtypes[name]) for name, shape in tensors.shapes.items() if name not in copies}
     old = [*set(tensors.files.values()), *folder.glob("*.safetensors.index.json")]
     with TemporaryDirectory(dir=folder.parent) as scratch:
-        write_tensors(Path(scratch), kept, tensors.read, max(file.stat().st_size for file in old))
+        write_tensors(Path(scratch), rest, tensors.read, max(file.stat().st_size for file in old))
         for file in old:
             file.unlink()
         for file in Path(scratch).iterdir():
             shutil.move(file, folder / file.name)
 
 
-def has_twin(tensors: Tensors, name: str) -> bool:
-    alike = [other for other, shape in tensors.shapes.items() if other != name and shape == tensors.shapes[name]]
-    return any(torch.equal(tensors.read(other), tensors.read(name)) for other in alike)
-
-
-BASE_WEIGHTS = "base_weights.json"  # beside an adapter: the sha256 of the weight files that it was trained on
+# --- adapters --------------------------------------------------------------------------------------------------------
 
 
 def merge_into_base(
@@ -168,15 +187,10 @@ def merge_into_base(
         adapter: folder that peft saved.
         seed: of the run; decides rows that the vocabulary grew by.
     """
+    scores = json.loads((adapter / ADAPTER_CONFIG).read_text()).get("task_type") == "SEQ_CLS"  # a reward model
     with without_zero3():
-        return merge_lora(
-            put_on(build_base(model, tokenizer, seed=seed, dtype=dtype, scores=is_of_scoring_model(adapter)), adapter)
-        )
-
-
-def is_of_scoring_model(adapter: Path) -> bool:
-    """Whether the adapter was trained on a reward model."""
-    return bool(json.loads((adapter / ADAPTER_CONFIG).read_text()).get("task_type") == "SEQ_CLS")
+        base = build_base(model, tokenizer, seed=seed, dtype=dtype, scores=scores)
+        return merge_lora(load_adapter(base, adapter))
 
 
 def build_base(
@@ -187,57 +201,37 @@ def build_base(
     Args:
         scores: it was a reward model, whose new head is saved with the adapter.
     """
-    build = scoring_model if scores else build_model
-    base = build(
-        model.model_copy(update={"lora": None, "hashes": {}, "dtype": "auto"}), tokenizer, seed=seed, dtype=dtype
-    )
+    section = model.model_copy(update={"lora": None, "hashes": {}, "dtype": "auto"})
+    base = (scoring_model if scores else build_model)(section, tokenizer, seed=seed, dtype=dtype)
     assert isinstance(base, PreTrainedModel)
     return base
 
 
-def put_on(base: PreTrainedModel, adapter: Path) -> PeftModel:
+def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
     """The base with the saved adapter.
 
     Raises:
-        CheckpointError: the adapter is of another model: its layers or their shapes are not there.
+        CheckpointError: the adapter's layers or their shapes are not those of the base.
     """
     name = json.loads((adapter / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
     refusal = f"{adapter} is an adapter of another base (it was trained on {name}), not of {base.name_or_path}"
     try:
-        with warnings.catch_warnings():  # peft asks for what transformers calls by another name now
-            warnings.filterwarnings(
-                "ignore", category=FutureWarning, message=r".*gradient_checkpointing` is deprecated.*"
-            )
+        with warnings.catch_warnings():  # peft uses a name that transformers has deprecated
+            warnings.filterwarnings("ignore", r".*gradient_checkpointing` is deprecated.*", FutureWarning)
             adapted = PeftModel.from_pretrained(base, str(adapter))
-        layer = PEFT_TYPE_TO_PREFIX_MAPPING[
-            adapted.active_peft_config.peft_type
-        ]  # in the name of each tensor of a layer
-        saved = {name for name in load_peft_weights(str(adapter), device="cpu") if layer in name}
+        part = PEFT_TYPE_TO_PREFIX_MAPPING[adapted.active_peft_config.peft_type]  # of the name of each of its tensors
+        saved = {name for name in load_peft_weights(str(adapter), device="cpu") if part in name}
     except (RuntimeError, ValueError, OSError) as problem:
         raise CheckpointError(f"{refusal}: {' '.join(str(problem).split())[:300]}") from problem
-    put = {name for name in get_peft_model_state_dict(adapted, save_embedding_layers=False) if layer in name}
-    if differing := saved ^ put:  # peft only warns, and leaves those layers as they were
+    loaded = {name for name in get_peft_model_state_dict(adapted, save_embedding_layers=False) if part in name}
+    if differing := saved ^ loaded:  # peft only warns, and leaves those layers as they were
         raise CheckpointError(
-            f"{refusal}: {len(differing)} of its tensors have no place there or are lacking, as {min(differing)}."
+            f"{refusal}: {len(differing)} of its tensors have no place there or are missing, such as {min(differing)}."
         )
     return adapted
 
 
-AVERAGE = "average"  # folder of a run
-
-# All that a model folder holds beside its weights, and nothing of a training.
-BESIDE_THE_WEIGHTS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.*",
-    "vocab.*",
-    "merges.txt",
-    "*.py",
-    EXTENSION,
-)
+# --- averages --------------------------------------------------------------------------------------------------------
 
 
 def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path) -> None:
@@ -255,26 +249,22 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
         return
 
     def write() -> None:
-        if not is_main_process():
-            return
-        unfinished = run / f".{AVERAGE}.unfinished"
         try:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            write_average(folders, unfinished, dtype=None, max_shard_size="5GB")
-            tokenizer.save_pretrained(unfinished)
-            finish(unfinished)
-            carry_extension(recipe.model.path, unfinished)
-            rename_over(unfinished, run / AVERAGE)
+            with new_folder(run / AVERAGE) as unfinished:
+                write_average(folders, unfinished, dtype=None, max_shard_size="5GB")
+                tokenizer.save_pretrained(unfinished)
+                finish(unfinished)
+                carry_extension(recipe.model.path, unfinished)
         except (OSError, SafetensorError) as failure:
-            shutil.rmtree(unfinished, ignore_errors=True)
             raise not_exported(run / AVERAGE, failure) from failure
         tell(f"The mean of {', '.join(folder.name for folder in folders)} is in {run / AVERAGE}.")
 
-    main_process_first(write)
+    main_process_decides(write)
 
 
 def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype | None, max_shard_size: str) -> None:
-    """Write the mean of the models' weights, with the last one's config and tokenizer.
+    """Write the mean of the models' weights, as LAWA and model soups take it (arXiv 2209.14981, 2203.05482), with the
+    last one's config and tokenizer.
 
     Args:
         dtype: of the written numbers; None: as the last model has them. Sums are made in float64.
@@ -300,13 +290,9 @@ def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype |
             total += model.read(name)
         return total / len(models)
 
-    write_tensors(
-        output,
-        {name: (shape, written_dtype(last, name, dtype)) for name, shape in last.shapes.items()},
-        mean,
-        max_shard_size,
-    )
-    copy_beside(last.folder, output)
+    shapes = {name: (shape, written_dtype(last, name, dtype)) for name, shape in last.shapes.items()}
+    write_tensors(output, shapes, mean, max_shard_size)
+    copy_model_files(last.folder, output)
 
 
 def open_model(folder: Path) -> Tensors:
@@ -315,17 +301,16 @@ def open_model(folder: Path) -> Tensors:
     Raises:
         CheckpointError: it is something else.
     """
+    export = f"cpt export {folder} --output FOLDER"
     if not folder.is_dir():
         raise CheckpointError(
             f"{folder} is no folder (looked in {Path.cwd()}). Give folders of models or of a run's checkpoints."
         )
     match kind_of(folder):
         case "adapter":
-            raise CheckpointError(f"{folder} is an adapter. Merge it first: cpt export {folder} --output FOLDER")
+            raise CheckpointError(f"{folder} is an adapter. Merge it first: {export}")
         case "zero":
-            raise CheckpointError(
-                f"{folder} holds ZeRO's parts. Put them together first: cpt export {folder} --output FOLDER"
-            )
+            raise CheckpointError(f"{folder} holds the parts of a ZeRO checkpoint. Put them together: {export}")
         case "nothing":
             raise CheckpointError(f"{folder} holds no weights. Give folders of models or of a run's checkpoints.")
     return Tensors(folder)
@@ -341,15 +326,15 @@ def refuse_other_shapes(one: Tensors, other: Tensors, apart_from: Sequence[str] 
     if names:
         holder = one if names[0] in one.shapes else other
         raise CheckpointError(
-            f"{one.folder} and {other.folder} are of different architectures: {len(names)} tensors are in one alone, "
-            f"as {names[0]} in {holder.folder}. Were they only written differently (an old file, a stored tied head), "
-            "write both anew with `cpt export` and merge those."
+            f"{one.folder} and {other.folder} are of different architectures: {len(names)} tensors are in only one,"
+            f" such as {names[0]} in {holder.folder}. If they were only written differently (an old file, a stored"
+            " tied head), rewrite both with `cpt export` and merge those."
         )
     for name, shape in one.shapes.items():
         if name not in apart_from and shape != other.shapes[name]:
             raise CheckpointError(
-                f"{name} is {list(shape)} in {one.folder} and {list(other.shapes[name])} in {other.folder}: they are"
-                " models of different shapes, and their weights cannot be added. Give checkpoints of one run."
+                f"{name} is {list(shape)} in {one.folder} and {list(other.shapes[name])} in {other.folder}: models of"
+                " different shapes cannot be added. Give checkpoints of one run."
             )
 
 
@@ -359,8 +344,9 @@ def written_dtype(tensors: Tensors, name: str, dtype: torch.dtype | None) -> tor
     return dtype if dtype is not None and stored.is_floating_point else stored
 
 
-def copy_beside(folder: Path, output: Path) -> None:
-    for pattern in BESIDE_THE_WEIGHTS:
+def copy_model_files(folder: Path, output: Path) -> None:
+    """Copy config, tokenizer and code, without the weights."""
+    for pattern in MODEL_FILES:
         for file in folder.glob(pattern):
             if file.is_file():
                 shutil.copy(file, output / file.name)

@@ -58,7 +58,7 @@ class LogitDifference:
 
 @dataclass(frozen=True)
 class ProofText:
-    """The text that logits are compared on, as tokens."""
+    """The text that logits are compared on, with its tokens."""
 
     text: str
     ids: list[int]
@@ -81,12 +81,14 @@ def proof_text(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, fil
     return ProofText(text, ids)
 
 
-def logits_of(model: nn.Module, text: ProofText) -> torch.Tensor:
-    was_training = model.training
+def logits_of(model: nn.Module, ids: list[int]) -> torch.Tensor:
+    """[T, V] in fp32, on the CPU."""
+    was_training, device = model.training, next(model.parameters()).device
     with torch.no_grad():
-        logits = model.eval()(input_ids=torch.tensor([text.ids]), use_cache=False).logits[0].float()
+        output = model.eval()(input_ids=torch.tensor([ids], device=device), use_cache=False)
     model.train(was_training)
-    return logits
+    logits: torch.Tensor = output.logits[0]
+    return logits.float().cpu()
 
 
 def difference(
@@ -105,20 +107,48 @@ def difference(
     return LogitDifference((one - other).abs().max().item(), largest_logit, allowed)
 
 
-def logits_in_another_process(
+def reload_and_compare(
     folder: Path,
     text: ProofText,
+    expected: torch.Tensor,
     dtype: torch.dtype,
     *,
+    tolerance: float | None = None,
     base: str | None = None,
     device: str | None = None,
-) -> torch.Tensor:
-    """The logits that plain transformers gets from an export, in a process of its own in which this package cannot be
-    imported.
+) -> str:
+    """Compare the logits of an export, loaded in another process, with those of the model in memory.
 
     Args:
-        base: the folder holds an adapter of this model, which peft puts on it.
-        device: where the model is loaded to, instead of the CPU.
+        expected: the logits of the model in memory.
+        tolerance: as for `difference`.
+        base, device: as for `logits_in_another_process`.
+
+    Returns:
+        The line of the report.
+
+    Raises:
+        CheckpointError: the logits differ.
+    """
+    found = difference(
+        expected, logits_in_another_process(folder, text, dtype, base=base, device=device), dtype, tolerance
+    )
+    what, library = ("The export", "transformers") if base is None else ("The adapter", "peft")
+    if not found.is_allowed:
+        raise CheckpointError(
+            f"{what.lower()} has other logits when plain {library} loads it: largest difference of logits {found}."
+        )
+    return f"{what} loaded back by plain {library}, in a process without cpt: largest difference of logits {found}."
+
+
+def logits_in_another_process(
+    folder: Path, text: ProofText, dtype: torch.dtype, *, base: str | None = None, device: str | None = None
+) -> torch.Tensor:
+    """The logits that plain transformers computes from an export, in a new process that cannot import this package.
+
+    Args:
+        base: the folder holds an adapter of this model, which peft loads onto it.
+        device: where the model is loaded, by default the CPU.
 
     Raises:
         CheckpointError: it cannot be loaded there.
@@ -128,29 +158,27 @@ def logits_in_another_process(
         content = {
             "folder": str(folder),
             "text": text.text,
-            "tokens": len(text.ids),
             "ids": text.ids,
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": name_of(dtype),
             "base": base,
             "device": device,
             "own_code": brings_its_code(folder),
             "output": str(output),
         }
         job.write_text(json.dumps(content))
-        environment = {
-            **os.environ,
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_VERBOSITY": "error",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        }
+        quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         ended = subprocess.run(
-            [sys.executable, "-I", str(RELOAD), str(job)], env=environment, capture_output=True, text=True
+            [sys.executable, "-I", str(RELOAD), str(job)], env=os.environ | quiet, capture_output=True, text=True
         )
         if ended.returncode != 0:
             raise CheckpointError(
-                f"plain transformers, in a process without cpt, cannot load {folder}: {reason_of(ended.stderr)}"
+                f"plain transformers, in a process without cpt, cannot load {folder}: {exception_in(ended.stderr)}"
             )
         return load_file(output)["logits"]
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def brings_its_code(folder: Path) -> bool:
@@ -161,9 +189,9 @@ def brings_its_code(folder: Path) -> bool:
     return bool(files) and all((folder / f"{name}.py").is_file() for name in files)
 
 
-def reason_of(words: str) -> str:
+def exception_in(stderr: str) -> str:
     """The exception at the end of a traceback, or the last line."""
-    lines = words.strip().splitlines() or ["it ended without a word"]
+    lines = stderr.strip().splitlines() or ["it ended without a message"]
     raised = [number for number, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return " ".join(" ".join(lines[raised[-1] if raised else -1 :]).split())[:400]
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from cpt.checkpoints.model_folder import Tensors, write_tensors
 from cpt.errors import CheckpointError
-from cpt.export.export import copy_beside, open_model, refuse_other_shapes, written_dtype
-from cpt.models.families.register import FAMILIES, register_families
+from cpt.export.export import copy_model_files, open_model, refuse_other_shapes, written_dtype
+from cpt.export.trained import saved_config
+from cpt.models.families.register import FAMILIES
 from cpt.models.inventory import build_on_meta
 from cpt.tokenizer.load import from_folder_or_hub
 
@@ -65,7 +66,7 @@ def write_chat_vector(
     }
     output.mkdir(parents=True, exist_ok=True)
     write_tensors(output, shapes, merged, max_shard_size)
-    copy_beside(after, output)
+    copy_model_files(after, output)
     speaker_tokens = {number: token for token, number in speaker.tokenizer.get_vocab().items()}
     tokenizer = add_tokens(trained.tokenizer, speaker.tokenizer, rows)
     tokenizer.save_pretrained(output)
@@ -84,8 +85,7 @@ def open_part(folder: Path) -> Part:
         CheckpointError: it is none, or one that only this package reads.
     """
     tensors = open_model(folder)
-    register_families()
-    config = AutoConfig.from_pretrained(folder)
+    config = saved_config(folder)
     if config.model_type in FAMILIES:
         raise CheckpointError(
             f"{folder} is a checkpoint of `{config.model_type}`. Export it first: cpt export {folder} --output FOLDER"

@@ -13,6 +13,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -30,7 +31,7 @@ from cpt.checkpoints.resume import PATTERN, latest_checkpoint, step_of
 from cpt.checkpoints.verify import refuse_changed_weights
 from cpt.checkpoints.zero_files import load_consolidated
 from cpt.errors import CheckpointError
-from cpt.export.export import BASE_WEIGHTS, put_on
+from cpt.export.export import BASE_WEIGHTS, load_adapter
 from cpt.export.proof import brings_its_code
 from cpt.models.adapters import add_lora
 from cpt.models.build import build_model
@@ -205,8 +206,7 @@ def load_whole(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrain
 
 def load_from_parts(trained: Trained) -> PreTrainedModel:
     """A model out of ZeRO's parts, by the config beside them."""
-    register_families()
-    config = AutoConfig.from_pretrained(trained.folder)
+    config = saved_config(trained.folder)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     load_consolidated(model, trained.folder)
     if (trained.folder / "generation_config.json").is_file():
@@ -216,11 +216,25 @@ def load_from_parts(trained: Trained) -> PreTrainedModel:
 
 def with_adapter(base: PreTrainedModel, trained: Trained) -> PeftModel:
     if trained.kind != "zero":
-        return put_on(base, trained.folder)
+        return load_adapter(base, trained.folder)
     assert trained.recipe is not None and trained.recipe.model.lora is not None
     adapted = add_lora(base, trained.recipe.model.lora)
     load_consolidated(adapted, trained.folder)
     return adapted
+
+
+def saved_config(folder: Path) -> PreTrainedConfig:
+    """The config of a model of transformers or of ours.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} has no config.json, which gives the shape of the weights. Copy the one of the training."
+        )
+    register_families()
+    return AutoConfig.from_pretrained(folder)
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
