@@ -9,7 +9,7 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.command_line import refuse_ignored
 from cpt.errors import RecipeError
 from cpt.export.hub import check_push, push
-from cpt.export.proof import refuse_unsealed, seal_export
+from cpt.export.proof import check_seal, seal_export
 from cpt.export.quantize import MAX_RISE, Method, check_quantising, export_quantised
 from cpt.export.trained import find_trained, import_own_code, refuse_unknown_code
 from cpt.export.write import DTYPES, DtypeName, ExportOptions, check_output, export_adapter, export_whole
@@ -80,7 +80,7 @@ def command(
         import_own_code(path, module)
         write(path, output, wish, quantize=quantize, max_rise=max_rise, adapter_only=adapter_only, module=module)
     if push_to_hub is not None:
-        folder = refuse_unsealed(path if output is None else output)
+        folder = check_seal(path if output is None else output)
         for line in push(folder, push_to_hub, private=private, sure=yes):
             typer.echo(line)
 

@@ -56,14 +56,6 @@ class Question:
     answer: int
 
 
-@dataclass(frozen=True)
-class Sentence:
-    """A part of a document."""
-
-    start: int
-    text: str
-
-
 def domain_test(
     documents: Iterable[HeldOutText], *, seed: int = 0, fewest: int = FEWEST_QUESTIONS, most: int = MOST_QUESTIONS
 ) -> list[Question]:
@@ -104,12 +96,12 @@ def domain_test(
     return questions
 
 
-def split(text: str) -> list[Sentence]:
+def split(text: str) -> list[re.Match[str]]:
     """The sentences of a text, in order, or its lines if it has none, as in code."""
-    return [Sentence(found.start(), found.group()) for found in SENTENCE.finditer(text) if found.group().strip()]
+    return [found for found in SENTENCE.finditer(text) if found.group().strip()]
 
 
-def cloze(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[Sentence]], seed: int) -> list[Question]:
+def cloze(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Match[str]]], seed: int) -> list[Question]:
     """The last term of a sentence among terms of the same form and about the same frequency.
 
     None of them is in the context, so that nothing can be copied.
@@ -135,16 +127,16 @@ def cloze(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[Sentenc
 
 def gap(
     document: HeldOutText,
-    sentence: Sentence,
+    sentence: re.Match[str],
     by_form: dict[str, list[tuple[int, str]]],
     counts: Counter[str],
     draw: random.Random,
 ) -> Question | None:
     """A question about the last term of a sentence; None if the term is common, or has no others of its form."""
-    words = [found for found in WORD.finditer(sentence.text) if len(found.group()) >= SHORTEST_WORD]
+    words = [found for found in WORD.finditer(sentence.group()) if len(found.group()) >= SHORTEST_WORD]
     if not words:
         return None
-    term, end = words[-1].group(), sentence.start + words[-1].start()
+    term, end = words[-1].group(), sentence.start() + words[-1].start()
     alike = by_form.get(form(term), [])
     place = bisect_left(alike, (counts[term], term))
     if place >= len(alike) or alike[place][1] != term:
@@ -159,42 +151,35 @@ def gap(
 
 def form(word: str) -> str:
     """The form of a term: upper and lower case, marks, and about its length."""
-    case = (
-        "upper"
-        if word.isupper()
-        else "capital"
-        if word[0].isupper()
-        else "inner capitals"
-        if word != word.lower()
-        else "lower"
-    )
-    marks = "".join(mark for mark in ("_", "-") if mark in word) + (
-        "1" if any(letter.isdigit() for letter in word) else ""
-    )
-    return f"{case} {marks} {min(len(word) // 3, 5)}"
+    case = "upper" if word.isupper() else "lower" if word == word.lower() else "inner capitals"
+    case = "capital" if case == "inner capitals" and word[0].isupper() else case
+    marks = "".join(mark for mark in ("_", "-") if mark in word)
+    digit = "1" if any(letter.isdigit() for letter in word) else ""
+    return f"{case} {marks}{digit} {min(len(word) // 3, 5)}"
 
 
 def continuations(
-    documents: Sequence[HeldOutText], sentences: Sequence[Sequence[Sentence]], seed: int
+    documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Match[str]]], seed: int
 ) -> list[Question]:
     """The next sentence among sentences of other documents."""
-    usable = [[one for one in parts if len(one.text.strip()) in SENTENCE_LENGTHS] for parts in sentences]
+    usable = [[one for one in parts if len(one.group().strip()) in SENTENCE_LENGTHS] for parts in sentences]
     pool = [(number, parts) for number, parts in enumerate(usable) if parts]
     questions = []
     for number, (document, parts) in enumerate(zip(documents, usable, strict=True)):
         draw = random.Random(f"{seed} continuation {document.text}")
-        later = [one for one in parts if one.start >= SHORTEST_CONTEXT]
+        later = [one for one in parts if one.start() >= SHORTEST_CONTEXT]
         if not later:
             continue
         chosen = draw.choice(later)
-        context, right = document.text[max(0, chosen.start - CONTEXT_CHARACTERS) : chosen.start], chosen.text.strip()
-        own = {one.text.strip() for one in parts}
+        start, sentence = chosen.start(), chosen.group()
+        context, right = document.text[max(0, start - CONTEXT_CHARACTERS) : start], sentence.strip()
+        own = {one.group().strip() for one in parts}
         # One of each document, as the right one is: else long documents, which are of a kind, would give most of them.
         others = [some for other, some in draw.sample(pool, min(len(pool), 20 * CHOICES)) if other != number]
-        candidates = [draw.choice(some).text.strip() for some in others]
+        candidates = [draw.choice(some).group().strip() for some in others]
         candidates = [text for text in candidates if text not in own]
         candidates.sort(key=lambda text: abs(len(text) - len(right)))  # so that length tells nothing
-        indent = chosen.text[: len(chosen.text) - len(chosen.text.lstrip())]
+        indent = sentence[: len(sentence) - len(sentence.lstrip())]
         question = ask("continuation", document, context + indent, right, candidates[: 5 * CHOICES], draw)
         if question is not None:
             questions.append(question)

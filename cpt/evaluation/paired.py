@@ -241,7 +241,7 @@ def accuracy_interval(correct: NDArray[np.bool_]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class SetFinding:
+class SetReport:
     """One held-out set."""
 
     name: str
@@ -262,7 +262,7 @@ class SetFinding:
 
 
 @dataclass(frozen=True)
-class ScoreFinding:
+class ScoreReport:
     """A task of lm-eval, or a kind of question of the domain test."""
 
     name: str
@@ -283,20 +283,20 @@ class ScoreFinding:
 
 
 @dataclass(frozen=True)
-class Findings:
+class EvaluationReport:
     """All of one evaluation."""
 
     model: str
     base: str | None
-    sets: list[SetFinding]
-    domain_test: list[ScoreFinding]
-    tasks: list[ScoreFinding]
+    sets: list[SetReport]
+    domain_test: list[ScoreReport]
+    tasks: list[ScoreReport]
 
     def to_json(self) -> dict[str, Any]:
         """Each set and score with its sentence."""
         content = asdict(self)
         scores = {"domain_test": self.domain_test, "tasks": self.tasks}
-        parts: dict[str, Sequence[SetFinding | ScoreFinding]] = {"sets": self.sets, **scores}
+        parts: dict[str, Sequence[SetReport | ScoreReport]] = {"sets": self.sets, **scores}
         for name, part in parts.items():
             content[name] = [{**asdict(one), "verdict": one.verdict()} for one in part]
         return content
@@ -325,3 +325,37 @@ def score_sentence(found: Difference, *, higher_is_better: bool) -> str:
 
 def pairs(found: Difference) -> str:
     return f"; only {found.items} pairs" if found.is_on_few else f", {found.items:,} pairs"
+
+
+def relative(difference: Difference) -> str:
+    """`19.2 % (95 % interval 18.0 to 20.4 %)`, without the sign of the change."""
+    change, *ends = map(abs, difference.percents)
+    return f"{change:.1f} % (95 % interval {min(ends):.1f} to {max(ends):.1f} %)"
+
+
+def evidence(difference: Difference) -> str:
+    """`95 % interval -29.0 to +55.0 % from 20 documents, 19 of them worse`"""
+    _, low, high = difference.percents
+    worse = "" if difference.num_worse is None else f", {difference.num_worse:,} of them worse"
+    return f"95 % interval {low:+.1f} to {high:+.1f} % from {difference.items:,} documents{worse}"
+
+
+def too_few(difference: Difference) -> str:
+    return f"{difference.items} documents are too few to tell. Hold out at least {TOO_FEW}, better {FEW} or more."
+
+
+def more(difference: Difference) -> str:
+    """What would make an unknown change known."""
+    if difference.is_dominated:
+        return f" {dominated(difference)}"
+    needed = difference.items_for_negligible()
+    needed += -needed % 10 ** max(0, len(str(needed)) - 2)  # two digits: 1,234 becomes 1,300
+    narrow = f"+-{100 * difference.negligible / difference.before:.0f} %"
+    return f" Hold out about {needed:,} documents instead of {difference.items:,} for an interval of {narrow}."
+
+
+def dominated(difference: Difference) -> str:
+    """The warning about one document that decides much of the result."""
+    share = f"{100 * (difference.largest_share or 0):.0f} % of the bytes"
+    remedy = "split it or leave it out, and hold out more documents"
+    return f"One document holds {share} and decides much of this: {remedy}."

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cpt.data.held_out import HeldOutSet
 from cpt.data.rows.rows import PackedRows, stack_rows
 from cpt.errors import DataError
-from cpt.evaluation.losses import DocumentLosses, keep_losses
+from cpt.evaluation.losses import DocumentLosses, save_step_losses
 from cpt.models.fused_loss import FusedLoss, fused_scores
 from cpt.ranks import is_main_process
 
@@ -43,10 +43,6 @@ class ScoredBatch:
 AfterBatch = Callable[[], None]
 
 
-def go_on() -> None:
-    """The default of `after_batch`."""
-
-
 def sum_over_processes(sums: torch.Tensor) -> None:
     """In place, if there are several processes."""
     if dist.is_available() and dist.is_initialized():
@@ -54,7 +50,7 @@ def sum_over_processes(sums: torch.Tensor) -> None:
 
 
 def scored_batches(
-    model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch = go_on
+    model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch | None = None
 ) -> Iterator[ScoredBatch]:
     """Scores of this process's rows, batch by batch; every process gets the same number of batches.
 
@@ -77,7 +73,8 @@ def scored_batches(
             scores = score(inner, fused, batch, labels)
             if counts:
                 yield ScoredBatch(numbers, batch["position_ids"], *scores)
-            after_batch()
+            if after_batch is not None:
+                after_batch()
 
 
 def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bool]]:
@@ -139,7 +136,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def document_losses(
-    model: nn.Module, held_out: Mapping[str, HeldOutSet], *, batch_size: int, after_batch: AfterBatch = go_on
+    model: nn.Module, held_out: Mapping[str, HeldOutSet], *, batch_size: int, after_batch: AfterBatch | None = None
 ) -> dict[str, DocumentLosses]:
     """Measure the model on each document of each set, over all processes; every process gets the same losses.
 
@@ -168,7 +165,7 @@ def measure_and_keep(
     batch_size: int,
     run_folder: Path,
     step: int,
-    after_batch: AfterBatch = go_on,
+    after_batch: AfterBatch | None = None,
 ) -> dict[str, float]:
     """Like `document_losses`. The losses of step 0 and of the last evaluation are kept in the run's folder, for the
     verdict.
@@ -179,12 +176,12 @@ def measure_and_keep(
     """
     losses = document_losses(model, held_out, batch_size=batch_size, after_batch=after_batch)
     if losses and is_main_process():
-        keep_losses(run_folder, step, losses)
+        save_step_losses(run_folder, step, losses)
     return {f"{name}_{figure}": value for name, its in losses.items() for figure, value in its.figures().items()}
 
 
 def losses_of_set(
-    model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch
+    model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch | None
 ) -> DocumentLosses:
     rows, chosen = cast(PackedRows, held_out_set.rows), held_out_set.chosen
     assert chosen is not None, "the set comes from `build_data`"

@@ -245,18 +245,11 @@ def is_better_higher(found: dict[str, Any], task: str, metric: str) -> bool:
     return not any(word in metric for word in LOWER_IS_BETTER) if told is None else bool(told)
 
 
-def task_differences(
-    before: Sequence[TaskScore], after: Sequence[TaskScore]
-) -> dict[tuple[str, str], Difference | None]:
-    """(task, metric) -> difference on the same questions; None if the metric has no score for each question."""
-    old = {(score.task, score.metric): score for score in before}
-    differences: dict[tuple[str, str], Difference | None] = {}
-    for score in after:
-        base, found = old[score.task, score.metric], None
-        if base.by_question is not None and score.by_question is not None and len(score.hashes) > 1:
-            found = mean_difference(base.by_question, score.by_question) if base.hashes == score.hashes else None
-        differences[score.task, score.metric] = found
-    return differences
+def task_difference(before: TaskScore, after: TaskScore) -> Difference | None:
+    """The difference on the same questions; None if the metric has no score for each question."""
+    if before.by_question is None or after.by_question is None or len(after.hashes) < 2:
+        return None
+    return mean_difference(before.by_question, after.by_question) if before.hashes == after.hashes else None
 
 
 def task_texts(names: Sequence[str], folder: Path | None = None) -> Iterator[tuple[str, str, str]]:

@@ -14,18 +14,22 @@ from cpt.data.contamination import Contamination
 from cpt.data.filters.decontamination import REASON
 from cpt.errors import CheckpointError
 from cpt.evaluation.callbacks import Point, course_of, read_evaluations
-from cpt.evaluation.losses import DocumentLosses, kept_losses, load_losses
+from cpt.evaluation.losses import DocumentLosses, load_losses, saved_losses
 from cpt.evaluation.paired import (
-    FEW,
     LEVEL,
     NEGLIGIBLE,
     TOO_FEW,
     Difference,
-    Findings,
+    EvaluationReport,
     Outcome,
-    ScoreFinding,
+    ScoreReport,
     accuracy_interval,
     bits_per_byte_difference,
+    dominated,
+    evidence,
+    more,
+    relative,
+    too_few,
 )
 from cpt.files import DAMAGED, write_atomic
 from cpt.recipe.load import load_recipe
@@ -131,6 +135,11 @@ HITS_SHOWN, POINTS_SHOWN, SAMPLES_SHOWN = 5, 7, 3
 LONGEST_SAMPLE = 200  # characters
 
 
+def gives_scores(examples: Sequence[ExampleSet]) -> bool:
+    """Whether the model gives scores instead of text."""
+    return bool(examples) and all(one.is_new_head for one in examples)
+
+
 @dataclass(frozen=True)
 class SetVerdict:
     """One held-out set: bits per byte before and after the run."""
@@ -203,8 +212,8 @@ class Verdict:
     """Why the run ended before its budget."""
     skipped_steps: tuple[int, int] = (0, 0)
     """Steps that the loss guard skipped, and all steps."""
-    domain_test: list[ScoreFinding] = field(default_factory=list)
-    tasks: list[ScoreFinding] = field(default_factory=list)
+    domain_test: list[ScoreReport] = field(default_factory=list)
+    tasks: list[ScoreReport] = field(default_factory=list)
     contamination: Contamination | None = None
     retention: list[Point] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
@@ -228,8 +237,7 @@ class Verdict:
 
     @property
     def is_of_scores(self) -> bool:
-        """Whether the model gives scores instead of text."""
-        return bool(self.examples) and all(one.is_new_head for one in self.examples)
+        return gives_scores(self.examples)
 
     def headline(self) -> str:
         """The result in a few sentences."""
@@ -315,47 +323,13 @@ def general_sentence(general: Difference, what: str = "general text") -> str:
     return f"Whether {what} became worse is unknown: {open_}.{more(general)}"
 
 
-def relative(difference: Difference) -> str:
-    """`19.2 % (95 % interval 18.0 to 20.4 %)`, without the sign of the change."""
-    change, *ends = map(abs, difference.percents)
-    return f"{change:.1f} % (95 % interval {min(ends):.1f} to {max(ends):.1f} %)"
-
-
-def evidence(difference: Difference) -> str:
-    """`95 % interval -29.0 to +55.0 % from 20 documents, 19 of them worse`"""
-    _, low, high = difference.percents
-    worse = "" if difference.num_worse is None else f", {difference.num_worse:,} of them worse"
-    return f"95 % interval {low:+.1f} to {high:+.1f} % from {difference.items:,} documents{worse}"
-
-
-def too_few(difference: Difference) -> str:
-    return f"{difference.items} documents are too few to tell. Hold out at least {TOO_FEW}, better {FEW} or more."
-
-
-def more(difference: Difference) -> str:
-    """What would make an unknown change known."""
-    if difference.is_dominated:
-        return f" {dominated(difference)}"
-    needed = difference.items_for_negligible()
-    needed += -needed % 10 ** max(0, len(str(needed)) - 2)  # two digits: 1,234 becomes 1,300
-    narrow = f"+-{100 * difference.negligible / difference.before:.0f} %"
-    return f" Hold out about {needed:,} documents instead of {difference.items:,} for an interval of {narrow}."
-
-
-def dominated(difference: Difference) -> str:
-    """The warning about one document that decides much of the result."""
-    share = f"{100 * (difference.largest_share or 0):.0f} % of the bytes"
-    remedy = "split it or leave it out, and hold out more documents"
-    return f"One document holds {share} and decides much of this: {remedy}."
-
-
 # --- the run's folder ------------------------------------------------------------------------------------------------
 
 
 def verdict_of_run(
     folder: Path,
     *,
-    evaluation: Findings | None = None,
+    evaluation: EvaluationReport | None = None,
     contamination: Contamination | None = None,
     serve: str | None = None,
     not_run: Sequence[NotRun] = (),
@@ -373,14 +347,13 @@ def verdict_of_run(
     evaluations = read_evaluations(folder / METRICS)
     course = course_of(evaluations)
     before, after = losses_before_and_after(folder)
-    sets, examples = judged_sets(course, before, after, recipe.evaluation.retain), read_example_sets(folder / METRICS)
+    sets, examples = set_verdicts(course, before, after, recipe.evaluation.retain), read_example_sets(folder / METRICS)
 
     def together(is_general: bool) -> Difference | None:
         names = [one.name for one in sets if one.is_general == is_general and one.difference]
         pairs = ([losses[name] for name in names] for losses in (before, after))
         return bits_per_byte_difference(*pairs) if names else None
 
-    is_of_scores = bool(examples) and all(one.is_new_head for one in examples)
     missing = not_measured(folder, recipe, sets, examples, evaluation)
     if contamination is None:
         why = "training documents were not searched for evaluation documents: cpt contamination RECIPE"
@@ -404,7 +377,7 @@ def verdict_of_run(
         retention=course,
         samples=samples_of(folder),
         not_run=[*(NotRun(what, why) for what, why in unmentioned.items()), *not_run],
-        serve=None if is_of_scores else serve,
+        serve=None if gives_scores(examples) else serve,
         is_complete=is_complete,
         examples=examples,
     )
@@ -412,7 +385,7 @@ def verdict_of_run(
 
 def losses_before_and_after(folder: Path) -> tuple[dict[str, DocumentLosses], dict[str, DocumentLosses]]:
     """Losses by document before the first step and at the last evaluation; empty if a file is missing or damaged."""
-    files = kept_losses(folder)
+    files = saved_losses(folder)
     if 0 not in files or len(files) < 2:
         return {}, {}
     try:
@@ -422,7 +395,7 @@ def losses_before_and_after(folder: Path) -> tuple[dict[str, DocumentLosses], di
         return {}, {}
 
 
-def judged_sets(
+def set_verdicts(
     course: Sequence[Point],
     before: Mapping[str, DocumentLosses],
     after: Mapping[str, DocumentLosses],
@@ -472,13 +445,13 @@ def not_measured(
     recipe: Recipe,
     sets: Sequence[SetVerdict],
     examples: Sequence[ExampleSet],
-    evaluation: Findings | None,
+    evaluation: EvaluationReport | None,
 ) -> dict[str, str]:
     """What was not measured -> why, with the command that does it."""
     against = "" if recipe.model.from_scratch else f" --against {recipe.model.path}"
     evaluate = f"cpt evaluate {folder}{against}"
     missing: dict[str, str] = {}
-    if examples and all(one.is_new_head for one in examples):  # the model writes no text
+    if gives_scores(examples):
         return missing
     if not sets and examples:
         missing["held-out text"] = "none was named: `evaluation.perplexity` takes txt or md files, or a `text_column`"

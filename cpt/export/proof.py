@@ -256,7 +256,7 @@ def seal_export(folder: Path, report: Sequence[str]) -> None:
     write_atomic(folder / SEAL, json.dumps({"files": hashes_of(folder), "proof": proof}, indent=2) + "\n")
 
 
-def refuse_unsealed(folder: Path) -> Path:
+def check_seal(folder: Path) -> Path:
     """The folder, when it is an export as it was proven. Its card may have been edited.
 
     Raises:

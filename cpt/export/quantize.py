@@ -25,7 +25,7 @@ from transformers import (
 
 from cpt.checkpoints.model_folder import weight_files
 from cpt.errors import CheckpointError, CptError, DataError, ResourceError
-from cpt.evaluation.sets import judges_of_recipe, open_judged_sets
+from cpt.evaluation.sets import data_of_recipe, open_evaluation_sets
 from cpt.export.export import copy_model_files
 from cpt.export.proof import CARD, TEXT, ProofText, logits_of, proof_text, reload_and_compare
 from cpt.export.trained import Trained
@@ -266,7 +266,7 @@ def evaluation_text(
 
 def held_out_documents(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     """One of every set in turn, so that each set counts."""
-    texts = [of_set.texts() for of_set in open_judged_sets(judges_of_recipe(recipe), tokenizer).values()]
+    texts = [of_set.texts() for of_set in open_evaluation_sets(data_of_recipe(recipe), tokenizer).values()]
     while texts:
         for one in list(texts):
             if (document := next(one, None)) is None:

@@ -18,8 +18,6 @@ from cpt.models.families.register import FAMILIES
 from cpt.models.inventory import build_on_meta
 from cpt.tokenizer.load import from_folder_or_hub
 
-TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-
 
 @dataclass(frozen=True)
 class Part:
@@ -96,17 +94,13 @@ def open_part(folder: Path) -> Part:
 def write_configs(output: Path, chat: Part, chat_tokens: dict[int, str], ids: dict[str, int], rows: int) -> None:
     """The trained model's shape, and the chat model's way to begin, end and sample, in the merged vocabulary's ids."""
 
+    def new_id(old: Any) -> Any:
+        if isinstance(old, list):
+            return [ids[chat_tokens[one]] for one in old if one in chat_tokens]
+        return ids[chat_tokens[old]] if old in chat_tokens else None  # some configs pad with -1, which is no token
+
     def translated(values: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key in TOKEN_IDS:
-            given = values.get(key)
-            known = [
-                ids[chat_tokens[one]] for one in (given if isinstance(given, list) else [given]) if one in chat_tokens
-            ]
-            found[key] = (
-                known if isinstance(given, list) else next(iter(known), None)
-            )  # some configs pad with -1, which is no token
-        return found
+        return {key: new_id(values.get(key)) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
     path = output / "config.json"
     config = json.loads(path.read_text()) | {"vocab_size": rows}
@@ -203,8 +197,7 @@ def refuse_another_tokenizer(
 
 
 def shown(tokens: Iterable[str]) -> str:
-    first = sorted(tokens)[:4]
-    return ", ".join(repr(token) for token in first)
+    return ", ".join(repr(token) for token in sorted(tokens)[:4])
 
 
 def merge_rows(

@@ -4,7 +4,6 @@ again."""
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PeftModel
@@ -31,7 +30,7 @@ from cpt.checkpoints.resume import PATTERN, latest_checkpoint, step_of
 from cpt.checkpoints.verify import refuse_changed_weights
 from cpt.checkpoints.zero_files import load_consolidated
 from cpt.errors import CheckpointError
-from cpt.export.export import BASE_WEIGHTS, load_adapter
+from cpt.export.export import ADAPTER, BASE_WEIGHTS, load_adapter
 from cpt.export.proof import brings_its_code
 from cpt.models.adapters import add_lora
 from cpt.models.build import build_model
@@ -43,7 +42,6 @@ from cpt.runs.folder import EXPORT, INPUTS, RECIPE, read_object
 from cpt.runs.record import Run
 from cpt.tokenizer.load import from_folder_or_hub, load_tokenizer
 
-ADAPTER = "adapter"  # folder in a run's export
 NAME_IT = "Name the module that registers it: --import package.module"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
@@ -187,19 +185,12 @@ def load_whole(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrain
     """A model that needs no base, in the dtype that it is stored in; of ZeRO's parts in fp32."""
     if trained.kind == "zero":
         return load_from_parts(trained)
-    dtype = stored_dtype(trained.folder)
-    section = trained.recipe.model if trained.recipe is not None else Model(path=str(trained.folder))
-    changes: dict[str, Any] = {
-        "path": str(trained.folder),
-        "lora": None,
-        "hashes": {},
-        "config": None,
-        "from_scratch": False,
-        "dtype": "auto",
-    }
-    if not section.trust_remote_code:
-        changes["revision"] = None
-    model = build_model(section.model_copy(update=changes), tokenizer, dtype=dtype)
+    folder = str(trained.folder)
+    section = trained.recipe.model if trained.recipe is not None else Model(path=folder)
+    revision = section.revision if section.trust_remote_code else None
+    training: dict[str, object] = {"lora": None, "hashes": {}, "config": None, "from_scratch": False, "dtype": "auto"}
+    section = section.model_copy(update={"path": folder, "revision": revision} | training)
+    model = build_model(section, tokenizer, dtype=stored_dtype(trained.folder))
     assert isinstance(model, PreTrainedModel)
     return model
 

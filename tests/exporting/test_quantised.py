@@ -12,7 +12,7 @@ from typed_export import export
 
 from cpt.checkpoints.model_folder import weight_files
 from cpt.errors import CheckpointError, ResourceError
-from cpt.export.proof import refuse_unsealed
+from cpt.export.proof import check_seal
 from cpt.export.quantize import (
     QuantizationCost,
     check_quantising,
@@ -41,7 +41,7 @@ def test_a_quantised_export_is_smaller_and_loads_without_cpt(method, tied, token
         sum(file.stat().st_size for file in weight_files(tmp_path / name)) for name in ("model", "out")
     )
     assert quantised < whole / 2, "the model is in float32"
-    assert refuse_unsealed(tmp_path / "out") and {path.name for path in tmp_path.iterdir()} == {"model", "out"}
+    assert check_seal(tmp_path / "out") and {path.name for path in tmp_path.iterdir()} == {"model", "out"}
 
 
 @pytest.mark.quantized
