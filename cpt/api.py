@@ -13,9 +13,8 @@ from cpt.analysis.compare import compare
 from cpt.commands.plan import plan_recipe
 from cpt.data.build import open_mixture
 from cpt.data.prepared import PreparedData
-from cpt.evaluation.evaluate import EvaluationRequest, known_positions, measure, model_at
-from cpt.evaluation.findings import findings
-from cpt.evaluation.judged_sets import judges_of_texts
+from cpt.evaluation.evaluate import EvaluationRequest, build_report, known_positions, measure, model_at
+from cpt.evaluation.sets import data_of_texts
 from cpt.export import export
 from cpt.planning.fitting import cheapest_that_fits, fits, with_chosen_values
 from cpt.planning.gate import refuse_mistakes
@@ -193,11 +192,11 @@ def evaluate_model(
     models = [model_at(str(path)) for path in (model, against) if path is not None]
     length = min(sequence_length, *map(known_positions, models))
     asked = EvaluationRequest(
-        judges_of_texts([f"{name}={path}" for name, path in texts.items()], length),
+        data_of_texts([f"{name}={path}" for name, path in texts.items()], length),
         batch_size=batch_size,
         is_compared=against is not None,
     )
-    return findings(*(measure(one, asked) for one in models)).to_json()
+    return build_report(*(measure(one, asked) for one in models)).to_json()
 
 
 def compare_runs(folders: Sequence[str | Path]) -> dict[str, Any]:

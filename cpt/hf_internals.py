@@ -21,6 +21,12 @@ else:  # this file stays cheap to import: the classes below are mixed into the l
 
 LOOP = "a public hook around it"
 USED = {  # dotted name -> its parameters ("" for what is not called), why, what ends it
+    "transformers.PreTrainedModel._keep_in_fp32_modules": ("", "what a model never holds in fp16", "a public list"),
+    "transformers.PreTrainedModel._keep_in_fp32_modules_strict": (
+        "",
+        "what a model never holds in fp16 or bf16",
+        "a public list",
+    ),
     "transformers.PreTrainedModel._supports_sdpa": ("", "which attention a family has", "a public list of them"),
     "transformers.Trainer._prepare_for_training": (
         "max_steps, train_dataloader, resume_from_checkpoint",
@@ -381,3 +387,9 @@ def server_thread(serve: Any) -> Thread:
 def trial_id(trial: Any) -> int:
     """Optuna's number of a trial over all studies of its storage."""
     return int(trial._trial_id)
+
+
+def modules_kept_in_fp32(model: "PreTrainedModel", dtype: "torch.dtype") -> set[str]:
+    """Parts of names of modules that `from_pretrained(..., dtype=dtype)` leaves in fp32."""
+    names = set(model._keep_in_fp32_modules_strict or ())
+    return names | set(model._keep_in_fp32_modules or ()) if str(dtype) == "torch.float16" else names

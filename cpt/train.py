@@ -14,8 +14,7 @@ from cpt.command_line import run_command  # first: it keeps libraries quiet that
 # isort: split
 from cpt.checkpoints.resume import Wanted, choose_checkpoint
 from cpt.evaluation.verdict import verdict_of_run, write_verdict
-from cpt.export.average import export_average
-from cpt.export.export import export_model
+from cpt.export.export import export_average, export_model
 from cpt.launch.processes import LaunchedAs, join_processes, start_deepspeed
 from cpt.ranks import is_main_process, tell
 from cpt.recipe.automatic import refuse_automatic

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from xxhash import xxh3_64_hexdigest
 
 from cpt.errors import CheckpointError, DataError
-from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses
+from cpt.evaluation.losses import DocumentLosses, load_losses, saved_losses
 from cpt.evaluation.paired import FEWEST, NORMAL_QUANTILE, Difference, bits_per_byte_difference, ratio_and_error
 from cpt.formatting import format_count, format_duration
 from cpt.recipe.difference import UNSET
@@ -175,7 +175,7 @@ def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
 def read_compared_run(folder: Path, name: str) -> ComparedRun:
     """A run's record with its last losses by document."""
     record, losses = read_run(folder, FIGURES), dict[str, DocumentLosses]()
-    if steps := kept_losses(folder):
+    if steps := saved_losses(folder):
         try:
             losses = load_losses(steps[max(steps)])
         except CheckpointError as problem:

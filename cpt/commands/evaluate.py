@@ -16,9 +16,9 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
 from cpt.errors import DataError, RecipeError
-from cpt.evaluation.evaluate import EvaluationRequest, known_positions, measure, model_at
-from cpt.evaluation.findings import Findings, findings
-from cpt.evaluation.judged_sets import DEFAULT_LENGTH, Judges, judges_of_recipe, judges_of_texts
+from cpt.evaluation.evaluate import EvaluationRequest, build_report, known_positions, measure, model_at
+from cpt.evaluation.paired import EvaluationReport
+from cpt.evaluation.sets import DEFAULT_LENGTH, EvaluationData, data_of_recipe, data_of_texts
 from cpt.evaluation.tasks import TaskChoice
 from cpt.launch.processes import join_processes, leave_processes
 from cpt.ranks import is_main_process
@@ -87,7 +87,7 @@ def command(
         is_compared=len(models) > 1,
     )
     with told_as_texts(text), redirect_stdout(sys.stderr) if as_json else nullcontext():  # lm-eval prints too
-        found = findings(*(measure(one, asked) for one in models))
+        found = build_report(*(measure(one, asked) for one in models))
     if is_main_process() and as_json:
         typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     elif is_main_process():
@@ -105,12 +105,12 @@ def recipe_of(model: str, recipe: Path | None) -> Recipe | None:
 
 def judges_asked(
     recipe: Recipe | None, texts: list[str], sequence_length: int | None, models: list[Model]
-) -> Judges | None:
+) -> EvaluationData | None:
     """The held-out sets of the command line, else of the recipe."""
     if texts:
         default = recipe.data.sequence_length if recipe is not None else DEFAULT_LENGTH
-        return judges_of_texts(texts, sequence_length or min(default, *map(known_positions, models)))
-    return None if recipe is None else judges_of_recipe(recipe)
+        return data_of_texts(texts, sequence_length or min(default, *map(known_positions, models)))
+    return None if recipe is None else data_of_recipe(recipe)
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def told_as_texts(texts: list[str] | None) -> Iterator[None]:
         ) from problem
 
 
-def show(found: Findings, console: Console) -> None:
+def show(found: EvaluationReport, console: Console) -> None:
     """Tables of figures, then a line of verdict for each."""
     if found.sets:
         table = Table("held-out set", title=f"{found.model}")

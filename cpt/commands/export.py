@@ -9,10 +9,10 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.command_line import refuse_ignored
 from cpt.errors import RecipeError
 from cpt.export.hub import check_push, push
-from cpt.export.proven_export import DTYPES, DtypeName, Wish, export_adapter, export_whole, refuse_odd_wishes
-from cpt.export.quantised import MAX_RISE, Method, check_quantising, export_quantised
-from cpt.export.sealed import refuse_unsealed, seal_export
+from cpt.export.proof import check_seal, seal_export
+from cpt.export.quantize import MAX_RISE, Method, check_quantising, export_quantised
 from cpt.export.trained import find_trained, import_own_code, refuse_unknown_code
+from cpt.export.write import DTYPES, DtypeName, ExportOptions, check_output, export_adapter, export_whole
 
 DTYPE: DtypeName = "bfloat16"
 LARGEST_FILE = "5GB"
@@ -73,14 +73,14 @@ def command(
     if push_to_hub is not None:
         check_push(push_to_hub, private=private, sure=yes)
     if output is not None:
-        wish = Wish(DTYPES[dtype], max_shard_size, text, tolerance)
-        refuse_odd_wishes(output, max_shard_size)
+        wish = ExportOptions(DTYPES[dtype], max_shard_size, text, tolerance)
+        check_output(output, max_shard_size)
         if quantize is not None:
             check_quantising(quantize, wish.dtype)
         import_own_code(path, module)
         write(path, output, wish, quantize=quantize, max_rise=max_rise, adapter_only=adapter_only, module=module)
     if push_to_hub is not None:
-        folder = refuse_unsealed(path if output is None else output)
+        folder = check_seal(path if output is None else output)
         for line in push(folder, push_to_hub, private=private, sure=yes):
             typer.echo(line)
 
@@ -88,7 +88,7 @@ def command(
 def write(
     path: Path,
     output: Path,
-    wish: Wish,
+    wish: ExportOptions,
     *,
     quantize: Method | None = None,
     max_rise: float = MAX_RISE,

@@ -14,13 +14,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.model_folder import config_json, weight_files
 from cpt.errors import CheckpointError, RecipeError
-from cpt.export.average import write_average
-from cpt.export.export import finish
-from cpt.export.proof import logits_in_another_process, proof_text
-from cpt.export.proven_export import DTYPES, Wish, export_whole, name_of, refuse_odd_wishes, written_whole_or_not
-from cpt.export.servable import check_vocabulary, model_warnings
+from cpt.export.export import finish, write_average
+from cpt.export.proof import check_vocabulary, logits_in_another_process, model_warnings, proof_text
 from cpt.export.task_arithmetic import write_chat_vector
 from cpt.export.trained import TOKENIZER_FILES, find_trained, stored_dtype
+from cpt.export.write import DTYPES, ExportOptions, check_output, export_whole, name_of, written_whole_or_not
 from cpt.models.config import weights_folder
 
 Method = Literal["lora", "task_arithmetic", "average"]
@@ -53,7 +51,7 @@ def command(
     Example: cpt merge --method lora base-model runs/my-run/final --output merged
     """
     disable_progress_bar()
-    refuse_odd_wishes(output, max_shard_size)
+    check_output(output, max_shard_size)
     folders = models or []
     arithmetic = (after, base, chat)
     if method != "task_arithmetic" and (any(arithmetic) or scale != 1.0):
@@ -93,7 +91,7 @@ def merge_adapter(
         raise CheckpointError(
             f"{adapter} is no adapter that peft wrote. The order is: cpt merge --method lora BASE ADAPTER"
         )
-    wish = Wish(dtype or stored_dtype(weights_folder(str(base))), max_shard_size, tolerance=tolerance)
+    wish = ExportOptions(dtype or stored_dtype(weights_folder(str(base))), max_shard_size, tolerance=tolerance)
     return export_whole(replace(trained, stated_base=base), output, wish)
 
 

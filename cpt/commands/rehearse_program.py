@@ -22,7 +22,7 @@ from cpt.commands.train import check_and_train
 from cpt.data.held_out import HeldOutSet, held_out_set
 from cpt.data.rows.rows import IGNORED, Layout, PackedRows
 from cpt.errors import Interrupted
-from cpt.evaluation.samples import PromptSamples
+from cpt.evaluation.callbacks import PromptSamples
 from cpt.launch.processes import leave_processes
 from cpt.ranks import rank
 from cpt.recipe.load import load_recipe

@@ -10,7 +10,7 @@ from cpt.checkpoints.resume import wanted_checkpoint
 from cpt.command_line import refuse_ignored, show_log
 from cpt.commands.verdict import judge
 from cpt.errors import RecipeError, RestartNeeded
-from cpt.evaluation.after_training import needs_judging
+from cpt.evaluation.after_training import needs_verdict
 from cpt.launch.nodes import compare_nodes
 from cpt.launch.processes import LaunchedAs, join_processes, leave_processes
 from cpt.launch.supervise import BY_THE_LAUNCHER, MOST_RESTARTS, supervise_run
@@ -98,8 +98,8 @@ def command(
         flags = [flag for flag, is_given in given.items() if is_given]
         restart(problem, [str(recipe), *(overrides or ()), *(f"name={name}" for name in names), *flags])
     run = Run(final.parent)
-    leave_processes(then=["cpt.commands.verdict", str(run.folder)] if needs_judging(run) else ())
-    if needs_judging(run):
+    leave_processes(then=["cpt.commands.verdict", str(run.folder)] if needs_verdict(run) else ())
+    if needs_verdict(run):
         judge(run)
 
 

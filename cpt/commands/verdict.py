@@ -10,8 +10,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from cpt.command_line import run_command, show_log
 from cpt.errors import CheckpointError
-from cpt.evaluation.after_training import judge_run
-from cpt.evaluation.verdict import dominated
+from cpt.evaluation.after_training import complete_verdict
+from cpt.evaluation.paired import dominated
 from cpt.export.model_card import write_model_card
 from cpt.ranks import tell
 from cpt.runs.folder import VERDICT_PAGE
@@ -42,7 +42,7 @@ def judge(run: Run, *, batch_size: int = 8) -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # of a run that ended in this process
-    verdict = judge_run(run, batch_size=batch_size)
+    verdict = complete_verdict(run, batch_size=batch_size)
     try:
         write_model_card(run.export_folder, run.folder, run.folder.name)
     except OSError as problem:  # the model has a card without the verdict

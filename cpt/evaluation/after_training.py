@@ -12,9 +12,9 @@ from cpt.data.readers.forms import ONE_A_ROW, form_of_stage, sections_of
 from cpt.data.readers.sources import files_with_sizes
 from cpt.errors import CptError, DataError
 from cpt.evaluation.domain_test import Question, domain_test
-from cpt.evaluation.evaluate import EvaluationRequest, measure, model_at
-from cpt.evaluation.findings import Findings, findings
-from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
+from cpt.evaluation.evaluate import EvaluationRequest, build_report, measure, model_at
+from cpt.evaluation.paired import EvaluationReport
+from cpt.evaluation.sets import data_of_recipe, open_evaluation_sets
 from cpt.evaluation.tasks import domain_questions, task_texts, tasks_of_recipe
 from cpt.evaluation.verdict import NotRun, Verdict, verdict_of_run, write_verdict
 from cpt.recipe.load import load_recipe
@@ -27,13 +27,13 @@ log = logging.getLogger("cpt")
 MOST_BYTES_SEARCHED = 500 * 2**20  # of sources; one core searches 15 to 35 MB a second
 
 
-def needs_judging(run: Run) -> bool:
+def needs_verdict(run: Run) -> bool:
     """Whether the verdict of a finished run has only the run's own losses so far."""
     page = run.folder / VERDICT
     return run.is_finished and page.is_file() and not read_object(page, []).get("is_complete", True)
 
 
-def judge_run(run: Run, *, batch_size: int = 8) -> Verdict:
+def complete_verdict(run: Run, *, batch_size: int = 8) -> Verdict:
     """Measure what is missing in the verdict of a finished run, and write it again.
 
     It needs one process, which loads the model and then the base. A measurement that fails is listed in the verdict
@@ -67,7 +67,7 @@ def one_line(problem: BaseException) -> str:
 
 def evaluate_after_training(
     folder: Path, recipe: Recipe, *, batch_size: int = 8
-) -> tuple[Findings | None, list[NotRun]]:
+) -> tuple[EvaluationReport | None, list[NotRun]]:
     """Domain test and tasks of the model and its base, and the reasons for missing domain tests.
 
     Args:
@@ -86,7 +86,7 @@ def evaluate_after_training(
     paths = [str(folder), *([] if recipe.model.from_scratch else [str(recipe.model.path)])]
     what = [*(f"domain test of {name}" for name in questions), *(name for choice in tasks for name in choice.names)]
     log.info(f"Measuring {' and '.join(paths)}: {', '.join(what)}")
-    return findings(*(measure(model_at(path, recipe.model), asked) for path in paths)), not_run
+    return build_report(*(measure(model_at(path, recipe.model), asked) for path in paths)), not_run
 
 
 def questions_of_sets(recipe: Recipe) -> tuple[dict[str, list[Question]], list[NotRun]]:
@@ -105,8 +105,8 @@ def questions_of_sets(recipe: Recipe) -> tuple[dict[str, list[Question]], list[N
     if recipe.model.from_scratch:
         return {}, [NotRun("domain test", "there is no base to compare with: the run began with new weights")]
     questions, not_run = dict[str, list[Question]](), []
-    for name, judged in open_judged_sets(
-        judges_of_recipe(recipe), load_tokenizer(recipe.tokenizer, recipe.model)
+    for name, judged in open_evaluation_sets(
+        data_of_recipe(recipe), load_tokenizer(recipe.tokenizer, recipe.model)
     ).items():
         if name in evaluation.retain or judged.rows.form in ONE_A_ROW:  # of which no text is made
             continue

@@ -13,14 +13,25 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedTokenizerBase
 
 from cpt.data.readers.chat import MARK, PART
+from cpt.data.store.tokenization import adds_bos
 from cpt.errors import DataError
-from cpt.evaluation.judged_sets import HeldOutText
+from cpt.evaluation.scoring import batches, evaluation_mode, score_tokens, sum_over_processes
+from cpt.evaluation.sets import HeldOutText
+from cpt.evaluation.tasks import FEWEST_QUESTIONS
 
 KINDS = ("cloze", "continuation")
 CHOICES = 4
-FEWEST_QUESTIONS = 30  # of a kind; with so many the interval of an accuracy reaches about 17 points to each side
 MOST_QUESTIONS = 1000  # about 3 points; more cost time and tell little
 CONTEXT_CHARACTERS = 1000
 SHORTEST_CONTEXT = 80
@@ -43,14 +54,6 @@ class Question:
     context: str
     choices: tuple[str, ...]
     answer: int
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """A part of a document."""
-
-    start: int
-    text: str
 
 
 def domain_test(
@@ -93,12 +96,12 @@ def domain_test(
     return questions
 
 
-def split(text: str) -> list[Sentence]:
+def split(text: str) -> list[re.Match[str]]:
     """The sentences of a text, in order, or its lines if it has none, as in code."""
-    return [Sentence(found.start(), found.group()) for found in SENTENCE.finditer(text) if found.group().strip()]
+    return [found for found in SENTENCE.finditer(text) if found.group().strip()]
 
 
-def cloze(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[Sentence]], seed: int) -> list[Question]:
+def cloze(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Match[str]]], seed: int) -> list[Question]:
     """The last term of a sentence among terms of the same form and about the same frequency.
 
     None of them is in the context, so that nothing can be copied.
@@ -124,16 +127,16 @@ def cloze(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[Sentenc
 
 def gap(
     document: HeldOutText,
-    sentence: Sentence,
+    sentence: re.Match[str],
     by_form: dict[str, list[tuple[int, str]]],
     counts: Counter[str],
     draw: random.Random,
 ) -> Question | None:
     """A question about the last term of a sentence; None if the term is common, or has no others of its form."""
-    words = [found for found in WORD.finditer(sentence.text) if len(found.group()) >= SHORTEST_WORD]
+    words = [found for found in WORD.finditer(sentence.group()) if len(found.group()) >= SHORTEST_WORD]
     if not words:
         return None
-    term, end = words[-1].group(), sentence.start + words[-1].start()
+    term, end = words[-1].group(), sentence.start() + words[-1].start()
     alike = by_form.get(form(term), [])
     place = bisect_left(alike, (counts[term], term))
     if place >= len(alike) or alike[place][1] != term:
@@ -148,42 +151,35 @@ def gap(
 
 def form(word: str) -> str:
     """The form of a term: upper and lower case, marks, and about its length."""
-    case = (
-        "upper"
-        if word.isupper()
-        else "capital"
-        if word[0].isupper()
-        else "inner capitals"
-        if word != word.lower()
-        else "lower"
-    )
-    marks = "".join(mark for mark in ("_", "-") if mark in word) + (
-        "1" if any(letter.isdigit() for letter in word) else ""
-    )
-    return f"{case} {marks} {min(len(word) // 3, 5)}"
+    case = "upper" if word.isupper() else "lower" if word == word.lower() else "inner capitals"
+    case = "capital" if case == "inner capitals" and word[0].isupper() else case
+    marks = "".join(mark for mark in ("_", "-") if mark in word)
+    digit = "1" if any(letter.isdigit() for letter in word) else ""
+    return f"{case} {marks}{digit} {min(len(word) // 3, 5)}"
 
 
 def continuations(
-    documents: Sequence[HeldOutText], sentences: Sequence[Sequence[Sentence]], seed: int
+    documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Match[str]]], seed: int
 ) -> list[Question]:
     """The next sentence among sentences of other documents."""
-    usable = [[one for one in parts if len(one.text.strip()) in SENTENCE_LENGTHS] for parts in sentences]
+    usable = [[one for one in parts if len(one.group().strip()) in SENTENCE_LENGTHS] for parts in sentences]
     pool = [(number, parts) for number, parts in enumerate(usable) if parts]
     questions = []
     for number, (document, parts) in enumerate(zip(documents, usable, strict=True)):
         draw = random.Random(f"{seed} continuation {document.text}")
-        later = [one for one in parts if one.start >= SHORTEST_CONTEXT]
+        later = [one for one in parts if one.start() >= SHORTEST_CONTEXT]
         if not later:
             continue
         chosen = draw.choice(later)
-        context, right = document.text[max(0, chosen.start - CONTEXT_CHARACTERS) : chosen.start], chosen.text.strip()
-        own = {one.text.strip() for one in parts}
+        start, sentence = chosen.start(), chosen.group()
+        context, right = document.text[max(0, start - CONTEXT_CHARACTERS) : start], sentence.strip()
+        own = {one.group().strip() for one in parts}
         # One of each document, as the right one is: else long documents, which are of a kind, would give most of them.
         others = [some for other, some in draw.sample(pool, min(len(pool), 20 * CHOICES)) if other != number]
-        candidates = [draw.choice(some).text.strip() for some in others]
+        candidates = [draw.choice(some).group().strip() for some in others]
         candidates = [text for text in candidates if text not in own]
         candidates.sort(key=lambda text: abs(len(text) - len(right)))  # so that length tells nothing
-        indent = chosen.text[: len(chosen.text) - len(chosen.text.lstrip())]
+        indent = sentence[: len(sentence) - len(sentence.lstrip())]
         question = ask("continuation", document, context + indent, right, candidates[: 5 * CHOICES], draw)
         if question is not None:
             questions.append(question)
@@ -200,3 +196,84 @@ def ask(
     choices = [right, *draw.sample(others, CHOICES - 1)]
     draw.shuffle(choices)
     return Question(kind, document.where, context, tuple(choices), choices.index(right))
+
+
+IGNORED = -100
+
+
+class Candidate(NamedTuple):
+    """The ids of a question with one of its choices."""
+
+    ids: list[int]
+    first: int
+    """Where the choice begins."""
+    num_bytes: int
+    """Of the choice."""
+
+
+def answer_questions(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[Question],
+    *,
+    batch_size: int,
+    longest: int,
+) -> NDArray[np.bool_]:
+    """Whether the model finds the right choice of each question the most likely; every process gets the same result.
+
+    The log-likelihood is divided by the bytes of the choice, as in lm-eval's acc_norm, so that neither long choices
+    nor small tokens are a disadvantage.
+
+    Args:
+        batch_size: questions with one choice each in one forward pass.
+        longest: tokens of a text, at most; the beginning of longer ones is cut off.
+    """
+    candidates = [
+        candidate(tokenizer, question.context, choice, longest)
+        for question in questions
+        for choice in question.choices
+    ]
+    # Texts of similar length share a batch: little padding.
+    by_length = sorted(range(len(candidates)), key=lambda number: -len(candidates[number].ids))
+    device = next(model.parameters()).device
+    scores = torch.zeros(len(candidates), dtype=torch.float64, device=device)
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    with evaluation_mode(model):
+        for places, counts in batches(len(candidates), batch_size):
+            numbers = [by_length[place] for place in places]
+            ids, labels = (part.to(device) for part in stack([candidates[number] for number in numbers]))
+            # Padding stands behind each text, where a causal model does not look.
+            nats, _, _ = score_tokens(inner(input_ids=ids, use_cache=False).logits, labels)
+            if counts:
+                sizes = torch.tensor([candidates[number].num_bytes for number in numbers], device=device)
+                scores[torch.tensor(numbers, device=device)] = nats.sum(1) / sizes
+    sum_over_processes(scores)
+    ends = np.cumsum([len(question.choices) for question in questions])
+    chosen = [int(part.argmin()) for part in np.split(scores.cpu().numpy(), ends[:-1])]
+    return np.array([one == question.answer for one, question in zip(chosen, questions, strict=True)], bool)
+
+
+def candidate(tokenizer: PreTrainedTokenizerBase, context: str, choice: str, longest: int) -> Candidate:
+    """The ids of a context with a choice. Spaces between them belong to the choice, as in most tokenizers."""
+    space = context[len(context.rstrip()) :]
+    before = tokenizer(context.rstrip(), add_special_tokens=False)["input_ids"]
+    whole = tokenizer(context + choice, add_special_tokens=False)["input_ids"]
+    begin = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
+    ids = [*begin, *whole]
+    # A piece that reaches over the boundary is the choice's: otherwise a choice that melts into the context would cost
+    # nothing.
+    shared = next(
+        (place for place, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1]), len(before)
+    )
+    first = len(begin) + min(shared, len(whole) - 1)
+    cut = max(0, len(ids) - longest)
+    return Candidate(ids[cut:], max(1, first - cut), len((space + choice).encode()))
+
+
+def stack(candidates: Sequence[Candidate]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and labels of a batch, padded; only the choices have labels."""
+    longest = max(len(one.ids) for one in candidates)
+    ids = [F.pad(torch.tensor(one.ids), (0, longest - len(one.ids))) for one in candidates]
+    wanted = [[IGNORED] * one.first + one.ids[one.first :] for one in candidates]
+    labels = [F.pad(torch.tensor(line), (0, longest - len(line)), value=IGNORED) for line in wanted]
+    return torch.stack(ids), torch.stack(labels)

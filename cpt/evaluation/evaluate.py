@@ -1,4 +1,4 @@
-"""Measure a model: losses by held-out document, questions made of the documents, and tasks."""
+"""Measure a model on held-out documents, questions made of them, and tasks, and compare it with a base."""
 
 import gc
 import logging
@@ -13,15 +13,23 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from cpt.data.readers.forms import ONE_A_ROW
 from cpt.errors import CheckpointError, DataError, RecipeError
-from cpt.evaluation.document_losses import document_losses
-from cpt.evaluation.domain_test import KINDS, Question, domain_test
-from cpt.evaluation.judged_sets import JudgedSet, Judges, open_judged_sets
-from cpt.evaluation.kept_losses import DocumentLosses
-from cpt.evaluation.multiple_choice import answer_questions
-from cpt.evaluation.paired import FEW, FEWEST
-from cpt.evaluation.tasks import TaskChoice, TaskScore, run_tasks
+from cpt.evaluation.domain_test import KINDS, Question, answer_questions, domain_test
+from cpt.evaluation.losses import DocumentLosses
+from cpt.evaluation.paired import (
+    FEW,
+    FEWEST,
+    EvaluationReport,
+    ScoreReport,
+    SetReport,
+    accuracy_difference,
+    accuracy_interval,
+    bits_per_byte_difference,
+)
+from cpt.evaluation.scoring import document_losses
+from cpt.evaluation.sets import EvaluationData, EvaluationSet, open_evaluation_sets
+from cpt.evaluation.tasks import TaskChoice, TaskScore, run_tasks, task_difference
 from cpt.models.build import build_model
-from cpt.models.config import load_config
+from cpt.models.config import load_config, value_of
 from cpt.models.inventory import isolates_documents
 from cpt.ranks import world_size
 from cpt.recipe.schema import Model, Tokenizer
@@ -36,7 +44,7 @@ UNLIMITED = 1 << 30  # tokens
 class EvaluationRequest:
     """What a model is measured on."""
 
-    judges: Judges | None = None
+    judges: EvaluationData | None = None
     """Held-out sets, of which losses are measured; None if only tasks and questions are wanted."""
     domain_test: Sequence[str] = ()
     """Held-out sets to make questions of."""
@@ -75,7 +83,7 @@ def measure(model: Model, asked: EvaluationRequest) -> EvaluationResult:
             " launcher."
         )
     tokenizer = load_tokenizer(Tokenizer(), model)
-    sets = open_judged_sets(fitting(asked.judges, model), tokenizer) if asked.judges is not None else {}
+    sets = open_evaluation_sets(fitting(asked.judges, model), tokenizer) if asked.judges is not None else {}
     rows = {name: of_set.rows for name, of_set in of_texts(sets, asked).items()}
     if asked.is_compared and (alone := [name for name, of_set in rows.items() if of_set.num_documents < FEWEST]):
         raise DataError(
@@ -107,7 +115,7 @@ def measure(model: Model, asked: EvaluationRequest) -> EvaluationResult:
     return EvaluationResult(str(model.path), losses, answers, tasks)
 
 
-def of_texts(sets: dict[str, JudgedSet], asked: EvaluationRequest) -> dict[str, JudgedSet]:
+def of_texts(sets: dict[str, EvaluationSet], asked: EvaluationRequest) -> dict[str, EvaluationSet]:
     """The sets of texts and conversations; pairs and prompts need the run's trainer.
 
     Raises:
@@ -161,7 +169,7 @@ def folder_of_model(path: str) -> str:
     return path
 
 
-def fitting(judges: Judges, model: Model) -> Judges:
+def fitting(judges: EvaluationData, model: Model) -> EvaluationData:
     """Rows that the model can read: padded if it cannot keep packed documents apart.
 
     Raises:
@@ -175,7 +183,7 @@ def fitting(judges: Judges, model: Model) -> Judges:
         )
     is_packed = judges.packing not in ("none", "token_budget")
     needs_padding = is_packed and not isolates_documents(load_config(model))
-    return Judges(judges.data, judges.evaluation, judges.seed, "token_budget") if needs_padding else judges
+    return EvaluationData(judges.data, judges.evaluation, judges.seed, "token_budget") if needs_padding else judges
 
 
 def known_positions(model: Model) -> int:
@@ -185,8 +193,7 @@ def known_positions(model: Model) -> int:
 
 def positions_of(config: PreTrainedConfig) -> int:
     """As `known_positions`; unlimited if the config has no limit."""
-    names = vars(config)
-    return int(names.get("max_position_embeddings") or names.get("n_positions") or UNLIMITED)
+    return int(value_of(config, "max_position_embeddings") or value_of(config, "n_positions") or UNLIMITED)
 
 
 def load(model: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
@@ -196,3 +203,35 @@ def load(model: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     assert isinstance(built, PreTrainedModel), "no adapter was asked for"
     built.config.use_cache = True  # tasks that generate are slow without
     return built.eval().to("cuda" if on_gpu else "cpu")  # type: ignore[arg-type]
+
+
+def build_report(measured: EvaluationResult, base: EvaluationResult | None = None) -> EvaluationReport:
+    """Put figures and differences together.
+
+    Args:
+        base: what was measured of the other model, with the same sets, tasks and questions.
+
+    Raises:
+        DataError: a set has too few documents to be compared.
+    """
+    sets, tests, tasks = list[SetReport](), list[ScoreReport](), list[ScoreReport]()
+    for name, losses in measured.losses.items():
+        try:
+            against = None if base is None else bits_per_byte_difference([base.losses[name]], [losses])
+        except DataError as problem:
+            raise DataError(f"the held-out set `{name}`: {problem}") from problem
+        counts = (len(losses.hashes), int(losses.num_tokens.sum()), int(losses.num_bytes.sum()))
+        figures = (losses.loss, losses.perplexity, losses.bits_per_byte, losses.accuracy)
+        sets.append(SetReport(name, *counts, *figures, against))
+    for (name, kind), right in measured.answers.items():
+        against = None if base is None else accuracy_difference(base.answers[name, kind], right)
+        accuracy = ("accuracy", float(right.mean()), accuracy_interval(right), len(right))
+        tests.append(ScoreReport(f"{name} {kind}", *accuracy, against=against))
+    old = {} if base is None else {(score.task, score.metric): score for score in base.tasks}
+    for score in measured.tasks:
+        reach = None if score.standard_error is None else 1.96 * score.standard_error
+        interval = None if reach is None else (score.value - reach, score.value + reach)
+        against = None if base is None else task_difference(old[score.task, score.metric], score)
+        shown = (score.metric, score.value, interval, score.questions, score.higher_is_better)
+        tasks.append(ScoreReport(score.task, *shown, against))
+    return EvaluationReport(measured.model, None if base is None else base.model, sets, tests, tasks)

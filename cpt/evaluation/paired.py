@@ -7,16 +7,16 @@ use one of each.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpt.errors import DataError
-from cpt.evaluation.kept_losses import DocumentLosses
+from cpt.evaluation.losses import DocumentLosses
 
 LEVEL = 0.95  # of every interval
 NORMAL_QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -238,3 +238,124 @@ def accuracy_interval(correct: NDArray[np.bool_]) -> tuple[float, float]:
     middle = (share + z**2 / (2 * number)) / (1 + z**2 / number)
     reach = z / (1 + z**2 / number) * math.sqrt(share * (1 - share) / number + z**2 / (4 * number**2))
     return middle - reach, middle + reach
+
+
+@dataclass(frozen=True)
+class SetReport:
+    """One held-out set."""
+
+    name: str
+    documents: int
+    tokens: int
+    num_bytes: int
+    loss: float
+    perplexity: float
+    bits_per_byte: float
+    accuracy: float
+    against: Difference | None = None
+    """Of bits per byte; less is better."""
+
+    def verdict(self) -> str:
+        if self.against is not None:
+            return f"{self.name}: {bits_per_byte_sentence(self.against)}"
+        return f"{self.name}: {self.bits_per_byte:.4f} bits per byte, {self.accuracy:.1%} of the next tokens right."
+
+
+@dataclass(frozen=True)
+class ScoreReport:
+    """A task of lm-eval, or a kind of question of the domain test."""
+
+    name: str
+    metric: str
+    value: float
+    interval: tuple[float, float] | None
+    """Of the value itself; 95 %."""
+    questions: int
+    higher_is_better: bool = True
+    against: Difference | None = None
+
+    def verdict(self) -> str:
+        title = f"{self.name} ({self.metric})"
+        if self.against is not None:
+            return f"{title}: {score_sentence(self.against, higher_is_better=self.higher_is_better)}"
+        spread = "" if self.interval is None else f" (95 % interval {self.interval[0]:.3f} to {self.interval[1]:.3f})"
+        return f"{title}: {self.value:.3f}{spread}, {self.questions:,} questions."
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """All of one evaluation."""
+
+    model: str
+    base: str | None
+    sets: list[SetReport]
+    domain_test: list[ScoreReport]
+    tasks: list[ScoreReport]
+
+    def to_json(self) -> dict[str, Any]:
+        """Each set and score with its sentence."""
+        content = asdict(self)
+        scores = {"domain_test": self.domain_test, "tasks": self.tasks}
+        parts: dict[str, Sequence[SetReport | ScoreReport]] = {"sets": self.sets, **scores}
+        for name, part in parts.items():
+            content[name] = [{**asdict(one), "verdict": one.verdict()} for one in part]
+        return content
+
+    def verdicts(self) -> list[str]:
+        """A sentence for each set, kind of question and task."""
+        scores = [*self.domain_test, *self.tasks]
+        return [*(one.verdict() for one in self.sets), *(one.verdict() for one in scores)]
+
+
+def bits_per_byte_sentence(found: Difference) -> str:
+    """`better: 2.5873 -> 2.0908 bits per byte, -19.2 % (95 % interval -20.4 to -18.0 %, 181 pairs).`"""
+    change, low, high = found.percents
+    worse = "" if found.num_worse is None else f", {found.num_worse:,} of them worse"
+    interval = f"95 % interval {low:+.1f} to {high:+.1f} %{pairs(found)}{worse}"
+    figures = f"{found.before:.4f} -> {found.after:.4f} bits per byte, {change:+.1f} %"
+    return f"{found.outcome()}: {figures} ({interval})."
+
+
+def score_sentence(found: Difference, *, higher_is_better: bool) -> str:
+    """`better: 0.5000 -> 0.7000, +0.2000 (95 % interval +0.0812 to +0.3188, 92 pairs).`"""
+    interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}{pairs(found)}"
+    figures = f"{found.before:.4f} -> {found.after:.4f}, {found.difference:+.4f}"
+    return f"{found.outcome(higher_is_better=higher_is_better)}: {figures} ({interval})."
+
+
+def pairs(found: Difference) -> str:
+    return f"; only {found.items} pairs" if found.is_on_few else f", {found.items:,} pairs"
+
+
+def relative(difference: Difference) -> str:
+    """`19.2 % (95 % interval 18.0 to 20.4 %)`, without the sign of the change."""
+    change, *ends = map(abs, difference.percents)
+    return f"{change:.1f} % (95 % interval {min(ends):.1f} to {max(ends):.1f} %)"
+
+
+def evidence(difference: Difference) -> str:
+    """`95 % interval -29.0 to +55.0 % from 20 documents, 19 of them worse`"""
+    _, low, high = difference.percents
+    worse = "" if difference.num_worse is None else f", {difference.num_worse:,} of them worse"
+    return f"95 % interval {low:+.1f} to {high:+.1f} % from {difference.items:,} documents{worse}"
+
+
+def too_few(difference: Difference) -> str:
+    return f"{difference.items} documents are too few to tell. Hold out at least {TOO_FEW}, better {FEW} or more."
+
+
+def more(difference: Difference) -> str:
+    """What would make an unknown change known."""
+    if difference.is_dominated:
+        return f" {dominated(difference)}"
+    needed = difference.items_for_negligible()
+    needed += -needed % 10 ** max(0, len(str(needed)) - 2)  # two digits: 1,234 becomes 1,300
+    narrow = f"+-{100 * difference.negligible / difference.before:.0f} %"
+    return f" Hold out about {needed:,} documents instead of {difference.items:,} for an interval of {narrow}."
+
+
+def dominated(difference: Difference) -> str:
+    """The warning about one document that decides much of the result."""
+    share = f"{100 * (difference.largest_share or 0):.0f} % of the bytes"
+    remedy = "split it or leave it out, and hold out more documents"
+    return f"One document holds {share} and decides much of this: {remedy}."

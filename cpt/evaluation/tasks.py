@@ -19,6 +19,7 @@ from cpt.recipe.schema import Component
 if TYPE_CHECKING:  # it takes seconds to import, and is an extra
     from lm_eval.tasks import TaskManager
 
+
 DOMAIN_TEST = "domain_test"  # no task of lm-eval, but named among them
 LOWER_IS_BETTER = ("perplexity", "bits_per_byte")  # metrics that lm-eval does not always say it of
 
@@ -244,18 +245,11 @@ def is_better_higher(found: dict[str, Any], task: str, metric: str) -> bool:
     return not any(word in metric for word in LOWER_IS_BETTER) if told is None else bool(told)
 
 
-def task_differences(
-    before: Sequence[TaskScore], after: Sequence[TaskScore]
-) -> dict[tuple[str, str], Difference | None]:
-    """(task, metric) -> difference on the same questions; None if the metric has no score for each question."""
-    old = {(score.task, score.metric): score for score in before}
-    differences: dict[tuple[str, str], Difference | None] = {}
-    for score in after:
-        base, found = old[score.task, score.metric], None
-        if base.by_question is not None and score.by_question is not None and len(score.hashes) > 1:
-            found = mean_difference(base.by_question, score.by_question) if base.hashes == score.hashes else None
-        differences[score.task, score.metric] = found
-    return differences
+def task_difference(before: TaskScore, after: TaskScore) -> Difference | None:
+    """The difference on the same questions; None if the metric has no score for each question."""
+    if before.by_question is None or after.by_question is None or len(after.hashes) < 2:
+        return None
+    return mean_difference(before.by_question, after.by_question) if before.hashes == after.hashes else None
 
 
 def task_texts(names: Sequence[str], folder: Path | None = None) -> Iterator[tuple[str, str, str]]:
@@ -272,3 +266,6 @@ def task_texts(names: Sequence[str], folder: Path | None = None) -> Iterator[tup
             # A number is the place of the choice that fills the gap; then the choices have the text.
             text = " ".join(str(part) for part in [question, *choices] if not isinstance(part, int))
             yield name, f"{name}: question {number}", text
+
+
+FEWEST_QUESTIONS = 30  # of a kind; with so many the interval of an accuracy reaches about 17 points to each side

@@ -7,27 +7,137 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment
 
 from cpt.data.contamination import Contamination
 from cpt.data.filters.decontamination import REASON
 from cpt.errors import CheckpointError
-from cpt.evaluation.findings import Findings, ScoreFinding
-from cpt.evaluation.held_out_examples import ExampleSet, read_example_sets
-from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses
-from cpt.evaluation.paired import FEW, TOO_FEW, Difference, Outcome, bits_per_byte_difference
-from cpt.evaluation.retention import Point, course_of, read_evaluations
+from cpt.evaluation.callbacks import Point, course_of, read_evaluations
+from cpt.evaluation.losses import DocumentLosses, load_losses, saved_losses
+from cpt.evaluation.paired import (
+    LEVEL,
+    NEGLIGIBLE,
+    TOO_FEW,
+    Difference,
+    EvaluationReport,
+    Outcome,
+    ScoreReport,
+    accuracy_interval,
+    bits_per_byte_difference,
+    dominated,
+    evidence,
+    more,
+    relative,
+    too_few,
+)
 from cpt.files import DAMAGED, write_atomic
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
-from cpt.runs.folder import INPUTS, METRICS, RECIPE, SAMPLES, VERDICT, VERDICT_PAGE, read_lines, read_object
+from cpt.runs.folder import EVALUATED, INPUTS, METRICS, RECIPE, SAMPLES, VERDICT, VERDICT_PAGE, read_lines, read_object
 from cpt.runs.record import Run
+
+COUNT = "_examples"
+ACCURACIES, MARGINS = ("rewards/accuracies", "accuracy"), ("rewards/margins", "margin")
+REWARD = "reward"
+NEW_HEAD = "accuracy"  # the name that only a reward model's accuracy has, whose head is new
+CHANCE = 0.5
+NOISE = 1e-3  # of log-probabilities in half precision, which the model and its equal, the reference, may differ by
+
+
+@dataclass(frozen=True)
+class ExampleSet:
+    """One held-out set; each figure before the first step and after the last, None if the stage has none."""
+
+    name: str
+    examples: int
+    loss: tuple[float, float] | None = None
+    accuracy: tuple[float, float] | None = None
+    margin: tuple[float, float] | None = None
+    reward: tuple[float, float] | None = None
+    """The mean of the recipe's rewards."""
+    has_reference: bool = False
+    """Rewards are against the model that the run began with, so that before it no pair could be told apart."""
+    is_new_head: bool = False
+    """The head that gives the rewards was drawn at random."""
+
+    @property
+    def is_against_chance(self) -> bool:
+        """Whether the accuracy before the run means nothing, so that half of the pairs is the comparison."""
+        return self.has_reference or self.is_new_head
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Of the accuracy after the run."""
+        if self.accuracy is None:
+            return None
+        return accuracy_interval(np.arange(self.examples) < round(self.accuracy[1] * self.examples))
+
+    @property
+    def worked(self) -> bool | None:
+        """Whether the model orders pairs better than by chance; None if the interval or the stage leaves it open."""
+        if self.interval is None or not self.is_against_chance or self.examples < TOO_FEW:
+            return None
+        low, high = self.interval
+        return True if low > CHANCE else False if high < CHANCE + NEGLIGIBLE else None
+
+    def sentence(self) -> str:
+        if self.accuracy is not None and self.interval is not None:
+            low, high = self.interval
+            spread = f"{100 * LEVEL:.0f} % interval {100 * low:.0f} to {100 * high:.0f} %"
+            share = f"{100 * self.accuracy[1]:.0f} % of {self.examples:,} held-out pairs ({spread})"
+            if not self.is_against_chance:
+                before = f"before the run in {100 * self.accuracy[0]:.0f} %"
+                return f"In {share} the better answer is the likelier one; {before}."
+            outcome = {True: "It worked", False: "It did not work", None: "Whether it worked is unknown"}[self.worked]
+            outcome = "It did harm" if self.worked is False and high < CHANCE else outcome
+            return f"{outcome}: in {share} the better answer has the higher reward; half would be chance."
+        margin = "the margin of wanted over unwanted answers"
+        others = {"the mean reward": self.reward, margin: self.margin, "the loss": self.loss}
+        changes = [f"{what} went from {one[0]:.3f} to {one[1]:.3f}" for what, one in others.items() if one is not None]
+        found = " and ".join(changes) or "nothing was measured"
+        return f"On {self.examples:,} held-out examples {found}; no interval can be given."
+
+
+def read_example_sets(metrics: Path) -> list[ExampleSet]:
+    """The sets with figures before the first step and later; the last evaluation counts."""
+    evaluated = {log["step"]: log for log in read_evaluations(metrics) if any(key.endswith(COUNT) for key in log)}
+    if 0 not in evaluated or len(evaluated) < 2:
+        return []
+    before, after = evaluated[0], evaluated[max(evaluated)]
+    names = [key[len(EVALUATED) : -len(COUNT)] for key in before if key.endswith(COUNT) and key in after]
+    return [example_set(name, before, after) for name in names]
+
+
+def example_set(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> ExampleSet:
+
+    def both(*figures: str) -> tuple[float, float] | None:
+        keys = [f"{EVALUATED}{name}_{figure}" for figure in figures]
+        return next(((before[key], after[key]) for key in keys if key in before and key in after), None)
+
+    reward, likelihood = both("rewards/chosen"), both("logps/chosen")
+    return ExampleSet(
+        name,
+        int(after[f"{EVALUATED}{name}{COUNT}"]),
+        both("loss"),
+        both(*ACCURACIES),
+        both(*MARGINS),
+        both(REWARD),
+        has_reference=reward is not None and likelihood is not None and abs(reward[0]) <= NOISE * abs(likelihood[0]),
+        is_new_head=both(NEW_HEAD) is not None,
+    )
+
 
 MUCH_SKIPPED = 0.1  # of the steps: then the headline says so
 GENERAL_SET = "HuggingFaceFW/fineweb-edu (subset sample-10BT) or Salesforce/wikitext (subset wikitext-103-raw-v1)"
 HITS_SHOWN, POINTS_SHOWN, SAMPLES_SHOWN = 5, 7, 3
 LONGEST_SAMPLE = 200  # characters
+
+
+def gives_scores(examples: Sequence[ExampleSet]) -> bool:
+    """Whether the model gives scores instead of text."""
+    return bool(examples) and all(one.is_new_head for one in examples)
 
 
 @dataclass(frozen=True)
@@ -102,8 +212,8 @@ class Verdict:
     """Why the run ended before its budget."""
     skipped_steps: tuple[int, int] = (0, 0)
     """Steps that the loss guard skipped, and all steps."""
-    domain_test: list[ScoreFinding] = field(default_factory=list)
-    tasks: list[ScoreFinding] = field(default_factory=list)
+    domain_test: list[ScoreReport] = field(default_factory=list)
+    tasks: list[ScoreReport] = field(default_factory=list)
     contamination: Contamination | None = None
     retention: list[Point] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
@@ -127,8 +237,7 @@ class Verdict:
 
     @property
     def is_of_scores(self) -> bool:
-        """Whether the model gives scores instead of text."""
-        return bool(self.examples) and all(one.is_new_head for one in self.examples)
+        return gives_scores(self.examples)
 
     def headline(self) -> str:
         """The result in a few sentences."""
@@ -214,47 +323,13 @@ def general_sentence(general: Difference, what: str = "general text") -> str:
     return f"Whether {what} became worse is unknown: {open_}.{more(general)}"
 
 
-def relative(difference: Difference) -> str:
-    """`19.2 % (95 % interval 18.0 to 20.4 %)`, without the sign of the change."""
-    change, *ends = map(abs, difference.percents)
-    return f"{change:.1f} % (95 % interval {min(ends):.1f} to {max(ends):.1f} %)"
-
-
-def evidence(difference: Difference) -> str:
-    """`95 % interval -29.0 to +55.0 % from 20 documents, 19 of them worse`"""
-    _, low, high = difference.percents
-    worse = "" if difference.num_worse is None else f", {difference.num_worse:,} of them worse"
-    return f"95 % interval {low:+.1f} to {high:+.1f} % from {difference.items:,} documents{worse}"
-
-
-def too_few(difference: Difference) -> str:
-    return f"{difference.items} documents are too few to tell. Hold out at least {TOO_FEW}, better {FEW} or more."
-
-
-def more(difference: Difference) -> str:
-    """What would make an unknown change known."""
-    if difference.is_dominated:
-        return f" {dominated(difference)}"
-    needed = difference.items_for_negligible()
-    needed += -needed % 10 ** max(0, len(str(needed)) - 2)  # two digits: 1,234 becomes 1,300
-    narrow = f"+-{100 * difference.negligible / difference.before:.0f} %"
-    return f" Hold out about {needed:,} documents instead of {difference.items:,} for an interval of {narrow}."
-
-
-def dominated(difference: Difference) -> str:
-    """The warning about one document that decides much of the result."""
-    share = f"{100 * (difference.largest_share or 0):.0f} % of the bytes"
-    remedy = "split it or leave it out, and hold out more documents"
-    return f"One document holds {share} and decides much of this: {remedy}."
-
-
 # --- the run's folder ------------------------------------------------------------------------------------------------
 
 
 def verdict_of_run(
     folder: Path,
     *,
-    evaluation: Findings | None = None,
+    evaluation: EvaluationReport | None = None,
     contamination: Contamination | None = None,
     serve: str | None = None,
     not_run: Sequence[NotRun] = (),
@@ -272,14 +347,13 @@ def verdict_of_run(
     evaluations = read_evaluations(folder / METRICS)
     course = course_of(evaluations)
     before, after = losses_before_and_after(folder)
-    sets, examples = judged_sets(course, before, after, recipe.evaluation.retain), read_example_sets(folder / METRICS)
+    sets, examples = set_verdicts(course, before, after, recipe.evaluation.retain), read_example_sets(folder / METRICS)
 
     def together(is_general: bool) -> Difference | None:
         names = [one.name for one in sets if one.is_general == is_general and one.difference]
         pairs = ([losses[name] for name in names] for losses in (before, after))
         return bits_per_byte_difference(*pairs) if names else None
 
-    is_of_scores = bool(examples) and all(one.is_new_head for one in examples)
     missing = not_measured(folder, recipe, sets, examples, evaluation)
     if contamination is None:
         why = "training documents were not searched for evaluation documents: cpt contamination RECIPE"
@@ -303,7 +377,7 @@ def verdict_of_run(
         retention=course,
         samples=samples_of(folder),
         not_run=[*(NotRun(what, why) for what, why in unmentioned.items()), *not_run],
-        serve=None if is_of_scores else serve,
+        serve=None if gives_scores(examples) else serve,
         is_complete=is_complete,
         examples=examples,
     )
@@ -311,7 +385,7 @@ def verdict_of_run(
 
 def losses_before_and_after(folder: Path) -> tuple[dict[str, DocumentLosses], dict[str, DocumentLosses]]:
     """Losses by document before the first step and at the last evaluation; empty if a file is missing or damaged."""
-    files = kept_losses(folder)
+    files = saved_losses(folder)
     if 0 not in files or len(files) < 2:
         return {}, {}
     try:
@@ -321,7 +395,7 @@ def losses_before_and_after(folder: Path) -> tuple[dict[str, DocumentLosses], di
         return {}, {}
 
 
-def judged_sets(
+def set_verdicts(
     course: Sequence[Point],
     before: Mapping[str, DocumentLosses],
     after: Mapping[str, DocumentLosses],
@@ -371,13 +445,13 @@ def not_measured(
     recipe: Recipe,
     sets: Sequence[SetVerdict],
     examples: Sequence[ExampleSet],
-    evaluation: Findings | None,
+    evaluation: EvaluationReport | None,
 ) -> dict[str, str]:
     """What was not measured -> why, with the command that does it."""
     against = "" if recipe.model.from_scratch else f" --against {recipe.model.path}"
     evaluate = f"cpt evaluate {folder}{against}"
     missing: dict[str, str] = {}
-    if examples and all(one.is_new_head for one in examples):  # the model writes no text
+    if gives_scores(examples):
         return missing
     if not sets and examples:
         missing["held-out text"] = "none was named: `evaluation.perplexity` takes txt or md files, or a `text_column`"

@@ -7,8 +7,8 @@ import typer
 
 from cpt.data.readers.hub import broken
 from cpt.errors import RecipeError, ResourceError
-from cpt.export.model_card import HUB_ID, LICENCE_NOT_KNOWN
-from cpt.export.sealed import CARD
+from cpt.export.model_card import HUB_ID, UNKNOWN_LICENCE
+from cpt.export.proof import CARD
 
 TOKENS = "https://huggingface.co/settings/tokens"
 
@@ -84,7 +84,7 @@ def what_will_be_seen(folder: Path, name: str, *, private: bool) -> Iterator[str
         yield f"Licence of the base: {base.partition('Licence of the base:')[2].strip()}"
     data = card.partition("## Data\n")[2].strip().partition("\n\n")[0]
     yield f"Data:\n{data}"
-    if not private and (base is None or LICENCE_NOT_KNOWN in base + data):
+    if not private and (base is None or UNKNOWN_LICENCE in base + data):
         yield (
             "warning: not every licence is stated here. Make sure that you may publish it (data.sources[].licence, the"
             " base's own card)."

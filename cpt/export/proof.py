@@ -1,4 +1,4 @@
-"""That a model says the same after it was merged, rounded or written: largest differences of logits on real text."""
+"""Prove that an export is the model that was trained: logits on real text, the vocabulary, and a seal of its files."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from cpt.checkpoints.model_folder import config_json
+from cpt.checkpoints.model_folder import ADAPTER_CONFIG, config_json
 from cpt.errors import CheckpointError, DataError
-from cpt.models.config import value_of
+from cpt.files import write_atomic
+from cpt.models.config import sha256_of, value_of
 
 RELOAD = Path(__file__).with_name("reload.py")
 NUM_TOKENS = 256
@@ -55,7 +57,7 @@ class LogitDifference:
 
 @dataclass(frozen=True)
 class ProofText:
-    """The text that logits are compared on, as tokens."""
+    """The text that logits are compared on, with its tokens."""
 
     text: str
     ids: list[int]
@@ -78,12 +80,14 @@ def proof_text(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, fil
     return ProofText(text, ids)
 
 
-def logits_of(model: nn.Module, text: ProofText) -> torch.Tensor:
-    was_training = model.training
+def logits_of(model: nn.Module, ids: list[int]) -> torch.Tensor:
+    """[T, V] in fp32, on the CPU."""
+    was_training, device = model.training, next(model.parameters()).device
     with torch.no_grad():
-        logits = model.eval()(input_ids=torch.tensor([text.ids]), use_cache=False).logits[0].float()
+        output = model.eval()(input_ids=torch.tensor([ids], device=device), use_cache=False)
     model.train(was_training)
-    return logits
+    logits: torch.Tensor = output.logits[0]
+    return logits.float().cpu()
 
 
 def difference(
@@ -102,20 +106,48 @@ def difference(
     return LogitDifference((one - other).abs().max().item(), largest_logit, allowed)
 
 
-def logits_in_another_process(
+def reload_and_compare(
     folder: Path,
     text: ProofText,
+    expected: torch.Tensor,
     dtype: torch.dtype,
     *,
+    tolerance: float | None = None,
     base: str | None = None,
     device: str | None = None,
-) -> torch.Tensor:
-    """The logits that plain transformers gets from an export, in a process of its own in which this package cannot be
-    imported.
+) -> str:
+    """Compare the logits of an export, loaded in another process, with those of the model in memory.
 
     Args:
-        base: the folder holds an adapter of this model, which peft puts on it.
-        device: where the model is loaded to, instead of the CPU.
+        expected: the logits of the model in memory.
+        tolerance: as for `difference`.
+        base, device: as for `logits_in_another_process`.
+
+    Returns:
+        The line of the report.
+
+    Raises:
+        CheckpointError: the logits differ.
+    """
+    found = difference(
+        expected, logits_in_another_process(folder, text, dtype, base=base, device=device), dtype, tolerance
+    )
+    what, library = ("The export", "transformers") if base is None else ("The adapter", "peft")
+    if not found.is_allowed:
+        raise CheckpointError(
+            f"{what.lower()} has other logits when plain {library} loads it: largest difference of logits {found}."
+        )
+    return f"{what} loaded back by plain {library}, in a process without cpt: largest difference of logits {found}."
+
+
+def logits_in_another_process(
+    folder: Path, text: ProofText, dtype: torch.dtype, *, base: str | None = None, device: str | None = None
+) -> torch.Tensor:
+    """The logits that plain transformers computes from an export, in a new process that cannot import this package.
+
+    Args:
+        base: the folder holds an adapter of this model, which peft loads onto it.
+        device: where the model is loaded, by default the CPU.
 
     Raises:
         CheckpointError: it cannot be loaded there.
@@ -125,29 +157,27 @@ def logits_in_another_process(
         content = {
             "folder": str(folder),
             "text": text.text,
-            "tokens": len(text.ids),
             "ids": text.ids,
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": name_of(dtype),
             "base": base,
             "device": device,
             "own_code": brings_its_code(folder),
             "output": str(output),
         }
         job.write_text(json.dumps(content))
-        environment = {
-            **os.environ,
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_VERBOSITY": "error",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        }
+        quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         ended = subprocess.run(
-            [sys.executable, "-I", str(RELOAD), str(job)], env=environment, capture_output=True, text=True
+            [sys.executable, "-I", str(RELOAD), str(job)], env=os.environ | quiet, capture_output=True, text=True
         )
         if ended.returncode != 0:
             raise CheckpointError(
-                f"plain transformers, in a process without cpt, cannot load {folder}: {reason_of(ended.stderr)}"
+                f"plain transformers, in a process without cpt, cannot load {folder}: {exception_in(ended.stderr)}"
             )
         return load_file(output)["logits"]
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def brings_its_code(folder: Path) -> bool:
@@ -158,8 +188,95 @@ def brings_its_code(folder: Path) -> bool:
     return bool(files) and all((folder / f"{name}.py").is_file() for name in files)
 
 
-def reason_of(words: str) -> str:
+def exception_in(stderr: str) -> str:
     """The exception at the end of a traceback, or the last line."""
-    lines = words.strip().splitlines() or ["it ended without a word"]
+    lines = stderr.strip().splitlines() or ["it ended without a message"]
     raised = [number for number, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return " ".join(" ".join(lines[raised[-1] if raised else -1 :]).split())[:400]
+
+
+MAX_LORA_RANK = 16  # vLLM's default
+ENDS = ("embed_tokens", "wte", "lm_head", "embed_out")  # names of embeddings and heads
+
+
+def check_vocabulary(rows: int, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The report's line about rows of the embeddings and tokens.
+
+    Raises:
+        CheckpointError: there are more tokens than rows.
+    """
+    tokens = max(tokenizer.get_vocab().values()) + 1
+    if tokens > rows:
+        raise CheckpointError(
+            f"the tokenizer has {tokens:,} tokens, the model {rows:,} rows of embeddings: ids from {rows:,} on would"
+            " fail when served. Put the tokenizer of the training beside the weights."
+        )
+    padding = f" ({rows - tokens:,} rows are padding)" if rows > tokens else ""
+    return f"Vocabulary: {tokens:,} tokens in {rows:,} rows of embeddings{padding}."
+
+
+def model_warnings(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Why a server may not stop generating, and that it will not offer chat."""
+    path = folder / "generation_config.json"
+    ends = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+    lines = []
+    if path.is_file() and tokenizer.eos_token_id not in (ends if isinstance(ends, list) else [ends]):
+        lines.append(
+            f"warning: generation_config.json ends at token {ends}, documents at {tokenizer.eos_token_id}"
+            f" ({tokenizer.eos_token}): a server may not stop. Set eos_token_id in generation_config.json."
+        )
+    if not tokenizer.chat_template:
+        lines.append("No chat template: servers complete text only. SFT on chats or a chat vector adds one.")
+    return lines
+
+
+def adapter_warnings(folder: Path) -> list[str]:
+    """What vLLM refuses of an adapter (vllm#9280)."""
+    config = json.loads((folder / ADAPTER_CONFIG).read_text())
+    targets = config.get("target_modules") or []
+    refused = {
+        "whole layers": config.get("modules_to_save"),
+        "embeddings or a head": any(name.split(".")[-1] in ENDS for name in targets),
+        "single tokens' embeddings": config.get("trainable_token_indices"),
+        "DoRA": config.get("use_dora"),
+    }
+    reasons = ", ".join(name for name, has in refused.items() if has)
+    lines = [f"warning: vLLM refuses adapters with {reasons}. Serve the merged model."] if reasons else []
+    rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
+    return lines + ([f"Its rank is {rank}: vLLM needs --max-lora-rank {rank}."] if rank > MAX_LORA_RANK else [])
+
+
+SEAL, CARD = "export.json", "README.md"
+
+
+def seal_export(folder: Path, report: Sequence[str]) -> None:
+    """Write every file's sha256, and what was printed while the export was proven."""
+    proof = [line for line in report if not line.startswith(("Reading", "Wrote", "Serve"))]
+    write_atomic(folder / SEAL, json.dumps({"files": hashes_of(folder), "proof": proof}, indent=2) + "\n")
+
+
+def check_seal(folder: Path) -> Path:
+    """The folder, when it is an export as it was proven. Its card may have been edited.
+
+    Raises:
+        CheckpointError: it is not an export, or it was changed since.
+    """
+    if not (folder / SEAL).is_file():
+        raise CheckpointError(
+            f"{folder} is not a proven export ({SEAL} is not in it). Export it first: cpt export {folder}"
+            " --output FOLDER --push-to-hub OWNER/NAME"
+        )
+    proven, found = json.loads((folder / SEAL).read_text())["files"], hashes_of(folder)
+    edited = {CARD} & found.keys()
+    changed = {name for name, digest in proven.items() if found.get(name) != digest} | found.keys() - proven.keys()
+    if changed - edited:
+        raise CheckpointError(
+            f"{folder} was changed since it was proven: {', '.join(sorted(changed - edited))}. Export it again."
+        )
+    return folder
+
+
+def hashes_of(folder: Path) -> dict[str, str]:
+    """Of every file but the seal."""
+    files = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    return sha256_of({name: file for name, file in files.items() if name != SEAL})

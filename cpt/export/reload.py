@@ -21,11 +21,13 @@ ISOLATED = "cpt"  # importing it fails in this process
 def logits_of_export(folder: str, job: dict[str, Any]) -> torch.Tensor:
     """[T, V] on the job's text, in fp32, or a reward model's score; refuses weights that are missing or that no part
     of a model takes."""
-    ids = AutoTokenizer.from_pretrained(folder)(job["text"], add_special_tokens=False)["input_ids"][: job["tokens"]]
+    ids = AutoTokenizer.from_pretrained(folder)(job["text"], add_special_tokens=False)["input_ids"][: len(job["ids"])]
     if ids != job["ids"]:
         raise SystemExit(f"the exported tokenizer gives other tokens: {ids[:8]} instead of {job['ids'][:8]}")
     own_code: dict[str, Any] = {"trust_remote_code": True} if job["own_code"] else {}
     options: dict[str, Any] = {"dtype": getattr(torch, job["dtype"]), "output_loading_info": True, **own_code}
+    if job["device"]:
+        options["device_map"] = job["device"]
     if job["base"]:
         from peft import PeftModel
 

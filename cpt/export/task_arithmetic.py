@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from cpt.checkpoints.model_folder import Tensors, write_tensors
 from cpt.errors import CheckpointError
-from cpt.export.average import copy_beside, open_model, refuse_other_shapes, written_dtype
-from cpt.models.families import FAMILIES, register_families
+from cpt.export.export import copy_model_files, open_model, refuse_other_shapes, written_dtype
+from cpt.export.trained import saved_config
+from cpt.models.families import FAMILIES
 from cpt.models.inventory import build_on_meta
 from cpt.tokenizer.load import from_folder_or_hub
-
-TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def write_chat_vector(
     }
     output.mkdir(parents=True, exist_ok=True)
     write_tensors(output, shapes, merged, max_shard_size)
-    copy_beside(after, output)
+    copy_model_files(after, output)
     speaker_tokens = {number: token for token, number in speaker.tokenizer.get_vocab().items()}
     tokenizer = add_tokens(trained.tokenizer, speaker.tokenizer, rows)
     tokenizer.save_pretrained(output)
@@ -84,8 +83,7 @@ def open_part(folder: Path) -> Part:
         CheckpointError: it is none, or one that only this package reads.
     """
     tensors = open_model(folder)
-    register_families()
-    config = AutoConfig.from_pretrained(folder)
+    config = saved_config(folder)
     if config.model_type in FAMILIES:
         raise CheckpointError(
             f"{folder} is a checkpoint of `{config.model_type}`. Export it first: cpt export {folder} --output FOLDER"
@@ -96,17 +94,13 @@ def open_part(folder: Path) -> Part:
 def write_configs(output: Path, chat: Part, chat_tokens: dict[int, str], ids: dict[str, int], rows: int) -> None:
     """The trained model's shape, and the chat model's way to begin, end and sample, in the merged vocabulary's ids."""
 
+    def new_id(old: Any) -> Any:
+        if isinstance(old, list):
+            return [ids[chat_tokens[one]] for one in old if one in chat_tokens]
+        return ids[chat_tokens[old]] if old in chat_tokens else None  # some configs pad with -1, which is no token
+
     def translated(values: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key in TOKEN_IDS:
-            given = values.get(key)
-            known = [
-                ids[chat_tokens[one]] for one in (given if isinstance(given, list) else [given]) if one in chat_tokens
-            ]
-            found[key] = (
-                known if isinstance(given, list) else next(iter(known), None)
-            )  # some configs pad with -1, which is no token
-        return found
+        return {key: new_id(values.get(key)) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
     path = output / "config.json"
     config = json.loads(path.read_text()) | {"vocab_size": rows}
@@ -203,8 +197,7 @@ def refuse_another_tokenizer(
 
 
 def shown(tokens: Iterable[str]) -> str:
-    first = sorted(tokens)[:4]
-    return ", ".join(repr(token) for token in first)
+    return ", ".join(repr(token) for token in sorted(tokens)[:4])
 
 
 def merge_rows(

@@ -4,7 +4,6 @@ again."""
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PeftModel
@@ -13,6 +12,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -30,7 +30,7 @@ from cpt.checkpoints.model_folder import (
 from cpt.checkpoints.resume import PATTERN, latest_checkpoint, step_of
 from cpt.checkpoints.sharding import load_consolidated
 from cpt.errors import CheckpointError
-from cpt.export.merge_lora import BASE_WEIGHTS, put_on
+from cpt.export.export import ADAPTER, BASE_WEIGHTS, load_adapter
 from cpt.export.proof import brings_its_code
 from cpt.models.adapters import add_lora
 from cpt.models.build import build_model
@@ -42,7 +42,6 @@ from cpt.runs.folder import EXPORT, INPUTS, RECIPE, read_object
 from cpt.runs.record import Run
 from cpt.tokenizer.load import from_folder_or_hub, load_tokenizer
 
-ADAPTER = "adapter"  # folder in a run's export
 NAME_IT = "Name the module that registers it: --import package.module"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
@@ -186,27 +185,19 @@ def load_whole(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrain
     """A model that needs no base, in the dtype that it is stored in; of ZeRO's parts in fp32."""
     if trained.kind == "zero":
         return load_from_parts(trained)
-    dtype = stored_dtype(trained.folder)
-    section = trained.recipe.model if trained.recipe is not None else Model(path=str(trained.folder))
-    changes: dict[str, Any] = {
-        "path": str(trained.folder),
-        "lora": None,
-        "hashes": {},
-        "config": None,
-        "from_scratch": False,
-        "dtype": "auto",
-    }
-    if not section.trust_remote_code:
-        changes["revision"] = None
-    model = build_model(section.model_copy(update=changes), tokenizer, dtype=dtype)
+    folder = str(trained.folder)
+    section = trained.recipe.model if trained.recipe is not None else Model(path=folder)
+    revision = section.revision if section.trust_remote_code else None
+    training: dict[str, object] = {"lora": None, "hashes": {}, "config": None, "from_scratch": False, "dtype": "auto"}
+    section = section.model_copy(update={"path": folder, "revision": revision} | training)
+    model = build_model(section, tokenizer, dtype=stored_dtype(trained.folder))
     assert isinstance(model, PreTrainedModel)
     return model
 
 
 def load_from_parts(trained: Trained) -> PreTrainedModel:
     """A model out of ZeRO's parts, by the config beside them."""
-    register_families()
-    config = AutoConfig.from_pretrained(trained.folder)
+    config = saved_config(trained.folder)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     load_consolidated(model, trained.folder)
     if (trained.folder / "generation_config.json").is_file():
@@ -216,11 +207,25 @@ def load_from_parts(trained: Trained) -> PreTrainedModel:
 
 def with_adapter(base: PreTrainedModel, trained: Trained) -> PeftModel:
     if trained.kind != "zero":
-        return put_on(base, trained.folder)
+        return load_adapter(base, trained.folder)
     assert trained.recipe is not None and trained.recipe.model.lora is not None
     adapted = add_lora(base, trained.recipe.model.lora)
     load_consolidated(adapted, trained.folder)
     return adapted
+
+
+def saved_config(folder: Path) -> PreTrainedConfig:
+    """The config of a model of transformers or of ours.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} has no config.json, which gives the shape of the weights. Copy the one of the training."
+        )
+    register_families()
+    return AutoConfig.from_pretrained(folder)
 
 
 def stored_dtype(folder: Path) -> torch.dtype:

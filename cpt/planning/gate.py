@@ -20,9 +20,8 @@ from cpt.data.open_sources import check_sources, keyed_sources, unchecked_source
 from cpt.data.readers.files import kind_of
 from cpt.data.readers.forms import form_of_source, sections_of
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
-from cpt.evaluation.domain_test import FEWEST_QUESTIONS
 from cpt.evaluation.paired import FEW, FEWEST, TOO_FEW
-from cpt.evaluation.tasks import check_tasks
+from cpt.evaluation.tasks import FEWEST_QUESTIONS, check_tasks
 from cpt.hardware import find_gpus, nearest_existing, require_programs
 from cpt.hub import hub_is_reachable
 from cpt.models.adapters import check_lora_options, check_quantization

@@ -12,8 +12,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
-from cpt.evaluation.retention import StopWhenForgetting
-from cpt.evaluation.samples import PromptSamples
+from cpt.evaluation.callbacks import PromptSamples, StopWhenForgetting
 from cpt.recipe.schema import Recipe
 from cpt.recipe.sense import REWARDED, TAUGHT
 from cpt.runs.folder import METRICS, SAMPLES

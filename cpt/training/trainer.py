@@ -17,8 +17,8 @@ from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import RowsOfSteps
 from cpt.data.rows.rows import stack_rows
 from cpt.errors import Interrupted, RecipeError
-from cpt.evaluation.document_losses import measure_and_keep
-from cpt.evaluation.retention import read_evaluations
+from cpt.evaluation.callbacks import read_evaluations
+from cpt.evaluation.scoring import measure_and_keep
 from cpt.hf_internals import TrainerHooks
 from cpt.models.compiled import compile_layers, take_compiling
 from cpt.models.documents import add_document_bounds, wants_bounds

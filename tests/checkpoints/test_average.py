@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from cpt.checkpoints.model_folder import Tensors
 from cpt.checkpoints.sharding import consolidated_state
 from cpt.errors import CheckpointError
-from cpt.export.average import write_average
+from cpt.export.export import write_average
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 

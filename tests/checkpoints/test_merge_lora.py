@@ -7,15 +7,16 @@ from tiny_checkpoints import save_adapter, save_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.errors import CheckpointError
-from cpt.export.merge_lora import check_base_weights, merge_proven, put_on, rounded_to
+from cpt.export.export import load_adapter
 from cpt.export.proof import proof_text
+from cpt.export.write import check_base_weights, merge_proven, rounded_to
 from cpt.models.config import hash_weights
 
 
 def proven(base_folder, adapter, dtype=torch.float32, **options):
     base = AutoModelForCausalLM.from_pretrained(base_folder, dtype=torch.float32)
     text = proof_text(AutoTokenizer.from_pretrained(base_folder), base.config)
-    return merge_proven(base, lambda model: put_on(model, adapter), text, dtype, **options)
+    return merge_proven(base, lambda model: load_adapter(model, adapter), text, dtype, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -60,7 +61,7 @@ def test_a_merge_beyond_the_tolerance_is_refused_with_the_difference(base_folder
 def test_an_adapter_of_another_shape_is_refused(tokenizer_folder, adapter_folder, tmp_path, shape):
     other = save_llama(tmp_path / "other", tokenizer_folder, 3, **shape)
     with pytest.raises(CheckpointError, match="is an adapter of another base"):
-        put_on(AutoModelForCausalLM.from_pretrained(other), adapter_folder)
+        load_adapter(AutoModelForCausalLM.from_pretrained(other), adapter_folder)
 
 
 def test_other_weights_of_the_same_shape_are_refused_by_their_hash(

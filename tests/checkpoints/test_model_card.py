@@ -5,7 +5,7 @@ import pytest
 from huggingface_hub import ModelCard
 from tiny import write_recipe
 
-from cpt.export.model_card import read_judgements, write_model_card
+from cpt.export.model_card import write_model_card
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def run(tiny_recipe, base_folder, tmp_path):
     sources = {"domain": source, "general": {**source, "share": 0.3, "licence": None}}
     (folder / "inputs.json").write_text(json.dumps({"data": {"fingerprint": "abc", "tokens": 1, "sources": sources}}))
     lines = [
-        {"step": step, "eval_chem_bits_per_byte": bits, "eval_chem_loss": 9}
+        {"step": step, "tokens": 64 * step, "eval_chem_bits_per_byte": bits, "eval_chem_loss": 9}
         for step, bits in ((0, 1.5), (4, 1.25), (8, 1.125))
     ]
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"step": 8, "loss": 2.0}])))
@@ -52,7 +52,7 @@ def test_the_text_tells_data_with_licences_recipe_figures_limits_and_how_to_serv
 
 
 def test_a_checkpoint_has_the_figures_of_its_own_step(run, tmp_path):
-    assert [one.after for one in read_judgements(run / "metrics.jsonl", step=4)] == [1.25]
+    assert "| chem | 1.5000 | 1.2500 |" in card_of(run, tmp_path / "export", step=4).text
     text = card_of(run, tmp_path / "export", step=6).text
     assert "Not evaluated at step 6." in text and "taken at step 6" in text
 

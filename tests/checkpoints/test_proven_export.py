@@ -10,14 +10,9 @@ from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.errors import CheckpointError
-from cpt.export.proof import logits_of, proof_text
-from cpt.export.proven_export import (
-    Wish,
-    config_of,
-    is_plain,
-    reloaded,
-    written_whole_or_not,
-)
+from cpt.export.proof import logits_of, proof_text, reload_and_compare
+from cpt.export.trained import saved_config
+from cpt.export.write import is_plain, written_whole_or_not
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):
@@ -36,18 +31,19 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
 def test_weights_that_say_something_else_when_loaded_back_are_refused(tokenizer_folder, tmp_path):
     folder = save_llama(tmp_path / "model", tokenizer_folder, seed=1)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    text, wish = proof_text(AutoTokenizer.from_pretrained(folder), model.config), Wish(dtype=torch.float32)
-    expected = logits_of(model, text)
-    assert "in a process without cpt: largest difference of logits 0 " in reloaded(folder, text, expected, wish)
+    text = proof_text(AutoTokenizer.from_pretrained(folder), model.config)
+    expected = logits_of(model, text.ids)
+    report = reload_and_compare(folder, text, expected, torch.float32)
+    assert "in a process without cpt: largest difference of logits 0 " in report
     other = save_llama(tmp_path / "other", tokenizer_folder, seed=2)
     shutil.copy(other / "model.safetensors", folder)
     with pytest.raises(CheckpointError, match="other logits when plain transformers loads it"):
-        reloaded(folder, text, expected, wish)
+        reload_and_compare(folder, text, expected, torch.float32)
 
 
 def test_a_folder_without_a_config_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="has no config.json"):
-        config_of(tmp_path)
+        saved_config(tmp_path)
 
 
 def test_a_base_whose_vocabulary_grew_is_not_the_plain_one(tokenizer_folder, tmp_path):

@@ -7,7 +7,7 @@ from tiny_models import make_tokenizer
 from transformers import AutoTokenizer
 
 from cpt.errors import CheckpointError
-from cpt.export.servable import adapter_warnings, check_vocabulary, model_warnings
+from cpt.export.proof import adapter_warnings, check_vocabulary, model_warnings
 
 
 def test_tokens_without_a_row_are_refused():

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 from cpt.checkpoints.manifest import MANIFEST
 from cpt.checkpoints.sharding import consolidated_state, make_universal
 from cpt.errors import CheckpointError
-from cpt.export.proven_export import Wish, export_whole
 from cpt.export.trained import find_trained
+from cpt.export.write import ExportOptions, export_whole
 
 LOGITS_OF = torch.arange(30).unsqueeze(0)
 
@@ -47,7 +47,7 @@ def test_a_checkpoint_of_which_only_zeros_parts_are_left_is_exported(tiny_recipe
     for file in [*parts.glob("*.safetensors"), *parts.glob("adapter_config.json"), parts / MANIFEST]:
         file.unlink()
     assert find_trained(parts).kind == "zero" and find_trained(parts).is_adapter == lora
-    list(export_whole(find_trained(parts), tmp_path / "export", Wish(torch.bfloat16)))
+    list(export_whole(find_trained(parts), tmp_path / "export", ExportOptions(torch.bfloat16)))
     exported, final = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         for folder in (tmp_path / "export", run / "final")

@@ -19,7 +19,7 @@ from signalling import (
 )
 from tiny import TINY_LLAMA, write_documents, write_recipe
 
-from cpt.evaluation.retention import read_course
+from cpt.evaluation.callbacks import read_course
 from cpt.runs.heartbeats import read_heartbeats
 
 STEPS = 120

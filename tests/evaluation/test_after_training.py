@@ -8,9 +8,9 @@ from tiny import TINY_LLAMA, write_recipe
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cpt.evaluation.after_training import (
+    complete_verdict,
     evaluate_after_training,
-    judge_run,
-    needs_judging,
+    needs_verdict,
     search_after_training,
 )
 from cpt.recipe.load import dump_recipe, load_recipe
@@ -102,9 +102,9 @@ def run(recipe, tmp_path):
 
 def test_a_run_is_judged_once(run):
     finished = run()
-    assert needs_judging(finished)
-    verdict = judge_run(finished)
-    assert verdict.is_complete and not needs_judging(finished)
+    assert needs_verdict(finished)
+    verdict = complete_verdict(finished)
+    assert verdict.is_complete and not needs_verdict(finished)
     assert (
         len(verdict.domain_test) == 2
         and verdict.contamination.judged == 72
@@ -120,7 +120,7 @@ def test_a_run_is_judged_once(run):
 def test_what_cannot_be_measured_leaves_the_rest_and_says_how_to_repeat_it(run, tmp_path):
     finished = run()
     (tmp_path / "base" / "config.json").unlink()
-    verdict = judge_run(finished)
+    verdict = complete_verdict(finished)
     told = {one.what: one.why for one in verdict.not_run}
     assert f"Again: cpt verdict {finished.folder}" in told["domain test and benchmarks"]
     assert verdict.contamination is not None and verdict.is_complete
@@ -146,7 +146,7 @@ def test_tasks_are_put_to_model_and_base(run, tmp_path):
     }
     (tmp_path / "exam.yaml").write_text(yaml.safe_dump(task))
     finished = run(tasks=[*NO_TEST, {"name": "exam", "folder": str(tmp_path), "limit": 10}])
-    (score,) = judge_run(finished).tasks
+    (score,) = complete_verdict(finished).tasks
     assert (score.name, score.questions, score.against.items) == ("exam", 10, 10)
 
 

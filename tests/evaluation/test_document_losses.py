@@ -10,11 +10,10 @@ from tiny import TINY_LLAMA
 from transformers import LlamaConfig, LlamaForCausalLM
 from xxhash import xxh3_64_intdigest
 
-from cpt.evaluation import perplexity
-from cpt.evaluation.document_losses import document_losses, measure_and_keep
-from cpt.evaluation.judged_sets import Judges, judges_of_texts, open_judged_sets
-from cpt.evaluation.kept_losses import kept_losses, load_losses
-from cpt.evaluation.perplexity import evaluation_mode
+from cpt.evaluation import scoring
+from cpt.evaluation.losses import load_losses, saved_losses
+from cpt.evaluation.scoring import document_losses, evaluation_mode, measure_and_keep
+from cpt.evaluation.sets import EvaluationData, data_of_texts, open_evaluation_sets
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.events import read_events, write_waiting_events
 from cpt.tokenizer.load import load_tokenizer
@@ -37,8 +36,8 @@ def texts(corpus):
 
 
 def sets(corpus, tokenizer, packing="best_fit", sequence_length=64):
-    judges = judges_of_texts([f"held={corpus / 'held_out.jsonl'}"], sequence_length)
-    opened = open_judged_sets(Judges(judges.data, judges.evaluation, packing=packing), tokenizer)
+    judges = data_of_texts([f"held={corpus / 'held_out.jsonl'}"], sequence_length)
+    opened = open_evaluation_sets(EvaluationData(judges.data, judges.evaluation, packing=packing), tokenizer)
     return {name: of_set.rows for name, of_set in opened.items()}
 
 
@@ -80,8 +79,8 @@ def test_a_run_keeps_what_each_evaluation_found(corpus, tokenizer, model, tmp_pa
         figures = measure_and_keep(model, held_out, batch_size=4, run_folder=tmp_path, step=step)
     expected = document_losses(model, held_out, batch_size=4)["held"]
     assert figures["held_bits_per_byte"] == pytest.approx(expected.bits_per_byte)
-    assert list(kept_losses(tmp_path)) == [0, 10]
-    kept = load_losses(kept_losses(tmp_path)[0])["held"]
+    assert list(saved_losses(tmp_path)) == [0, 10]
+    kept = load_losses(saved_losses(tmp_path)[0])["held"]
     assert kept.nats.tolist() == document_losses(model, held_out, batch_size=4)["held"].nats.tolist()
 
 
@@ -96,7 +95,7 @@ def test_on_a_full_disk_the_figures_come_and_nothing_stale_is_taken_for_the_last
         figures = measure_and_keep(model, held_out, batch_size=4, run_folder=disk, step=10)
         expected = document_losses(model, held_out, batch_size=4)["held"]
         assert figures["held_bits_per_byte"] == pytest.approx(expected.bits_per_byte)
-        assert list(kept_losses(disk)) == [0] and load_losses(kept_losses(disk)[0])
+        assert list(saved_losses(disk)) == [0] and load_losses(saved_losses(disk)[0])
         assert "at step 10 are not kept: No space left on device" in caplog.text
         ballast.unlink()
         write_waiting_events(disk)
@@ -114,7 +113,7 @@ def test_an_evaluation_can_be_left_after_any_batch(corpus, tokenizer, model, tmp
 
     with pytest.raises(KeyboardInterrupt):
         measure_and_keep(model, sets(corpus, tokenizer), batch_size=1, run_folder=tmp_path, step=3, after_batch=leave)
-    assert len(batches) == 2 and kept_losses(tmp_path) == {} and not model.training
+    assert len(batches) == 2 and saved_losses(tmp_path) == {} and not model.training
 
 
 def bits(model, held_out):
@@ -129,7 +128,7 @@ def tiny_model(dropout=0.0):
 def test_logits_in_chunks_give_the_same_figures(corpus, tokenizer, model, monkeypatch):
     held_out = sets(corpus, tokenizer)
     whole = bits(model, held_out)
-    monkeypatch.setattr(perplexity, "POSITIONS_AT_ONCE", 4)
+    monkeypatch.setattr(scoring, "POSITIONS_AT_ONCE", 4)
     assert bits(model, held_out) == pytest.approx(whole, rel=1e-9)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from cpt.errors import DataError
 from cpt.evaluation.domain_test import CHOICES, domain_test, form
-from cpt.evaluation.judged_sets import HeldOutText
+from cpt.evaluation.sets import HeldOutText
 
 METALS = ["nickel", "cobalt", "copper", "silver", "osmium", "yttrium", "gallium", "thorium", "cerium", "barium"]
 PLACES = ["reactor", "furnace", "column", "vessel", "beaker", "crucible", "condenser", "autoclave"]

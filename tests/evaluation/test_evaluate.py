@@ -9,8 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cpt.data.held_out import HeldOutSet
 from cpt.errors import CheckpointError, DataError, RecipeError
 from cpt.evaluation.evaluate import EvaluationRequest, folder_of_model, measure, of_texts
-from cpt.evaluation.judged_sets import JudgedSet, judges_of_texts
 from cpt.evaluation.paired import bits_per_byte_difference
+from cpt.evaluation.sets import EvaluationSet, data_of_texts
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
 from cpt.tokenizer.train_bpe import train_bpe
@@ -31,7 +31,7 @@ def models(corpus, tokenizer_folder, tmp_path_factory):
 
 @pytest.fixture
 def asked(corpus):
-    return EvaluationRequest(judges_of_texts([f"held={corpus / 'held_out.jsonl'}"], 64))
+    return EvaluationRequest(data_of_texts([f"held={corpus / 'held_out.jsonl'}"], 64))
 
 
 def test_models_of_different_tokenizers_are_compared_by_document(models, asked):
@@ -68,7 +68,7 @@ def test_rows_longer_than_the_model_knows_are_refused(models, corpus):
     with pytest.raises(RecipeError, match="longer than the 128 positions.*--sequence-length 128"):
         measure(
             Model(path=str(models / "one")),
-            EvaluationRequest(judges_of_texts([f"held={corpus / 'held_out.jsonl'}"], 256)),
+            EvaluationRequest(data_of_texts([f"held={corpus / 'held_out.jsonl'}"], 256)),
         )
 
 
@@ -84,7 +84,7 @@ def test_a_domain_test_needs_enough_documents(models, asked):
 
 def test_one_document_is_refused_before_two_models_are_loaded(models, corpus, tmp_path):
     (tmp_path / "one.jsonl").write_text((corpus / "held_out.jsonl").read_text().splitlines()[0])
-    judges = judges_of_texts([f"held={tmp_path / 'one.jsonl'}"], 64)
+    judges = data_of_texts([f"held={tmp_path / 'one.jsonl'}"], 64)
     with pytest.raises(
         DataError, match="`held` has one document.*2 are needed at least, 20 for an interval to mean much"
     ):
@@ -94,7 +94,7 @@ def test_one_document_is_refused_before_two_models_are_loaded(models, corpus, tm
 
 def test_pairs_are_left_to_the_run_that_measured_them(caplog):
     held = HeldOutSet("a", [], 3, 9, 9)
-    sets = {"texts": JudgedSet(held, None), "pairs": JudgedSet(replace(held, form="preference"), None)}
+    sets = {"texts": EvaluationSet(held, None), "pairs": EvaluationSet(replace(held, form="preference"), None)}
     with caplog.at_level("INFO", "cpt"):
         assert list(of_texts(sets, EvaluationRequest())) == ["texts"]
     assert "held-out pairs and prompts (pairs) are measured by the run" in caplog.text

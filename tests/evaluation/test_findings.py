@@ -2,10 +2,9 @@ import numpy as np
 import pytest
 
 from cpt.errors import DataError
-from cpt.evaluation.evaluate import EvaluationResult
-from cpt.evaluation.findings import bits_per_byte_sentence, findings
-from cpt.evaluation.kept_losses import DocumentLosses
-from cpt.evaluation.paired import Difference
+from cpt.evaluation.evaluate import EvaluationResult, build_report
+from cpt.evaluation.losses import DocumentLosses
+from cpt.evaluation.paired import Difference, bits_per_byte_sentence
 from cpt.evaluation.tasks import TaskScore
 
 
@@ -29,7 +28,7 @@ def measured(name, bits_per_byte, right, value, count=40):
 
 
 def test_a_model_alone_has_figures_and_no_differences():
-    found = findings(measured("m", 2.0, 5, 0.5))
+    found = build_report(measured("m", 2.0, 5, 0.5))
     assert found.sets[0].against is None and found.base is None
     assert (
         found.verdicts()[0]
@@ -39,7 +38,7 @@ def test_a_model_alone_has_figures_and_no_differences():
 
 
 def test_against_a_base_each_set_test_and_task_has_a_line_of_verdict():
-    found = findings(measured("m", 1.8, 7, 1.0), measured("b", 2.0, 5, 0.5))
+    found = build_report(measured("m", 1.8, 7, 1.0), measured("b", 2.0, 5, 0.5))
     text, cloze, continuation, quiz = found.verdicts()
     assert (
         text.startswith("domain: better: 2.0")
@@ -59,4 +58,4 @@ def test_a_difference_that_may_be_none_is_called_so():
 
 def test_a_set_of_one_document_cannot_be_compared():
     with pytest.raises(DataError, match="the held-out set `domain`: an interval needs 2 documents at least"):
-        findings(measured("m", 1.8, 7, 1.0, count=1), measured("b", 2.0, 5, 0.5, count=1))
+        build_report(measured("m", 1.8, 7, 1.0, count=1), measured("b", 2.0, 5, 0.5, count=1))

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from cpt.evaluation.held_out_examples import ExampleSet, read_example_sets
+from cpt.evaluation.verdict import ExampleSet, read_example_sets
 
 
 def written(path, *logs):

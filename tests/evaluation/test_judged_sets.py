@@ -4,7 +4,7 @@ import pytest
 from tiny import write_recipe
 
 from cpt.errors import DataError
-from cpt.evaluation.judged_sets import judges_of_recipe, judges_of_texts, open_judged_sets
+from cpt.evaluation.sets import data_of_recipe, data_of_texts, open_evaluation_sets
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
@@ -16,7 +16,7 @@ def tokenizer(tokenizer_folder):
 
 
 def test_texts_are_the_documents_of_the_rows_in_order(corpus, tokenizer):
-    opened = open_judged_sets(judges_of_texts([f"held={corpus / 'held_out.jsonl'}"], 64), tokenizer)["held"]
+    opened = open_evaluation_sets(data_of_texts([f"held={corpus / 'held_out.jsonl'}"], 64), tokenizer)["held"]
     texts = list(opened.texts())
     assert [one.text for one in texts] == [
         json.loads(line)["text"] for line in (corpus / "held_out.jsonl").read_text().splitlines()
@@ -29,7 +29,8 @@ def test_a_recipes_sets_are_its_files_and_the_shares_of_its_sources(corpus, tiny
         "held_out_share": 0.2,
         "perplexity": [{"path": str(corpus / "held_out.jsonl"), "name": "further"}],
     }
-    opened = open_judged_sets(judges_of_recipe(load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))), tokenizer)
+    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
+    opened = open_evaluation_sets(data_of_recipe(recipe), tokenizer)
     assert set(opened) == {"domain", "general", "further"}
     for of_set in opened.values():
         assert len(list(of_set.texts())) == of_set.rows.num_documents > 5
@@ -38,11 +39,11 @@ def test_a_recipes_sets_are_its_files_and_the_shares_of_its_sources(corpus, tiny
 @pytest.mark.parametrize("text", ["corpus.jsonl", "=x", "domain="])
 def test_a_set_without_name_or_path_is_refused(text):
     with pytest.raises(DataError, match="write it as name=path"):
-        judges_of_texts([text])
+        data_of_texts([text])
 
 
 def test_two_sets_of_one_name_are_refused(corpus, tokenizer):
     with pytest.raises(DataError, match="two held-out sets are called `a`"):
-        open_judged_sets(
-            judges_of_texts([f"a={corpus / 'held_out.jsonl'}", f"a={corpus / 'domain.jsonl'}"], 64), tokenizer
+        open_evaluation_sets(
+            data_of_texts([f"a={corpus / 'held_out.jsonl'}", f"a={corpus / 'domain.jsonl'}"], 64), tokenizer
         )

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses, perplexity_of, save_losses
+from cpt.evaluation.losses import DocumentLosses, load_losses, perplexity_of, save_losses, saved_losses
 
 LOSSES = DocumentLosses(
     np.array([7, 8], dtype=np.uint64),
@@ -27,7 +27,7 @@ def test_what_is_saved_is_loaded_whatever_the_sets_are_called(tmp_path):
     path = tmp_path / "held_out" / "step-5.npz"
     save_losses(path, {"a/b c": LOSSES})
     (tmp_path / "held_out" / "step-notes.npz").write_text("no step")
-    assert kept_losses(tmp_path) == {5: path}
+    assert saved_losses(tmp_path) == {5: path}
     assert all(
         (mine == its).all()
         for mine, its in zip(vars(LOSSES).values(), vars(load_losses(path)["a/b c"]).values(), strict=True)

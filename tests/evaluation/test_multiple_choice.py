@@ -4,8 +4,7 @@ import torch.nn.functional as F
 from tiny import TINY_LLAMA
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cpt.evaluation.domain_test import Question
-from cpt.evaluation.multiple_choice import answer_questions, candidate
+from cpt.evaluation.domain_test import Question, answer_questions, candidate
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from cpt.errors import DataError
-from cpt.evaluation.kept_losses import DocumentLosses
+from cpt.evaluation.losses import DocumentLosses
 from cpt.evaluation.paired import (
     Difference,
     accuracy_difference,

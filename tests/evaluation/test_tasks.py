@@ -12,13 +12,7 @@ from tiny import TINY_LLAMA, WORDS
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cpt.errors import RecipeError
-from cpt.evaluation.tasks import (
-    TaskChoice,
-    check_tasks,
-    run_tasks,
-    task_differences,
-    task_texts,
-)
+from cpt.evaluation.tasks import TaskChoice, check_tasks, run_tasks, task_difference, task_texts
 from cpt.recipe.schema import Component, Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
 
@@ -99,7 +93,7 @@ def test_two_models_are_compared_question_by_question(model, tokenizer, folder):
     torch.manual_seed(1)
     other = LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, initializer_range=0.3)).eval()
     before, after = (run_tasks(one, tokenizer, TaskChoice(("mine",), folder=folder)) for one in (model, other))
-    found = task_differences(before, after)["mine", "acc,none"]
+    found = task_difference(before[0], after[0])
     assert (found.before, found.after, found.items) == (before[0].value, after[0].value, 24)
     assert found.low < found.difference < found.high
 

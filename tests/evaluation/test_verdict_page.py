@@ -7,11 +7,10 @@ from full_disk import disk_of_its_own, fill
 from tiny import write_recipe
 
 from cpt.data.contamination import Contamination, Hit
-from cpt.evaluation.findings import ScoreFinding
-from cpt.evaluation.held_out_examples import ExampleSet
-from cpt.evaluation.paired import Difference
-from cpt.evaluation.retention import Point
+from cpt.evaluation.callbacks import Point
+from cpt.evaluation.paired import Difference, ScoreReport
 from cpt.evaluation.verdict import (
+    ExampleSet,
     NotRun,
     Sample,
     SetVerdict,
@@ -33,7 +32,7 @@ VERDICT = Verdict(
     general=COST,
     sources=[SourceFacts("code", 1631, 0.7, "PSF-2.0", 4), SourceFacts("prose", 1136, 0.3, None)],
     domain_test=[
-        ScoreFinding(
+        ScoreReport(
             "code cloze", "accuracy", 0.4, (0.3, 0.5), 181, against=Difference(0.34, 0.4, 0.06, 0.02, 0.1, 181)
         )
     ],

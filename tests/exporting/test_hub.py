@@ -8,7 +8,7 @@ from model_hub import READ_ONLY, TOKEN, ModelHub
 
 from cpt.errors import RecipeError
 from cpt.export.hub import check_push
-from cpt.export.sealed import seal_export
+from cpt.export.proof import seal_export
 
 CARD = """# chemist
 

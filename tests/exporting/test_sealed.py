@@ -3,7 +3,7 @@ import json
 import pytest
 
 from cpt.errors import CheckpointError
-from cpt.export.sealed import refuse_unsealed, seal_export
+from cpt.export.proof import check_seal, seal_export
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def sealed(tmp_path):
 
 def test_an_export_as_it_was_proven_passes_and_its_card_may_be_edited(sealed):
     (sealed / "README.md").write_text("# a better card")
-    assert refuse_unsealed(sealed) == sealed
+    assert check_seal(sealed) == sealed
     assert json.loads((sealed / "export.json").read_text())["proof"] == ["The export loaded back: difference 0."]
 
 
@@ -24,4 +24,4 @@ def test_an_export_as_it_was_proven_passes_and_its_card_may_be_edited(sealed):
 def test_files_that_changed_or_came_later_are_named(sealed, changed):
     (sealed / changed).write_bytes(b"other")
     with pytest.raises(CheckpointError, match=changed):
-        refuse_unsealed(sealed)
+        check_seal(sealed)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cpt.data.held_out import HeldOutSet
-from cpt.evaluation.perplexity import scored_batches
+from cpt.evaluation.scoring import scored_batches
 from cpt.models.fused_loss import PADDED_TO, LinearCrossEntropy, cross_entropy_in_place
 
 pytestmark = pytest.mark.gpu

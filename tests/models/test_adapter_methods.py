@@ -9,8 +9,9 @@ from peft import PeftModel
 from tiny_models import make_tokenizer, tiny_config
 
 from cpt.errors import CheckpointError, RecipeError
-from cpt.export.merge_lora import merge_proven, put_on
+from cpt.export.export import load_adapter
 from cpt.export.proof import ProofText
+from cpt.export.write import merge_proven
 from cpt.models.adapters import (
     check_lora,
     check_lora_options,
@@ -79,7 +80,9 @@ def learns_and_merges(options, folder):
     resumed.load_adapter(str(folder), "default", is_trainable=True)  # as the Trainer does when it resumes
     assert torch.equal(resumed(IDS, use_cache=False).logits, logits)
     text = ProofText("", IDS[0].tolist())
-    merged, proof = merge_proven(build(None, family).eval(), lambda base: put_on(base, folder), text, torch.float32)
+    merged, proof = merge_proven(
+        build(None, family).eval(), lambda base: load_adapter(base, folder), text, torch.float32
+    )
     assert proof.effect.largest > 1e-4 > proof.merged.largest and proof.changed > 0
     assert (merged(IDS, use_cache=False).logits - logits).abs().max() < 1e-4
 
@@ -160,5 +163,5 @@ def test_an_adapter_of_another_method_with_missing_tensors_is_refused(tmp_path):
     config = json.loads((other / "adapter_config.json").read_text())
     (other / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["q_proj"]}))
     with pytest.raises(CheckpointError):
-        put_on(build(None), other)
-    assert isinstance(put_on(build(None), tmp_path / "one"), PeftModel)
+        load_adapter(build(None), other)
+    assert isinstance(load_adapter(build(None), tmp_path / "one"), PeftModel)

@@ -9,7 +9,7 @@ from tiny_models import make_tokenizer, tiny_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.export.merge_lora import put_on
+from cpt.export.export import load_adapter
 from cpt.export.trained import find_trained
 from cpt.models.adapters import (
     BYTES_OF_4_BIT,
@@ -107,7 +107,7 @@ def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(tiny_recipe, t
     assert "quantization_config" not in json.loads((final / "config.json").read_text())
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
     whole = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
-    expected = put_on(whole, adapter).merge_and_unload(safe_merge=True).state_dict()
+    expected = load_adapter(whole, adapter).merge_and_unload(safe_merge=True).state_dict()
     merged = AutoModelForCausalLM.from_pretrained(final, dtype="auto").state_dict()
     assert merged.keys() == expected.keys() and all(torch.equal(merged[name], expected[name]) for name in expected)
 

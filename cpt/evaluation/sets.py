@@ -40,7 +40,7 @@ class HeldOutText(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Judges:
+class EvaluationData:
     """Where held-out documents come from."""
 
     data: Data
@@ -51,7 +51,7 @@ class Judges:
 
 
 @dataclass(frozen=True)
-class JudgedSet:
+class EvaluationSet:
     """A held-out set for one tokenizer."""
 
     rows: HeldOutSet
@@ -74,7 +74,7 @@ class JudgedSet:
                 yield HeldOutText(text, document.where)
 
 
-def judges_of_recipe(recipe: Recipe) -> Judges:
+def data_of_recipe(recipe: Recipe) -> EvaluationData:
     """The held-out sets of a recipe.
 
     Raises:
@@ -88,10 +88,10 @@ def judges_of_recipe(recipe: Recipe) -> Judges:
         )
     packing = recipe.data.packing if recipe.data.packing in ("none", "token_budget") else "best_fit"
     data, evaluation = with_form(phases_in_tokens(recipe), evaluation, form_of_stage(recipe.stage))
-    return Judges(data, evaluation, recipe.seed, packing)
+    return EvaluationData(data, evaluation, recipe.seed, packing)
 
 
-def judges_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -> Judges:
+def data_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -> EvaluationData:
     """The held-out sets of a command line.
 
     Args:
@@ -108,12 +108,12 @@ def judges_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH)
         sets.append(HeldOut(name=name, path=path))
     # The source is never opened: a data section has to have one.
     data = Data(sequence_length=sequence_length, sources=[Source(path=sets[0].path)])
-    return Judges(data, Evaluation(perplexity=sets))
+    return EvaluationData(data, Evaluation(perplexity=sets))
 
 
-def open_judged_sets(
-    judges: Judges, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None = None
-) -> dict[str, JudgedSet]:
+def open_evaluation_sets(
+    judges: EvaluationData, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None = None
+) -> dict[str, EvaluationSet]:
     """Every set by its name, tokenised for one tokenizer; one process does the work for all.
 
     Raises:
@@ -125,12 +125,12 @@ def open_judged_sets(
     prepared = build_data(judges.data, tokenizer, seed=judges.seed, evaluation=judges.evaluation, cache_dir=cache)
     shares = {reported_name(rows.tokenized.work.source): rows.tokenized for rows in prepared.windowed}
     further = sets_by_name(judges, DocumentEncoder(tokenizer), cache)
-    return {name: further.get(name) or JudgedSet(rows, shares[name]) for name, rows in prepared.held_out.items()}
+    return {name: further.get(name) or EvaluationSet(rows, shares[name]) for name, rows in prepared.held_out.items()}
 
 
-def sets_by_name(judges: Judges, encoder: DocumentEncoder, cache: Path) -> dict[str, JudgedSet]:
+def sets_by_name(judges: EvaluationData, encoder: DocumentEncoder, cache: Path) -> dict[str, EvaluationSet]:
     """The sets that are files of their own."""
-    sets: dict[str, JudgedSet] = {}
+    sets: dict[str, EvaluationSet] = {}
     for number, source in enumerate(judges.evaluation.perplexity):
         tokenized = open_source(judges.data, source, f"evaluation.perplexity[{number}]", encoder, cache, judges.seed)
         make_shards([(tokenized, shard) for shard in range(len(tokenized.plan.shards))])
@@ -139,5 +139,5 @@ def sets_by_name(judges: Judges, encoder: DocumentEncoder, cache: Path) -> dict[
         if name in sets:
             raise DataError(f"two held-out sets are called `{name}`. Give each a name of its own.")
         layout = Layout(judges.data.sequence_length, judges.packing, None, encoder.pad, form_of_source(source))
-        sets[name] = JudgedSet(held_out_set(name, documents, np.arange(len(documents)), layout, cache), tokenized)
+        sets[name] = EvaluationSet(held_out_set(name, documents, np.arange(len(documents)), layout, cache), tokenized)
     return sets

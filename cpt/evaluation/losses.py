@@ -68,7 +68,7 @@ def perplexity_of(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def keep_losses(run_folder: Path, step: int, losses: Mapping[str, DocumentLosses]) -> None:
+def save_step_losses(run_folder: Path, step: int, losses: Mapping[str, DocumentLosses]) -> None:
     """Keep the losses of this step and of the first evaluation. A full disk costs the intervals, not the run."""
     try:
         save_losses(run_folder / HELD_OUT / f"step-{step}.npz", losses)
@@ -81,12 +81,12 @@ def keep_losses(run_folder: Path, step: int, losses: Mapping[str, DocumentLosses
     with suppress(
         OSError
     ):  # of a disk that is read-only; what is of an earlier step goes even if nothing took its place
-        for other, path in kept_losses(run_folder).items():
+        for other, path in saved_losses(run_folder).items():
             if other not in (0, step):
                 path.unlink()
 
 
-def kept_losses(run_folder: Path) -> dict[int, Path]:
+def saved_losses(run_folder: Path) -> dict[int, Path]:
     """Step -> file, in order."""
     paths = {path.stem.removeprefix("step-"): path for path in (run_folder / HELD_OUT).glob("step-*.npz")}
     return dict(sorted((int(step), path) for step, path in paths.items() if step.isdecimal()))

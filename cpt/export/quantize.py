@@ -1,0 +1,318 @@
+"""`cpt export --quantize`: linear layers in 8 or 4 bits by torchao or bitsandbytes, with its proof and its cost."""
+
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TorchAoConfig,
+)
+
+from cpt.checkpoints.model_folder import weight_files
+from cpt.errors import CheckpointError, CptError, DataError, ResourceError
+from cpt.evaluation.sets import data_of_recipe, open_evaluation_sets
+from cpt.export.export import copy_model_files
+from cpt.export.proof import CARD, TEXT, ProofText, logits_of, proof_text, reload_and_compare
+from cpt.export.trained import Trained
+from cpt.export.write import ExportOptions, export_whole, name_of, written_whole_or_not
+from cpt.files import write_atomic
+from cpt.models.config import value_of
+from cpt.recipe.schema import Recipe
+
+Method = Literal["int8", "int4", "nf4"]
+MAX_RISE = 0.05  # of bits per byte, as a share
+NF4_BLOCK = 64  # weights that share a scale in bitsandbytes
+GROUPS = (128, 64, 32)  # weights that share a scale: the fewer, the closer
+PACKAGES = {  # method -> package, and our extra with it
+    "int8": ("torchao", "quantize"),
+    "int4": ("torchao", "quantize"),
+    "nf4": ("bitsandbytes", "bitsandbytes"),
+}
+WINDOW = 256  # tokens that are read together
+MOST_TOKENS = 8192
+MOST_LOGITS = 2**28  # 1 GiB of them in fp32
+BEGINNING = 4000  # characters read of a document, so that one long document does not decide
+
+
+@dataclass(frozen=True)
+class EvaluationText:
+    """Pieces of text as tokens."""
+
+    where: str
+    """What the text is, for the report."""
+    windows: list[list[int]]
+    num_bytes: int
+    """UTF-8 bytes of the text of the predicted tokens."""
+
+    @property
+    def num_predicted(self) -> int:
+        """Tokens with a token before them."""
+        return sum(len(window) - 1 for window in self.windows)
+
+
+@dataclass(frozen=True)
+class QuantizationCost:
+    """A quantised model compared with the unquantised one, on the same text."""
+
+    before: float
+    """Bits per byte."""
+    after: float
+    divergence: float
+    """Mean Kullback-Leibler divergence of the quantised model's probabilities, in nats a token."""
+    agreement: float
+    """Share of the tokens with the same most probable successor."""
+
+    def report(self, method: str, max_rise: float) -> str:
+        """The line of the report.
+
+        Raises:
+            CheckpointError: bits per byte rise by more than this share.
+        """
+        rise = self.after / self.before - 1
+        found = (
+            f"{self.before:.4f} -> {self.after:.4f} bits per byte ({rise:+.2%}); mean KL divergence"
+            f" {self.divergence:.2g} nats a token, same first choice for {self.agreement:.1%} of the tokens"
+        )
+        if not rise <= max_rise:  # NaN is not
+            raise CheckpointError(
+                f"{method} costs more than --max-rise {max_rise:g}: {found}. Use --quantize int8, measure on text of"
+                " your domain (--text FILE), or set a higher limit."
+            )
+        return f"What {method} costs: {found}."
+
+
+def check_quantising(method: Method, dtype: torch.dtype) -> None:
+    """Check what can be checked before anything is read."""
+    package, extra = PACKAGES[method]
+    try:
+        import_module(package)
+    except ImportError as problem:
+        raise ResourceError(f"--quantize {method} needs {package}: pip install 'cpt[{extra}]'") from problem
+    if method != "int4":
+        return
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
+        raise ResourceError(
+            "--quantize int4 packs weights for the tensor cores of a GPU (Ampere or newer), and this machine has none."
+            " Use --quantize nf4."
+        )
+    if dtype != torch.bfloat16:
+        raise ResourceError(
+            "the kernels of --quantize int4 compute in bfloat16 only. Leave --dtype out, or use --quantize nf4."
+        )
+
+
+def export_quantised(
+    trained: Trained, output: Path, options: ExportOptions, method: Method, max_rise: float
+) -> Iterator[str]:
+    """Export the whole model into a scratch folder, quantise it from there; yields lines of the report.
+
+    Raises:
+        CheckpointError: the proof failed, or it costs too much; then no folder is left behind.
+    """
+    scratch = output.with_name(f".{output.name}.whole")
+    whole = scratch / output.name  # the model card's title is the folder's name
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        for line in export_whole(trained, whole, options):
+            if not line.startswith(("Wrote", "Serve")):  # the scratch folder
+                yield line
+        tokenizer, config = AutoTokenizer.from_pretrained(whole), AutoConfig.from_pretrained(whole)
+        text, proof = (
+            evaluation_text(trained, tokenizer, config, options.text),
+            proof_text(tokenizer, config, options.text),
+        )
+        with written_whole_or_not(output) as unfinished:
+            unfinished.mkdir(parents=True)
+            copy_model_files(whole, unfinished)  # saving the quantised model completes the configs
+            report = []
+            for line in write_quantised(whole, unfinished, method, options, text, proof, max_rise):
+                yield line
+                report.append(f"- {line}\n")
+            before, after = (sum(file.stat().st_size for file in weight_files(one)) for one in (whole, unfinished))
+            sizes = f"{before / 1e6:,.1f} MB of {name_of(options.dtype)} -> {after / 1e6:,.1f} MB"
+            sizes += f" ({after / before:.0%})"
+            above, limits, below = (whole / CARD).read_text(encoding="utf-8").partition("## Limits\n")
+            section = f"## Quantised\n\n{''.join(report)}- Size: {sizes}.\n\n"
+            write_atomic(unfinished / CARD, f"{above}{section}{limits}{below}")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    yield f"Wrote {output}: {method}, {sizes}, with {CARD}."
+    yield f"Serve it: cpt serve {output}"
+
+
+def write_quantised(
+    whole: Path,
+    folder: Path,
+    method: Method,
+    options: ExportOptions,
+    text: EvaluationText,
+    proof: ProofText,
+    max_rise: float,
+) -> Iterator[str]:
+    """Quantise a whole export into another folder, prove what was stored, and measure what it costs."""
+    dtype, device = options.dtype, "cuda" if method == "int4" else None
+    plain = AutoModelForCausalLM.from_pretrained(whole, dtype=dtype, device_map=device)
+    before = [logits_of(plain, window) for window in text.windows]
+    config = quantisation(method, plain, dtype)
+    del plain
+    model = AutoModelForCausalLM.from_pretrained(whole, dtype=dtype, quantization_config=config, device_map=device)
+    yield describe_layers(model, method)
+    expected = logits_of(model, proof.ids)
+    model.save_pretrained(folder, max_shard_size=options.max_shard_size)
+    yield reload_and_compare(folder, proof, expected, dtype, device=device)
+    yield measure_cost(before, model, text).report(method, max_rise)
+    yield f"Measured on {text.num_predicted:,} tokens of {text.where}."
+
+
+# --- what is quantised -----------------------------------------------------------------------------------------------
+
+
+def quantisation(method: Method, model: PreTrainedModel, dtype: torch.dtype) -> TorchAoConfig | BitsAndBytesConfig:
+    """The library's config; embeddings, head and norms stay as they are by its defaults.
+
+    Raises:
+        CheckpointError: a layer's width does not fit the method.
+    """
+    head = model.get_output_embeddings()
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
+    widths = sorted({layer.in_features for layer in layers})
+    if method == "nf4":
+        # On the CPU bitsandbytes 0.50 gives back other numbers where a row ends inside one of its blocks.
+        if odd := [str(width) for width in widths if width % NF4_BLOCK]:
+            raise CheckpointError(
+                f"nf4 takes weights in blocks of {NF4_BLOCK}, and layers are {', '.join(odd)} wide:"
+                " bitsandbytes would give back other numbers on a CPU. Use --quantize int8."
+            )
+        return BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True
+        )
+    if method == "int8":
+        from torchao.quantization import Int8WeightOnlyConfig
+        from torchao.quantization.granularity import PerRow
+
+        return TorchAoConfig(Int8WeightOnlyConfig(granularity=PerRow()))
+    # torchao skips layers that the group size does not divide, without a warning.
+    size = next((size for size in GROUPS if all(width % size == 0 for width in widths)), None)
+    if size is None:
+        raise CheckpointError(
+            f"int4 takes weights in groups of 32 or more, and a layer is {min(widths)} wide. Use --quantize int8."
+        )
+    from torchao.quantization import Int4WeightOnlyConfig
+
+    return TorchAoConfig(Int4WeightOnlyConfig(group_size=size, int4_packing_format="tile_packed_to_4d"))
+
+
+def describe_layers(model: PreTrainedModel, method: Method) -> str:
+    """What was quantised and what was not.
+
+    Raises:
+        CheckpointError: nothing was.
+    """
+    quantised = {name for name, layer in model.named_modules() if is_quantised(layer)}
+    if not quantised:
+        raise CheckpointError(
+            f"{type(model).__name__} has no layer that --quantize {method} knows: it takes torch's linear layers."
+            " Export the whole model, and quantise it with llama.cpp (docs/export.md)."
+        )
+    skipped = set()
+    for parameter, _ in model.named_parameters():
+        name = parameter.rpartition(".")[0]
+        if name not in quantised:  # `model.layers.3.mlp.experts.down_proj` -> `experts.down_proj`
+            words = [word for word in parameter.split(".") if not word.isdigit() and word not in ("weight", "bias")]
+            skipped.add(".".join(words[-2:]) if "experts" in words[-2:] else words[-1])
+    return f"Quantised to {method}: {len(quantised)} linear layers. Left as they were: {', '.join(sorted(skipped))}."
+
+
+def is_quantised(layer: nn.Module) -> bool:
+    """Whether its weight is one of the libraries' kinds of tensor."""
+    weight = dict(layer.named_parameters(recurse=False)).get("weight")
+    return weight is not None and type(weight).__module__.startswith(("torchao", "bitsandbytes"))
+
+
+# --- what it costs ---------------------------------------------------------------------------------------------------
+
+
+def evaluation_text(
+    trained: Trained, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, file: Path | None
+) -> EvaluationText:
+    """The user's file (`--text`), else the documents that the run held out, else our own passage."""
+    if file is not None:
+        try:
+            return in_windows(f"the text of {file}", [file.read_text(encoding="utf-8")], tokenizer, config)
+        except (OSError, UnicodeDecodeError) as problem:
+            raise DataError(f"--text {file} cannot be read: {problem}") from problem
+    if trained.run is not None and trained.recipe is not None:
+        with suppress(CptError):  # the data may not be on this machine; the report names the text that was used
+            documents = held_out_documents(trained.recipe, tokenizer)
+            return in_windows(f"documents that the run `{trained.recipe.name}` held out", documents, tokenizer, config)
+    passage = "our own passage, which is short: --text FILE gives a page of your domain"
+    return in_windows(passage, [TEXT], tokenizer, config)
+
+
+def held_out_documents(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """One of every set in turn, so that each set counts."""
+    texts = [of_set.texts() for of_set in open_evaluation_sets(data_of_recipe(recipe), tokenizer).values()]
+    while texts:
+        for one in list(texts):
+            if (document := next(one, None)) is None:
+                texts.remove(one)
+            else:
+                yield document.text
+
+
+def in_windows(
+    where: str, documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
+) -> EvaluationText:
+    """Beginnings of documents in windows of tokens, until there are enough."""
+    length = min(WINDOW, value_of(config, "max_position_embeddings") or WINDOW)
+    rest = min(MOST_TOKENS, MOST_LOGITS // value_of(config, "vocab_size"))
+    windows: list[list[int]] = []
+    num_bytes = 0
+    for document in documents:
+        ids = tokenizer(document[:BEGINNING], add_special_tokens=False)["input_ids"][:rest]
+        for start in range(0, len(ids), length):
+            window = ids[start : start + length]
+            if len(window) > 1:
+                windows.append(window)
+                num_bytes += len(str(tokenizer.decode(window[1:])).encode())
+                rest -= len(window)
+        if rest < 2:
+            break
+    if not windows:
+        raise DataError(f"{where}: fewer than two tokens. Give a page of text: --text FILE")
+    return EvaluationText(where, windows, max(1, num_bytes))
+
+
+def measure_cost(before: Sequence[torch.Tensor], after: nn.Module, text: EvaluationText) -> QuantizationCost:
+    """Compare two models window by window.
+
+    Args:
+        before: the unquantised model's logits, [T, V] a window.
+        after: the quantised model.
+    """
+    nats = torch.zeros(2, dtype=torch.float64)
+    divergence, same = 0.0, 0
+    for window, logits in zip(text.windows, before, strict=True):
+        targets = torch.tensor(window[1:])
+        old, new = logits[:-1].log_softmax(-1), logits_of(after, window)[:-1].log_softmax(-1)
+        losses = [F.nll_loss(one, targets, reduction="sum").item() for one in (old, new)]
+        nats += torch.tensor(losses, dtype=torch.float64)
+        divergence += F.kl_div(new, old, reduction="sum", log_target=True).item()
+        same += int((old.argmax(-1) == new.argmax(-1)).sum())
+    old_bits, new_bits = (nats / math.log(2) / text.num_bytes).tolist()
+    return QuantizationCost(old_bits, new_bits, divergence / text.num_predicted, same / text.num_predicted)

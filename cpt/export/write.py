@@ -1,0 +1,309 @@
+"""Write a run or a checkpoint as a folder that other programs load, and compare its logits after each step."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import xxhash
+from peft import PeftModel
+from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from cpt.checkpoints.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, weight_files
+from cpt.checkpoints.transaction import in_words, reason_of
+from cpt.errors import CheckpointError, RecipeError
+from cpt.export.export import BASE_WEIGHTS, build_base, finish, new_folder
+from cpt.export.model_card import write_model_card
+from cpt.export.proof import (
+    LogitDifference,
+    ProofText,
+    adapter_warnings,
+    check_vocabulary,
+    difference,
+    logits_of,
+    model_warnings,
+    name_of,
+    proof_text,
+    reload_and_compare,
+)
+from cpt.export.trained import Trained, load_whole, saved_config, tokenizer_of, with_adapter
+from cpt.hf_internals import modules_kept_in_fp32
+from cpt.models.adapters import check_mergeable, merge_lora
+from cpt.models.config import hash_weights, load_config
+from cpt.models.inventory import vocabulary_size
+from cpt.models.new_rows import carry_extension
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DtypeName = Literal["bfloat16", "float16", "float32"]
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """How a model is written, and how strictly it is compared."""
+
+    dtype: torch.dtype = torch.bfloat16
+    max_shard_size: str = "5GB"
+    text: Path | None = None
+    """The user's text to compare logits on."""
+    tolerance: float | None = None
+    """Allowed share of the largest logit."""
+
+
+@dataclass(frozen=True)
+class MergeProof:
+    """What an adapter and its merge did to the logits."""
+
+    effect: LogitDifference
+    """Between the base and the adapter: what was learned."""
+    merged: LogitDifference
+    """Between the adapter and the merged model, both in fp32."""
+    exported: LogitDifference
+    """Between the adapter in fp32 and the merged model in the dtype of the export."""
+    tensors: int
+    changed: int
+    """Of the tensors in the dtype of the export, those that differ from the base."""
+
+
+def check_output(output: Path, max_shard_size: str) -> None:
+    """Check the options before anything is read.
+
+    Raises:
+        RecipeError: `max_shard_size` is not a size.
+        CheckpointError: the output is not empty, or cannot be written.
+    """
+    number = max_shard_size.rstrip("KMGTBi")
+    if not number.isdigit() or int(number) == 0 or not max_shard_size.endswith("B"):
+        raise RecipeError(f"--max-shard-size: expected a size like 5GB, got `{max_shard_size}`.")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise CheckpointError(f"--output {output} is not empty. Choose a new folder, or remove it.")
+    nearest = next(parent for parent in output.absolute().parents if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        why = "cannot be written" if nearest.is_dir() else "is a file"
+        raise CheckpointError(f"--output {output}: {nearest} {why}. Choose another place.")
+
+
+def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iterator[str]:
+    """Write the model, load it in another process and compare; yields the lines of the report.
+
+    Raises:
+        CheckpointError: something is missing, or a comparison fails; then no folder is left behind.
+    """
+    dtype, tokenizer = options.dtype, tokenizer_of(trained)
+    config = load_config(trained.base) if trained.is_adapter else saved_config(trained.folder)
+    text = proof_text(tokenizer, config, options.text)
+    if trained.is_adapter:
+        if trained.kind == "adapter":
+            check_mergeable(json.loads((trained.folder / ADAPTER_CONFIG).read_text())["peft_type"])
+        base = load_base(trained, tokenizer)
+        model, proof = merge_proven(base, lambda base: with_adapter(base, trained), text, dtype, options.tolerance)
+        yield from describe_merge(proof, dtype)
+    else:
+        check_vocabulary(vocabulary_size(config), tokenizer)
+        model = load_whole(trained, tokenizer)
+        if model.dtype != dtype:
+            before, stored = logits_of(model, text.ids), model.dtype
+            rounding = difference(before, logits_of(rounded_to(model, dtype), text.ids), dtype, options.tolerance)
+            yield f"Rounded from {name_of(stored)} to {name_of(dtype)}: largest difference of logits {rounding}."
+            if not rounding.is_allowed:
+                raise CheckpointError("rounding changes the model more than that. Use --dtype float32 or --tolerance.")
+    vocabulary = check_vocabulary(vocabulary_size(model.config), tokenizer)
+    expected = logits_of(model, text.ids)
+    with written_whole_or_not(output) as unfinished:
+        model.save_pretrained(unfinished, max_shard_size=options.max_shard_size)
+        tokenizer.save_pretrained(unfinished)
+        del model
+        finish(unfinished)
+        if trained.is_adapter or trained.recipe is not None:
+            carry_extension(trained.base.path, unfinished)
+        carry_extension(str(trained.folder), unfinished)
+        write_model_card(unfinished, trained.run, output.name, step=trained.step)
+        yield reload_and_compare(unfinished, text, expected, dtype, tolerance=options.tolerance)
+        notes = [vocabulary, *model_warnings(unfinished, tokenizer)]
+        shards = weight_files(unfinished)
+        size = f"{sum(file.stat().st_size for file in shards) / 1e6:,.1f} MB of {name_of(dtype)}"
+        architecture = json.loads((unfinished / "config.json").read_text())["architectures"][0]
+    yield from notes
+    files = f"{len(shards)} safetensors file{'s' if len(shards) > 1 else ''}"
+    yield f"Wrote {output}: {architecture}, {size} in {files}, with README.md."
+    yield f"Serve it: cpt serve {output}"
+
+
+def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> Iterator[str]:
+    """Write the adapter as it is, with the sha256 of its base, and load it with plain peft.
+
+    Raises:
+        CheckpointError: it is no adapter, or it changes nothing.
+    """
+    if trained.kind != "adapter":
+        merged = "" if trained.kind == "model" else "Export it merged: "
+        remedy = f"{merged}{'leave' if merged else 'Leave'} --adapter-only out."
+        raise CheckpointError(f"{trained.folder} holds no adapter that peft wrote. {remedy}")
+    tokenizer, source = tokenizer_of(trained), trained.base
+    text = proof_text(tokenizer, load_config(source), text_file)
+    base = load_base(trained, tokenizer)
+    untouched = logits_of(base, text.ids)
+    expected = logits_of(with_adapter(base, trained), text.ids)
+    if torch.equal(untouched, expected):
+        raise CheckpointError(NO_EFFECT)
+    with written_whole_or_not(output) as unfinished:
+        unfinished.mkdir(parents=True)
+        for name in (ADAPTER_CONFIG, *ADAPTER_WEIGHTS):
+            if (trained.folder / name).is_file():
+                shutil.copy(trained.folder / name, unfinished / name)
+        tokenizer.save_pretrained(unfinished)
+        sha256 = trained.base_weights or (hash_weights(source.path, source.revision) if source.path else {})
+        (unfinished / BASE_WEIGHTS).write_text(json.dumps({"path": source.path, "sha256": sha256}, indent=2) + "\n")
+        write_model_card(unfinished, trained.run, output.name, step=trained.step, adapter=True)
+        if is_plain(source.path, base):
+            yield reload_and_compare(unfinished, text, expected, torch.float32, base=source.path)
+        else:
+            yield (
+                f"NOT CHECKED in plain peft: its base, {source.path}, does not have the shape that the adapter was"
+                " trained on. Export it merged."
+            )
+        notes = adapter_warnings(unfinished)
+    yield from notes
+    yield f"Wrote {output}: the adapter alone. It needs its base, {source.path}."
+
+
+def load_base(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The adapter's base in fp32.
+
+    Raises:
+        CheckpointError: its weights changed since the training.
+    """
+    base, recipe = trained.base, trained.recipe
+    if base.path is not None and not base.from_scratch:
+        check_base_weights(trained.base_weights, base.path, base.revision, trained.folder)
+    return build_base(base, tokenizer, seed=42 if recipe is None else recipe.seed, dtype=torch.float32)
+
+
+def check_base_weights(expected: dict[str, str], base: str, revision: str | None, adapter: Path) -> None:
+    """Compare the base's files with those that the adapter was trained on.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    found = hash_weights(base, revision)
+    if expected and found and sorted(found.values()) != sorted(expected.values()):
+        raise CheckpointError(
+            f"{adapter} was trained on other weights than {base} has now: the sha256 of {', '.join(sorted(expected))}"
+            " differ. Restore the base, or name the right one."
+        )
+
+
+def is_plain(path: str | None, base: PreTrainedModel) -> bool:
+    """Whether plain transformers finds at `path` the very model that the adapter was trained on."""
+    if path is None or type(base).__module__.startswith("cpt."):
+        return False
+    config = Path(path).expanduser() / "config.json"
+    rows = json.loads(config.read_text()).get("vocab_size") if config.is_file() else base.config.vocab_size
+    return bool(rows == base.config.vocab_size)
+
+
+# --- merging an adapter ----------------------------------------------------------------------------------------------
+
+NO_EFFECT = (
+    "the adapter changes nothing: base and adapter give the same logits. It was not trained, or its weights are zero."
+    " Choose a later checkpoint, or check whether the run's loss moved (metrics.jsonl)."
+)
+
+
+def merge_proven(
+    base: PreTrainedModel,
+    put_adapter: Callable[[PreTrainedModel], PeftModel],
+    text: ProofText,
+    dtype: torch.dtype,
+    tolerance: float | None = None,
+) -> tuple[PreTrainedModel, MergeProof]:
+    """Merge in fp32, round to `dtype`, and compare the logits at each step.
+
+    Args:
+        base: in fp32; it becomes the merged model.
+        put_adapter: gives the base with its adapter.
+
+    Raises:
+        CheckpointError: the adapter changes nothing, or the merged model has other logits than base and adapter.
+    """
+    before = fingerprints(base, dtype)
+    base_logits = logits_of(base, text.ids)
+    adapted = put_adapter(base)
+    adapted_logits = logits_of(adapted, text.ids)
+    effect = difference(base_logits, adapted_logits, torch.float32)
+    if effect.largest == 0:
+        raise CheckpointError(NO_EFFECT)
+    model = merge_lora(adapted)
+    merged = difference(adapted_logits, logits_of(model, text.ids), torch.float32, tolerance)
+    after = fingerprints(rounded_to(model, dtype), dtype)
+    exported = difference(adapted_logits, logits_of(model, text.ids), dtype, tolerance)
+    changed = sum(before.get(name) != digest for name, digest in after.items())
+    if changed == 0:
+        raise CheckpointError(
+            f"in {name_of(dtype)} the merged model equals the base: the adapter is lost in rounding. Use --dtype"
+            " float32."
+        )
+    for where, found in (("float32", merged), (name_of(dtype), exported)):
+        if not found.is_allowed:
+            raise CheckpointError(
+                f"the merged model in {where} differs from base and adapter: largest difference of logits {found}."
+                " Use --dtype float32, or allow a larger share of the largest logit with --tolerance."
+            )
+    return model, MergeProof(effect, merged, exported, len(after), changed)
+
+
+def describe_merge(proof: MergeProof, dtype: torch.dtype) -> Iterator[str]:
+    effect = f"The adapter changes logits by up to {proof.effect.largest:.3g}"
+    yield f"{effect} ({proof.changed} of {proof.tensors} tensors)."
+    yield f"Adapter against merged model in float32: largest difference of logits {proof.merged}."
+    if dtype != torch.float32:
+        yield f"Adapter against merged model in {name_of(dtype)}: largest difference of logits {proof.exported}."
+    if proof.exported.largest > proof.effect.largest:
+        yield f"warning: rounding to {name_of(dtype)} changes more than the adapter did. Use --dtype float32."
+
+
+def rounded_to(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The same model with its parameters in `dtype`, as `from_pretrained(..., dtype=dtype)` would hold them.
+
+    `model.to(dtype)` would round the rotary frequencies too, which transformers keeps in fp32.
+    """
+    in_full = modules_kept_in_fp32(model, dtype)
+    for name, parameter in model.named_parameters():
+        if not any(f".{part}." in f".{name}." for part in in_full):
+            parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
+    return model
+
+
+def fingerprints(model: nn.Module, dtype: torch.dtype) -> dict[str, str]:
+    """Name -> hash of each parameter as it would be written in `dtype`; one tensor is converted at a time."""
+    return {
+        name: xxhash.xxh3_128_hexdigest(
+            parameter.detach().to(dtype).contiguous().flatten().view(torch.uint8).numpy().data
+        )
+        for name, parameter in model.named_parameters()
+    }
+
+
+@contextmanager
+def written_whole_or_not(output: Path) -> Iterator[Path]:
+    """As `new_folder`, with the message for a full disk.
+
+    Raises:
+        CheckpointError: the disk is full or read-only.
+    """
+    try:
+        with new_folder(output) as unfinished:
+            yield unfinished
+    except (OSError, SafetensorError) as failure:
+        if reason_of(failure) != "storage" or isinstance(failure, OSError) and failure.errno is None:
+            raise  # libraries also raise OSError for files that they cannot read
+        raise CheckpointError(
+            f"{output} could not be written: {in_words(failure)}. Make room, or choose another place."
+        ) from failure
