@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import cannot_keep, default_cache_dir, write_once
-from cpt.data.readers.documents import BadRow, BadValue, Document, File, Origin
+from cpt.data.readers.documents import BadRow, BadValue, Document, File, Origin, first_line, refuse_surrogates
+from cpt.data.readers.example import document_of
 from cpt.data.readers.opening import format_of
-from cpt.data.readers.values import document_of, first_line, refuse_surrogates
 from cpt.errors import CptError, DataError, ResourceError
 from cpt.files import read_sealed, sealed
 from cpt.ranks import is_main_process

@@ -1,7 +1,7 @@
 import json
 
-from cpt.commands.data import check as check_rows
-from cpt.commands.data.check import count_source
+from cpt.commands import data_check as check_rows
+from cpt.commands.data_check import count_source
 from cpt.recipe.schema import Source
 
 

@@ -1,7 +1,6 @@
 import pytest
 
-from cpt.data.examples.encoders import encoder_of
-from cpt.data.examples.gate import (
+from cpt.data.examples.check import (
     DROPPED,
     ECHO,
     EMPTY,
@@ -15,8 +14,8 @@ from cpt.data.examples.gate import (
     inspect_source,
     missing_tokens,
 )
-from cpt.data.examples.segments import LONG_PROMPT, NOTHING_LEARNED
-from cpt.data.readers.forms import source_with_form
+from cpt.data.examples.encoder import LONG_PROMPT, NOTHING_LEARNED, encoder_of
+from cpt.data.readers.columns import source_with_form
 from cpt.data.readers.sources import pieces_of
 from cpt.data.store.tokenization import DocumentEncoder
 

@@ -18,7 +18,7 @@ from cpt.data.build import as_asked, build_data
 from cpt.data.contamination import with_decontamination
 from cpt.data.open_sources import open_sources
 from cpt.data.prepared import PreparedData
-from cpt.data.readers.forms import form_of_stage
+from cpt.data.readers.columns import form_of_stage
 from cpt.data.store.bucket import Bucket, bucket
 from cpt.data.store.parallel import num_workers
 from cpt.data.store.plan import Shard

@@ -12,12 +12,18 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from cpt.data.examples.chat_template import ASSISTANT
-from cpt.data.examples.encoder import ExampleEncoder
-from cpt.data.examples.segments import CONTEXT, LEARNED, LONG_PROMPT, NOTHING_LEARNED, UNWANTED, Segments
-from cpt.data.filters.filters import ComponentLists, build_filters, build_transforms, sift
-from cpt.data.readers.chat import Message
+from cpt.data.examples.encoder import (
+    CONTEXT,
+    LEARNED,
+    LONG_PROMPT,
+    NOTHING_LEARNED,
+    UNWANTED,
+    ExampleEncoder,
+    Segments,
+)
 from cpt.data.readers.documents import Document, Origin, Piece
-from cpt.data.readers.example import Example, Words, example_of
+from cpt.data.readers.example import Example, Message, Words, example_of
+from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.readers.sources import read_piece
 from cpt.data.store.parallel import map_in_order
 from cpt.data.store.shards import batches
@@ -39,7 +45,7 @@ CUT = (TRUNCATED, NOTHING_LEARNED, LONG_PROMPT)
 LISTED = 20  # rows of each kind
 LAST = 3  # tokens of a turn among which its end is: blanks may follow it
 CONTROL_LIKE = re.compile(r"<\|[\w.-]+\|>|<｜[^｜>\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]")
-WORKERS_IMPORT = ("cpt.data.examples.gate", "transformers.utils.chat_template_utils")
+WORKERS_IMPORT = ("cpt.data.examples.check", "transformers.utils.chat_template_utils")
 Place = tuple[Origin, int]
 
 

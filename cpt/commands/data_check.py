@@ -1,8 +1,10 @@
-"""`cpt data check`: every row of the documents, before a run reads them."""
+"""`cpt data check` reads every row before a run does; `cpt contamination` finds evaluation documents among them."""
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import chain
@@ -14,12 +16,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from cpt.command_line import refuse_ignored
+from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
-from cpt.data.examples.encoder import ExampleEncoder
-from cpt.data.examples.encoders import encoder_of
-from cpt.data.examples.gate import CUT, REPEATED, WRONG, ExampleReport, Inspector, inspect_source, missing_tokens
+from cpt.data.contamination import Contamination, find_contamination, is_refused
+from cpt.data.examples.check import CUT, REPEATED, WRONG, ExampleReport, Inspector, inspect_source, missing_tokens
+from cpt.data.examples.encoder import ExampleEncoder, encoder_of
 from cpt.data.open_sources import filters_of, keyed_sources, transforms_of
+from cpt.data.readers.columns import form_of_source, sections_of
+from cpt.data.readers.decontamination import Judged
 from cpt.data.readers.documents import (
     BadRow,
     Document,
@@ -30,7 +34,6 @@ from cpt.data.readers.documents import (
     listed,
     refuse_too_many,
 )
-from cpt.data.readers.forms import form_of_source, sections_of
 from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.tokenization import DocumentEncoder
@@ -40,6 +43,17 @@ from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import is_document_file
 from cpt.recipe.schema import Data, DocumentSource, Recipe, Source
 from cpt.recipe.sense_data import reported_name
+
+COMMANDS = {  # name -> module:function
+    "check": "cpt.commands.data_check:check_command",
+    "preview": "cpt.commands.data_preview:preview_command",
+    "ingest": "cpt.commands.data_ingest:ingest_command",
+    "rewrite": "cpt.commands.data_ingest:rewrite_command",
+}
+
+
+# --- check ---
+
 
 PIECE_BYTES, EXAMPLE_PIECE_BYTES = 16 * 2**20, 2 * 2**20  # examples are encoded, which takes longer
 PIECES_ALONE = 2  # with more pieces, starting processes is worth it
@@ -275,3 +289,59 @@ def show_findings(console: Console, name: str, found: ExampleReport) -> None:
         where = escape(", ".join(found.where(kind, EXAMPLES_SHOWN)) + more)
         table.add_row(f"{count:,}", escape(kind), where, style="yellow")
     console.print(table)
+
+
+# --- contamination ---
+
+
+SHOWN = 20
+
+
+def command(
+    recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="Look for the questions of this lm-eval task too. Repeat it.")
+    ] = None,
+    task_folder: Annotated[Path | None, typer.Option(help="YAML files of your own lm-eval tasks.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with up to 100 places of each source.")] = False,
+) -> None:
+    """Search all training sources for the evaluation's documents.
+
+    Exit code 2 where a training document holds half of an evaluation document or is half made of one. Exact copies are
+    counted too. No run trains on them, so they alone give exit code 0.
+
+    Example: cpt contamination recipe.yaml --task hellaswag --json > found.json
+    """
+    show_log(stderr=as_json)
+    refuse_ignored({"--task-folder": task_folder is not None and not task}, "without --task")
+    loaded = load_recipe(recipe, overrides or ())
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():  # of lm-eval, and of the log
+        found = find_contamination(*sections_of(loaded), questions(task or (), task_folder))
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+        raise typer.Exit(2 if found.num_contaminated else 0)
+    for hit in found.hits[:SHOWN]:
+        typer.echo(str(hit))
+    if found.num_contaminated > SHOWN:
+        typer.echo(f"... and {found.num_contaminated - SHOWN:,} more: --json lists up to 100 of each source")
+    typer.echo(f"{found.summary()}{what_becomes_of_them(found, loaded)}")
+    raise typer.Exit(2 if found.num_contaminated else 0)
+
+
+def what_becomes_of_them(found: Contamination, recipe: Recipe) -> str:
+    if not found.num_contaminated:
+        return ""
+    if is_refused(recipe.data):
+        return " The run reads them: `data.filters` refuses to leave them out (`own_evaluation: false`)."
+    return (
+        " A run leaves out what it holds of the recipe's held-out sets; against tasks, give `decontaminate` files:"
+        " `against: [...]`."
+    )
+
+
+def questions(tasks: Sequence[str], folder: Path | None) -> Iterator[Judged]:
+    if tasks:
+        from cpt.evaluation.tasks import task_texts  # imports torch, which takes seconds
+
+        yield from (Judged(*question) for question in task_texts(tasks, folder))
