@@ -114,7 +114,7 @@ class ExampleEncoder(DocumentEncoder):
 
     def __init__(self, encoder: DocumentEncoder, source: DocumentSource, key: str) -> None:
         vars(self).update(vars(encoder))
-        if encoder._slow is not None:
+        if encoder.slow_tokenizer is not None:
             raise RecipeError(
                 f"`{key}`: the tokenizer `{encoder.name}` is a slow one (Python), which does not report the characters"
                 " of its tokens. Set `tokenizer.path` to one with a tokenizer.json."
@@ -135,7 +135,7 @@ class ExampleEncoder(DocumentEncoder):
         return {
             name: value
             for name, value in super().__getstate__().items()
-            if name not in ("_whole", "_control", "writer")
+            if name not in ("whole_tokenizer", "control", "writer")
         }
 
     @cached_property
@@ -160,10 +160,10 @@ class ExampleEncoder(DocumentEncoder):
         return ids, lengths
 
     def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64], Segments]:
-        written = [self._write(text) for text in texts]
-        tokens = iter(self._tokens([one for some in written for one in some]))
+        written = [self.write(text) for text in texts]
+        tokens = iter(self.tokenize([one for some in written for one in some]))
         parts = [
-            self._example(text, [(one, next(tokens)) for one in some])
+            self.example_ids(text, [(one, next(tokens)) for one in some])
             for text, some in zip(texts, written, strict=True)
         ]
         ids = np.concatenate([np.empty(0, self.dtype), *(ids for ids, _ in parts)]).astype(self.dtype, copy=False)
@@ -178,19 +178,19 @@ class ExampleEncoder(DocumentEncoder):
         if self.form != "conversation":
             return super().bytes_learned(texts, raw)
         return np.array(
-            [sum(num_bytes_learned(one, self.writer.control) for one in self._write(text)) for text in texts], np.int64
+            [sum(num_bytes_learned(one, self.writer.control) for one in self.write(text)) for text in texts], np.int64
         )
 
-    def _write(self, text: str) -> list[Written]:
+    def write(self, text: str) -> list[Written]:
         try:
             return self.writer.write(text)
         except Refused as problem:
             raise DataError(f"an example cannot be written: {problem}. It begins: {text[:80]!r}") from problem
 
-    def _example(self, text: str, sequences: Sequence[tuple[Written, Tokens]]) -> tuple[Ids, Segments]:
-        framed = [self._framed(written, tokens) for written, tokens in sequences]
+    def example_ids(self, text: str, sequences: Sequence[tuple[Written, Tokens]]) -> tuple[Ids, Segments]:
+        framed = [self.with_bos_and_eos(written, tokens) for written, tokens in sequences]
         if self.form == "preference":
-            return self._preference(*framed)
+            return self.preference_ids(*framed)
         ((ids, learned),) = framed
         if self.form == "document":  # a chat of which all is learned
             return ids, np.full(len(ids), LEARNED, np.uint8)
@@ -204,7 +204,7 @@ class ExampleEncoder(DocumentEncoder):
         both = np.concatenate([ids, np.frombuffer(row, np.uint8).astype(self.dtype)])
         return both, np.repeat(np.array([CONTEXT, ROW], np.uint8), [len(ids), len(row)])
 
-    def _preference(
+    def preference_ids(
         self, chosen: tuple[Ids, NDArray[np.bool_]], rejected: tuple[Ids, NDArray[np.bool_]]
     ) -> tuple[Ids, Segments]:
         """The prompt once, as far as both have the same ids, then what was chosen and what was rejected."""
@@ -218,7 +218,7 @@ class ExampleEncoder(DocumentEncoder):
             np.array([CONTEXT, LEARNED, UNWANTED], np.uint8), [len(part) for part in parts]
         )
 
-    def _framed(self, written: Written, tokens: Tokens) -> tuple[Ids, NDArray[np.bool_]]:
+    def with_bos_and_eos(self, written: Written, tokens: Tokens) -> tuple[Ids, NDArray[np.bool_]]:
         """With BOS and EOS, each once; and whether each token is learned."""
         ids, spans = tokens.ids, unmarked(written)
         text = written.text.replace(NOT_TOKEN, "")
@@ -233,60 +233,64 @@ class ExampleEncoder(DocumentEncoder):
             np.concatenate([np.zeros(len(before), bool), learned, np.full(len(after), written.learns_end)]),
         )
 
-    def _tokens(self, written: Sequence[Written]) -> list[Tokens]:
+    def tokenize(self, written: Sequence[Written]) -> list[Tokens]:
         found: list[Tokens | None] = [None] * len(written)
         whole = [number for number, one in enumerate(written) if one.is_chat and NOT_TOKEN not in one.text]
-        encodings = self._whole.encode_batch([written[number].text for number in whole], add_special_tokens=False)
+        encodings = self.whole_tokenizer.encode_batch(
+            [written[number].text for number in whole], add_special_tokens=False
+        )
         for number, encoding in zip(whole, encodings, strict=True):
-            found[number] = self._as_tokens(encoding, 0)
+            found[number] = self.as_tokens(encoding, 0)
         others = [number for number, tokens in enumerate(found) if tokens is None]
         pieces = [
-            self._pieces(written[number]) for number in others
+            self.split_at_control_tokens(written[number]) for number in others
         ]  # text, control token, text, control token ... text
         texts = iter(
-            self._fast.encode_batch([piece for some in pieces for piece in some[::2]], add_special_tokens=False)
+            self.fast_tokenizer.encode_batch(
+                [piece for some in pieces for piece in some[::2]], add_special_tokens=False
+            )
         )
         for number, some in zip(others, pieces, strict=True):
-            found[number] = self._joined(some, texts)
+            found[number] = self.join_pieces(some, texts)
         return [tokens for tokens in found if tokens is not None]
 
-    def _pieces(self, written: Written) -> list[str]:
+    def split_at_control_tokens(self, written: Written) -> list[str]:
         """A text cut at its control tokens; one that the template did not write has none."""
-        pieces = self._control.split(written.text) if written.is_chat else [written.text]
+        pieces = self.control.split(written.text) if written.is_chat else [written.text]
         return [piece.replace(NOT_TOKEN, "") for piece in pieces]
 
-    def _joined(self, pieces: Sequence[str], texts: Any) -> Tokens:
+    def join_pieces(self, pieces: Sequence[str], texts: Any) -> Tokens:
         at, parts = 0, list[Tokens]()
         for number, piece in enumerate(pieces):
             if number % 2:
                 ids = np.array([self.control_tokens[piece]], self.dtype)
                 parts.append(Tokens(ids, np.array([at]), np.array([at + len(piece)])))
             else:
-                parts.append(self._spelled_out(self._as_tokens(next(texts), at)))
+                parts.append(self.without_special(self.as_tokens(next(texts), at)))
             at += len(piece)
         return Tokens(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
-    def _as_tokens(self, encoding: tokenizers.Encoding, at: int) -> Tokens:
+    def as_tokens(self, encoding: tokenizers.Encoding, at: int) -> Tokens:
         offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int64, 2 * len(encoding.ids)) + at
         return Tokens(np.array(encoding.ids, self.dtype), offsets[::2], offsets[1::2])
 
-    def _spelled_out(self, tokens: Tokens) -> Tokens:
+    def without_special(self, tokens: Tokens) -> Tokens:
         """With the pieces of their spelling for special ids that stand for text."""
-        found = np.flatnonzero(self._is_special[tokens.ids])
+        found = np.flatnonzero(self.is_special[tokens.ids])
         if not len(found):
             return tokens
-        spelled = {at: self._spelled(self._special[int(tokens.ids[at])]) for at in found.tolist()}
+        spelled = {at: self.spelling_of(self.special_tokens[int(tokens.ids[at])]) for at in found.tolist()}
         ids = [spelled.get(at, [number]) for at, number in enumerate(tokens.ids.tolist())]
         counts = [len(some) for some in ids]
         flat = np.array(list(chain.from_iterable(ids)), self.dtype)
         return Tokens(flat, np.repeat(tokens.starts, counts), np.repeat(tokens.ends, counts))
 
     @cached_property
-    def _whole(self) -> tokenizers.Tokenizer:
-        return tokenizers.Tokenizer.from_str(self._model)
+    def whole_tokenizer(self) -> tokenizers.Tokenizer:
+        return tokenizers.Tokenizer.from_str(self.model_json)
 
     @cached_property
-    def _control(self) -> re.Pattern[str]:
+    def control(self) -> re.Pattern[str]:
         return control_pattern(list(self.control_tokens))
 
 

@@ -188,7 +188,7 @@ def find(asked: HubRequest, key: str) -> HubDataset:
         memory.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise cannot_keep(memory.parent, problem) from problem
-    write_once(memory, sealed(found._asdict()))
+    write_once(memory, sealed({"commit": found.commit, "files": found.files}))
     return found
 
 
