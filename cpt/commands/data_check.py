@@ -2,12 +2,12 @@
 
 import json
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field
-from functools import cache, partial
-from itertools import chain
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +19,7 @@ from rich.table import Column, Table
 from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
 from cpt.data.contamination import Contamination, find_contamination, is_refused
-from cpt.data.examples.check import CUT, REPEATED, WRONG, ExampleReport, Inspector, inspect_source, missing_tokens
+from cpt.data.examples.check import CUT, WORKERS_IMPORT, WRONG, ExampleReport, Inspector, missing_tokens
 from cpt.data.examples.encoder import ExampleEncoder, encoder_of
 from cpt.data.open_sources import filters_of, keyed_sources, transforms_of
 from cpt.data.readers.columns import form_of_source, sections_of
@@ -100,27 +100,33 @@ def check_command(
         {"--truncated-share": truncated_share != TRUNCATED_SHARE and not has_examples},
         "on documents: a long one continues in the next row",
     )
-
-    @cache
-    def plain_encoder() -> DocumentEncoder:
+    plain_encoder = None
+    if loaded is not None and has_examples:
         from cpt.tokenizer.load import load_tokenizer  # seconds
 
-        assert loaded is not None
-        return DocumentEncoder(load_tokenizer(loaded.tokenizer, loaded.model))
-
-    found: list[Listed] = []
+        plain_encoder = DocumentEncoder(load_tokenizer(loaded.tokenizer, loaded.model))
+    bad_rows: list[Listed] = []
     mistakes: list[CptError] = []
     for key, one in sources:
-        checks: list[Callable[[], None]] = [partial(check_source, console, data, one, key, found)]
-        if loaded is not None and form_of_source(one) != "document":  # the good rows, also where others are bad
-            checks.append(partial(check_examples, console, loaded, one, key, plain_encoder, truncated_share))
-        for check in checks:
-            try:
-                check()
-            except CptError as problem:
-                mistakes.append(problem)
+        inspector = None
+        try:
+            if plain_encoder is not None and form_of_source(one) != "document":
+                inspector = inspector_of(data, one, key, plain_encoder)
+        except CptError as problem:
+            mistakes.append(problem)
+        try:
+            report = read_source(one, key, inspector)
+        except CptError as problem:
+            mistakes.append(problem)
+            continue
+        bad_rows += report.bad
+        show_documents(console, reported_name(one), report)
+        mistakes += mistakes_in_documents(data, one, key, report)
+        if report.examples.counts:
+            show_examples(console, reported_name(one), report.examples)
+            mistakes += mistakes_in_examples(one, key, report.examples, truncated_share)
     if output is not None:
-        output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found))
+        output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in bad_rows))
     for mistake in mistakes:
         console.print(f"{type(mistake).__name__}: {mistake}", style="red", markup=False)
     console.print(
@@ -137,12 +143,30 @@ def chosen_sources(recipe: Recipe, name: str | None) -> Iterator[tuple[str, Docu
     yield from ((key, one) for key, one in keyed if name in (None, reported_name(one)))
 
 
-# --- documents ---
+def inspector_of(data: Data, source: DocumentSource, key: str, plain_encoder: DocumentEncoder) -> Inspector:
+    """What checks a source's examples.
+
+    Raises:
+        RecipeError: the tokenizer does not go with its template.
+    """
+    encoder = encoder_of(source, plain_encoder, key)
+    assert isinstance(encoder, ExampleEncoder)
+    if missing := missing_tokens(encoder):
+        raise RecipeError(
+            f"`tokenizer.path`: the chat template of `{encoder.name}` writes {', '.join(missing)}, which is no token"
+            " of the tokenizer. Add it as a special token, or use the template that belongs to the tokenizer."
+        )
+    filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
+    are_repeats_wrong = data.deduplicate is None
+    return Inspector(reported_name(source), filters, transforms, encoder, data.sequence_length, are_repeats_wrong)
+
+
+# --- reading ---
 
 
 @dataclass
-class Counts:
-    """What is in a source, or in a piece of it."""
+class SourceReport:
+    """What is in a source, or in a part of it."""
 
     documents: int = 0
     empty: int = 0
@@ -151,144 +175,119 @@ class Counts:
     longest: tuple[str, int] = ("", 0)
     """The place of the longest document, and its characters."""
     bad: list[Listed] = field(default_factory=list)
+    examples: ExampleReport = field(default_factory=ExampleReport)
 
-    @property
-    def num_bad(self) -> int:
-        return sum(row["rows"] for row in self.bad)
-
-
-def check_source(console: Console, data: Data, source: DocumentSource, key: str, found: list[Listed]) -> None:
-    """Count and show what is in a source, and add its bad rows to `found`.
-
-    Raises:
-        CptError: a run would stop at this source.
-    """
-    name, counts = reported_name(source), count_source(source, key)
-    found += counts.bad
-    table = Table("source", "documents", "of these empty", "characters", "bad rows", "why")
-    numbers = counts.documents, counts.empty, counts.num_characters, counts.num_bad
-    why = ", ".join(f"{reason}: {count:,}" for reason, count in Counter(count_reasons(counts.bad)).most_common())
-    table.add_row(escape(name), *(f"{number:,}" for number in numbers), why, style="yellow" if why else None)
-    console.print(table)
-    for row in counts.bad[:BAD_ROWS_SHOWN]:
-        byte = "" if row["byte"] is None else f" (byte {row['byte']:,})"
-        console.print(f"  {row['where']}: {row['detail']}{byte}", style="yellow", markup=False)
-    if len(counts.bad) > BAD_ROWS_SHOWN:
-        console.print(f"  ... and {len(counts.bad) - BAD_ROWS_SHOWN:,} more; --output FILE lists all of them")
-    where, longest = counts.longest
-    if giant := absurd_share(name, where, longest, counts.num_characters, counts.documents, "characters"):
-        console.print(giant, style="yellow", markup=False)
-    if counts.bad and data.on_bad_row == "error":
-        raise DataError(
-            f"{source.path}: {counts.num_bad:,} bad row(s). Fix them ({key}.path), or write `data.on_bad_row: skip`."
-        )
-    refuse_too_many(counts.num_bad, counts.documents, data.max_bad_share, source.path, key, counts.bad)
-    if counts.documents == counts.empty:
-        raise DataError(f"{source.path}: no document with any text. Set `{key}.path`.")
+    def add(self, other: "SourceReport") -> None:
+        self.documents += other.documents
+        self.empty += other.empty
+        self.num_characters += other.num_characters
+        self.longest = max(self.longest, other.longest, key=lambda longest: longest[1])
+        self.bad += other.bad
+        self.examples.add(other.examples)
 
 
-def count_source(source: DocumentSource, key: str) -> Counts:
-    """Read a source, in several processes if it is large.
+def read_source(source: DocumentSource, key: str, inspector: Inspector | None = None) -> SourceReport:
+    """Read a source once, in several processes if it is large.
 
     Raises:
         CptError: the source is missing, or a file cannot be read at all.
     """
-    pieces = pieces_of(source, key, PIECE_BYTES)
-    if source.max_documents is not None:
-        items = chain.from_iterable(read_piece(source, piece, key) for piece in pieces)
-        return count_items(items, source.max_documents)
-    whole = Counts()
-    for part in map_in_order(lambda: partial(count_piece, source, key), pieces, workers_for(pieces)):
-        whole.documents += part.documents
-        whole.empty += part.empty
-        whole.num_characters += part.num_characters
-        whole.longest = max(whole.longest, part.longest, key=lambda longest: longest[1])
-        whole.bad += part.bad
+    pieces = pieces_of(source, key, PIECE_BYTES if inspector is None else EXAMPLE_PIECE_BYTES)
+    # A limit counts over all pieces in order, which only one process can do.
+    jobs = [[piece] for piece in pieces] if source.max_documents is None else [pieces]
+    workers = num_workers() if len(jobs) > PIECES_ALONE else 0
+    imports = () if inspector is None else WORKERS_IMPORT
+    whole = SourceReport()
+    for part in map_in_order(lambda: partial(read_part, source, key, inspector), jobs, workers, imports):
+        whole.add(part)
+    if inspector is not None and inspector.are_repeats_wrong:
+        whole.examples.find_repeated()
     return whole
 
 
-def workers_for(pieces: Sequence[Piece]) -> int:
-    return num_workers() if len(pieces) > PIECES_ALONE else 0
+def read_part(source: DocumentSource, key: str, inspector: Inspector | None, pieces: Sequence[Piece]) -> SourceReport:
+    report = SourceReport()
+    rows = chain.from_iterable(read_piece(source, piece, key) for piece in pieces)
+    documents = islice(counted(rows, report), source.max_documents)
+    if inspector is None:
+        deque(documents, maxlen=0)
+    else:
+        report.examples = inspector(documents)
+    return report
 
 
-def count_piece(source: DocumentSource, key: str, piece: Piece) -> Counts:
-    return count_items(read_piece(source, piece, key))
-
-
-def count_items(items: Iterable[Document | BadRow], most: int | None = None) -> Counts:
-    """Count until the end, or until there are `most` documents."""
-    counts, longest = Counts(), 0
-    for item in items:
-        if not isinstance(item, Document):
-            counts.bad.append(listed(item))
+def counted(rows: Iterable[Document | BadRow], report: SourceReport) -> Iterator[Document]:
+    """The documents among the rows, while they and the bad rows are counted."""
+    for row in rows:
+        if isinstance(row, BadRow):
+            report.bad.append(listed(row))
             continue
-        counts.documents += 1
-        counts.empty += not item.text or item.text.isspace()
-        counts.num_characters += len(item.text)
-        if len(item.text) > longest:
-            longest, longest_document = len(item.text), item
-        if counts.documents == most:
-            break
-    if longest:
-        counts.longest = longest_document.where, longest
-    return counts
+        report.documents += 1
+        report.empty += not row.text or row.text.isspace()
+        report.num_characters += len(row.text)
+        if len(row.text) > report.longest[1]:
+            report.longest = row.where, len(row.text)
+        yield row
 
 
-# --- examples ---
+# --- what was found ---
 
 
-def check_examples(
-    console: Console,
-    recipe: Recipe,
-    source: DocumentSource,
-    key: str,
-    plain_encoder: Callable[[], DocumentEncoder],
-    truncated_share: float,
-) -> None:
-    """Show what is found in a source of examples.
-
-    Args:
-        truncated_share: of examples; more that do not fit into `data.sequence_length` are a mistake.
-
-    Raises:
-        DataError: something in it makes training wrong.
-        RecipeError: the tokenizer does not go with its template.
-    """
-    encoder = encoder_of(source, plain_encoder(), key)
-    assert isinstance(encoder, ExampleEncoder)
-    if missing := missing_tokens(encoder):
-        raise RecipeError(
-            f"`tokenizer.path`: the chat template of `{encoder.name}` writes {', '.join(missing)}, which is no token"
-            " of the tokenizer. Add it as a special token, or use the template that belongs to the tokenizer."
-        )
-    lists = filters_of(recipe.data, source, key), transforms_of(recipe.data, source, key)
-    pieces = pieces_of(source, key, EXAMPLE_PIECE_BYTES)
-    inspector = Inspector(source, key, *lists, encoder, recipe.data.sequence_length)
-    found = inspect_source(inspector, pieces, workers_for(pieces))
-    if recipe.data.deduplicate is not None:
-        found.counts.pop(REPEATED, None)
-    if found.counts:
-        show_findings(console, reported_name(source), found)
-    cut = sum(found.counts[kind] for kind in CUT)
-    is_much = cut > truncated_share * max(1, found.examples)
-    if wrong := [kind for kind in found.counts if kind in WRONG or kind in CUT and is_much]:
-        listing = "; ".join(f"{found.counts[kind]:,} x {kind} ({found.where(kind, 1)[0]})" for kind in wrong)
-        much = (
-            f" {cut / found.examples:.1%} do not fit into `data.sequence_length`: raise it (or --truncated-share)."
-            if is_much
-            else ""
-        )
-        raise DataError(f"{source.path}: {listing}. Fix the rows or drop them by a filter (`{key}.filters`).{much}")
-
-
-def show_findings(console: Console, name: str, found: ExampleReport) -> None:
-    """A line for each kind, with its first rows."""
-    table = Table("rows", "fault", Column("which", overflow="fold"), title=f"{name}: {found.examples:,} examples")
-    for kind, count in found.counts.most_common():
-        more = f" and {count - EXAMPLES_SHOWN:,} more" if count > EXAMPLES_SHOWN else ""
-        where = escape(", ".join(found.where(kind, EXAMPLES_SHOWN)) + more)
-        table.add_row(f"{count:,}", escape(kind), where, style="yellow")
+def show_documents(console: Console, name: str, report: SourceReport) -> None:
+    reasons = Counter(count_reasons(report.bad))
+    table = Table("source", "documents", "of these empty", "characters", "bad rows", "why")
+    numbers = report.documents, report.empty, report.num_characters, reasons.total()
+    why = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.most_common())
+    table.add_row(escape(name), *(f"{number:,}" for number in numbers), why, style="yellow" if why else None)
     console.print(table)
+    for row in report.bad[:BAD_ROWS_SHOWN]:
+        byte = "" if row["byte"] is None else f" (byte {row['byte']:,})"
+        console.print(f"  {row['where']}: {row['detail']}{byte}", style="yellow", markup=False)
+    if len(report.bad) > BAD_ROWS_SHOWN:
+        console.print(f"  ... and {len(report.bad) - BAD_ROWS_SHOWN:,} more; --output FILE lists all of them")
+    where, longest = report.longest
+    if giant := absurd_share(name, where, longest, report.num_characters, report.documents, "characters"):
+        console.print(giant, style="yellow", markup=False)
+
+
+def mistakes_in_documents(data: Data, source: DocumentSource, key: str, report: SourceReport) -> list[CptError]:
+    """What a run would stop at."""
+    num_bad = sum(row["rows"] for row in report.bad)
+    if report.bad and data.on_bad_row == "error":
+        fix = f"Fix them ({key}.path), or write `data.on_bad_row: skip`."
+        return [DataError(f"{source.path}: {num_bad:,} bad row(s). {fix}")]
+    try:
+        refuse_too_many(num_bad, report.documents, data.max_bad_share, source.path, key, report.bad)
+    except DataError as problem:
+        return [problem]
+    if report.documents == report.empty:
+        return [DataError(f"{source.path}: no document with any text. Set `{key}.path`.")]
+    return []
+
+
+def show_examples(console: Console, name: str, found: ExampleReport) -> None:
+    """A line for each fault, with its first rows."""
+    table = Table("rows", "fault", Column("which", overflow="fold"), title=f"{name}: {found.examples:,} examples")
+    for fault, count in found.counts.most_common():
+        more = f" and {count - EXAMPLES_SHOWN:,} more" if count > EXAMPLES_SHOWN else ""
+        where = escape(", ".join(found.where(fault, EXAMPLES_SHOWN)) + more)
+        table.add_row(f"{count:,}", escape(fault), where, style="yellow")
+    console.print(table)
+
+
+def mistakes_in_examples(
+    source: DocumentSource, key: str, found: ExampleReport, truncated_share: float
+) -> list[CptError]:
+    """What makes training wrong: one wrong row, or many that do not fit into `data.sequence_length`."""
+    cut = sum(found.counts[fault] for fault in CUT) / max(1, found.examples)
+    is_much = cut > truncated_share
+    wrong = [fault for fault in found.counts if fault in WRONG or fault in CUT and is_much]
+    if not wrong:
+        return []
+    listing = "; ".join(f"{found.counts[fault]:,} x {fault} ({found.where(fault, 1)[0]})" for fault in wrong)
+    much = f" {cut:.1%} do not fit into `data.sequence_length`: raise it (or --truncated-share)." if is_much else ""
+    fix = f"Fix the rows or drop them by a filter (`{key}.filters`)."
+    return [DataError(f"{source.path}: {listing}. {fix}{much}")]
 
 
 # --- contamination ---
