@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from cpt.data.readers.documents import BadValue
 from cpt.errors import DataError, RecipeError
+from cpt.recipe.paths import TEXT_FILES, document_suffix
 from cpt.recipe.schema import Data, DocumentSource, Evaluation, Recipe, Source
 from cpt.recipe.stage_columns import columns_of_stage
 
@@ -61,41 +62,34 @@ def with_form(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Eval
     documents in every form: all of a text is read, in windows, and its bits per byte are those that a run on documents
     finds.
     """
-    if form != "document":
-        sources = [
-            source_with_form(source, form, f"data.sources[{number}]") for number, source in enumerate(data.sources)
-        ]
-        held_out = [
-            source if is_plain(source) else source_with_form(source, form, f"evaluation.perplexity[{number}]")
-            for number, source in enumerate(evaluation.perplexity)
-        ]
-        data = data.model_copy(update={"sources": sources})
-        evaluation = evaluation.model_copy(update={"perplexity": held_out})
-    for key, source in [
-        *((f"data.sources[{number}]", source) for number, source in enumerate(data.sources)),
-        *((f"evaluation.perplexity[{number}]", source) for number, source in enumerate(evaluation.perplexity)),
-    ]:
-        refuse_other_columns(source, key)
-    return data, evaluation
+    sources = [source_with_form(source, form, f"data.sources[{number}]") for number, source in enumerate(data.sources)]
+    held_out = [
+        source_with_form(source, "document" if is_plain(source) else form, f"evaluation.perplexity[{number}]")
+        for number, source in enumerate(evaluation.perplexity)
+    ]
+    return data.model_copy(update={"sources": sources}), evaluation.model_copy(update={"perplexity": held_out})
 
 
 def is_plain(source: DocumentSource) -> bool:
-    stem = source.path.lower().removesuffix(".gz").removesuffix(".zst")
-    is_text_file = stem.endswith((".txt", ".md"))
+    is_text_file = document_suffix(source.path) in TEXT_FILES
     return source.chat is None and (is_text_file or source.template is not None or source.text_column != "text")
 
 
 def source_with_form(source: Kind, form: str, key: str) -> Kind:
-    """The source with its form in `chat`."""
+    """The source with its form in `chat`, whose columns must be the form's."""
     chat = source.chat
-    if isinstance(chat, str):
-        if form not in ("conversation", "prompt"):
-            raise RecipeError(
-                f"`{key}.chat: {chat}` names one column, and this stage learns from {wanted(form)}: write `chat:"
-                " {...}`."
-            )
-        chat = {"messages" if form == "conversation" else "prompt": chat}
-    return source.model_copy(update={"chat": {**(chat or {}), FORM: form}})
+    if form != "document":
+        if isinstance(chat, str):
+            if form not in ("conversation", "prompt"):
+                learns = f"this stage learns from {wanted(form)}: write `chat: {{...}}`."
+                raise RecipeError(f"`{key}.chat: {chat}` names one column, and {learns}")
+            chat = {"messages" if form == "conversation" else "prompt": chat}
+        source = source.model_copy(update={"chat": {**(chat or {}), FORM: form}})
+    named = [name for name in columns_named(source) if name not in BESIDE]
+    if source.chat is not None and (named or form == "document") and set(named) not in map(set, NAMED[form]):
+        given = ", ".join(named) or "none"
+        raise RecipeError(f"`{key}.chat` names the columns of {given}, and this stage learns from {wanted(form)}.")
+    return source
 
 
 def form_of_source(source: DocumentSource) -> str:
@@ -107,16 +101,6 @@ def columns_named(source: DocumentSource) -> dict[str, str]:
     if isinstance(source.chat, str):
         return {"messages": source.chat}
     return {name: column for name, column in (source.chat or {}).items() if name != FORM}
-
-
-def refuse_other_columns(source: DocumentSource, key: str) -> None:
-    """Refuse a `chat` that names other columns than the form has."""
-    form, named = form_of_source(source), tuple(name for name in columns_named(source) if name not in BESIDE)
-    if source.chat is None or (not named and form != "document"):
-        return
-    if set(named) not in map(set, NAMED[form]):
-        given = ", ".join(named) or "none"
-        raise RecipeError(f"`{key}.chat` names the columns of {given}, and this stage learns from {wanted(form)}.")
 
 
 def wanted(form: str) -> str:
@@ -144,20 +128,10 @@ def refuse_layout(data: Data, form: str) -> None:
     if data.packing not in fitting:
         why = "one example is one row" if form in ONE_A_ROW else "an example is never cut into pieces"
         raise RecipeError(f"`data.packing: {data.packing}` is for documents: {why}. Write {' or '.join(fitting)}.")
-    for number, phase in enumerate(data.phases):
-        if phase.context_length is not None:
-            raise RecipeError(
-                f"`data.phases[{number}].context_length` is for documents: examples are not cut into pieces. Leave it"
-                " out."
-            )
-    for number, source in enumerate(data.sources):
-        if source.fill_in_the_middle is not None:
-            raise RecipeError(
-                f"`data.sources[{number}].fill_in_the_middle` is for documents, not for examples. Leave it out."
-            )
-
-
-# --- form of stage ---
+    keys = [f"data.phases[{n}].context_length" for n, one in enumerate(data.phases) if one.context_length is not None]
+    keys += [f"data.sources[{n}].fill_in_the_middle" for n, one in enumerate(data.sources) if one.fill_in_the_middle]
+    if keys:
+        raise RecipeError(f"`{keys[0]}` is for documents: examples are not cut into pieces. Remove it.")
 
 
 def form_of_stage(stage: str) -> str:
@@ -170,9 +144,6 @@ def sections_of(recipe: Recipe) -> tuple[Data, Evaluation]:
     form = form_of_stage(recipe.stage)
     refuse_layout(recipe.data, form)
     return with_form(recipe.data, recipe.evaluation, form)
-
-
-# --- example ---
 
 
 @cache
@@ -218,7 +189,7 @@ def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, s
         return chosen
     for column in [*(columns_in(written)[0] for written in chosen.values()), *tools.values()]:
         if column not in found:
-            raise BadValue("missing column", f"no column `{column}`. It has: {', '.join(map(str, found)) or 'none'}")
+            raise missing_column(found, column)
     return {**before, **chosen, **tools}
 
 
@@ -227,35 +198,22 @@ def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> di
     if form == "conversation" and (source.template is not None or source.text_column != "text"):
         return {"text": source.text_column}
     known = [*({name: name for name in names} for names in NAMED[form]), *ELSEWHERE.get(form, ())]
-    for columns in sorted(
-        known, key=lambda columns: set(columns) == {"chosen", "rejected"}
-    ):  # rather with what was asked
+    # Those with a prompt first.
+    for columns in sorted(known, key=lambda columns: set(columns) == {"chosen", "rejected"}):
         if all(columns_in(written)[0] in found for written in columns.values()):
             return columns
     if form == "conversation" and source.text_column in found:
         return {"text": source.text_column}
     nearest = min(NAMED[form], key=lambda names: len({*names} - {*found}))
-    wanted = " and ".join(f"`{name}`" for name in nearest if name not in found)
-    say = "{" + ", ".join(f"{name}: COLUMN" for name in NAMED[form][0]) + "}"
-    has = ", ".join(map(str, found)) or "none"
-    raise BadValue(
-        "missing columns",
-        f"no column {wanted}, which stages that learn from a {form} read. It has: {has}."
-        f" {what_text_is_for(source, found)}Say which they are: `chat: {say}`",
-    )
-
-
-def what_text_is_for(source: DocumentSource, found: Sequence[str]) -> str:
-    """Of rows that seem to be plain texts, how a recipe may use them; nothing of others."""
-    column = source.text_column
-    if column not in found and source.template is None:
-        return ""
-    if isinstance(source, Source):
-        return f"Stages cpt and sft train on plain text (`text_column: {column}`), this one does not. "
-    return f"To measure the bits per byte of plain text, write `template: '{{{column}}}'`. "
-
-
-# --- values ---
+    missing = " and ".join(f"`{name}`" for name in nearest if name not in found)
+    columns_of_form = ", ".join(f"{name}: COLUMN" for name in NAMED[form][0])
+    has, hint, column = ", ".join(map(str, found)) or "none", "", source.text_column
+    if isinstance(source, Source) and (column in found or source.template is not None):
+        hint = f"Stages cpt and sft train on plain text (`text_column: {column}`), this one does not. "
+    elif column in found or source.template is not None:
+        hint = f"To measure the bits per byte of plain text, write `template: '{{{column}}}'`. "
+    detail = f"no column {missing}, which stages that learn from a {form} read. It has: {has}."
+    raise BadValue("missing columns", f"{detail} {hint}Name them: `chat: {{{columns_of_form}}}`")
 
 
 def score_column(source: DocumentSource) -> str | None:
@@ -293,9 +251,8 @@ def columns_of_examples(source: DocumentSource, found: Sequence[str] | None) -> 
         return named or (NAMED[form][0][0],)
     if form == "prompt":  # a reward may want any
         return tuple(dict.fromkeys([*named, *found]))
-    usual = [name for names in NAMED[form] for name in names] + list(
-        text_columns(source) if form == "conversation" else ()
-    )
+    usual = [name for names in NAMED[form] for name in names]
+    usual += text_columns(source) if form == "conversation" else ()
     usual += [name for columns in ELSEWHERE.get(form, ()) for name in columns_of_turns(columns)]
     wanted = dict.fromkeys([*(named or usual), "tools"])
     return tuple(name for name in wanted if name in found or name in needed_columns(source))
@@ -308,11 +265,11 @@ def needed_columns(source: DocumentSource) -> tuple[str, ...]:
 
 def check_columns(found: Sequence[str], source: DocumentSource) -> None:
     """Refuse a file without the columns that the text is made of."""
-    wanted = columns_of(source)
+    needed, order = columns_of(source), score_column(source)
     if form_of_source(source) != "document":
-        order, is_text = score_column(source), "text" in example_columns(source, found)
-        wanted = [*(text_columns(source) if is_text else needed_columns(source)), *(() if order is None else (order,))]
-    for column in wanted:
+        is_text = "text" in example_columns(source, found)
+        needed = [*(text_columns(source) if is_text else needed_columns(source)), *(() if order is None else (order,))]
+    for column in needed:
         if column not in found:
             raise missing_column(found, column)
 

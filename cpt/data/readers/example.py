@@ -31,9 +31,8 @@ from cpt.recipe.schema import DocumentSource
 
 def document_of(row: Mapping[str, object], source: DocumentSource, origin: Origin, number: int) -> Document:
     column = score_column(source)
-    return Document(
-        text_of(row, source), origin, number, math.nan if column is None else score_of(value_of(row, column), column)
-    )
+    score = math.nan if column is None else score_of(value_of(row, column), column)
+    return Document(text_of(row, source), origin, number, score)
 
 
 def score_of(value: object, column: str) -> float:
@@ -43,24 +42,19 @@ def score_of(value: object, column: str) -> float:
     except ValueError:
         score = math.nan
     if math.isnan(score):
-        raise BadValue(
-            "null" if value is None else "wrong type", f"`{column}` is {kind(value)}, expected a number to order by"
-        )
+        reason = "null" if value is None else "wrong type"
+        raise BadValue(reason, f"`{column}` is {kind(value)}, expected a number to order by")
     return score
 
 
 def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
-    if source.chat is not None:
-        columns = columns_of_row(row, source)
-        if "text" not in columns:
-            return clean(example_text(row, source, columns), ", ".join(columns.values()))
-        return refuse_marks(written_text(row, source))
-    return written_text(row, source)
-
-
-def refuse_marks(text: str) -> str:
-    """A plain text among examples, which must not look like one."""
-    if text.startswith(CONTROL):
+    if source.chat is None:
+        return written_text(row, source)
+    columns = columns_of_row(row, source)
+    if "text" not in columns:
+        return clean(example_text(row, source, columns), ", ".join(columns.values()))
+    text = written_text(row, source)
+    if text.startswith(CONTROL):  # a plain text among examples must not look like one
         raise BadValue("control character", f"it begins with U+{ord(text[0]):04X}: this is no text")
     return text
 
@@ -68,11 +62,8 @@ def refuse_marks(text: str) -> str:
 def written_text(row: Mapping[str, object], source: DocumentSource) -> str:
     if source.template is None:
         return clean(value_of(row, source.text_column), source.text_column)
-    values = {column: value_of(row, column) for column in template_columns(source.template)}
-    return clean(
-        source.template.format(**{column: filled_in(value, column) for column, value in values.items()}),
-        "the template's text",
-    )
+    values = {column: filled_in(value_of(row, column), column) for column in template_columns(source.template)}
+    return clean(source.template.format(**values), "the template's text")
 
 
 def value_of(row: Mapping[str, object], column: str) -> object:
@@ -83,9 +74,8 @@ def value_of(row: Mapping[str, object], column: str) -> object:
 
 def filled_in(value: object, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise BadValue(
-            "null" if value is None else "wrong type", f"`{column}` is {kind(value)}, expected a string or a number"
-        )
+        reason = "null" if value is None else "wrong type"
+        raise BadValue(reason, f"`{column}` is {kind(value)}, expected a string or a number")
     return str(value)
 
 
@@ -99,12 +89,9 @@ CALLS = "function_call"
 
 def usual_message(message: object) -> object:
     """A message with `value` instead of `content` as chat templates want it; anything else as it is."""
-    if (
-        not isinstance(message, Mapping)
-        or "value" not in message
-        or "content" in message
-        or not {"from", "role"} & set(message)
-    ):
+    if not isinstance(message, Mapping) or "value" not in message or "content" in message:
+        return message
+    if not {"from", "role"} & set(message):
         return message
     said = message.get("from", message.get("role"))
     more = {key: value for key, value in message.items() if key not in ("from", "role", "value")}
@@ -157,13 +144,9 @@ def message_of(message: object, column: str) -> tuple[str, str]:
         content = text_of_parts(content, column)
     if content is None and "tool_calls" in more:
         content, more = "", {"content": None, **more}
-    if (
-        not isinstance(role, str)
-        or not isinstance(content, str)
-        or not role.strip()
-        or len(role.splitlines()) != 1
-        or " {" in role
-    ):
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise not_a_chat(f"`{column}` holds {shown(message)}")
+    if not role.strip() or len(role.splitlines()) != 1 or " {" in role:
         raise not_a_chat(f"`{column}` holds {shown(message)}")
     refuse_control(f"{role}{content}", f"a message of `{column}`")
     return f"{role} {as_json(more, f'a message of `{column}`')}" if more else role, content
@@ -172,15 +155,11 @@ def message_of(message: object, column: str) -> tuple[str, str]:
 def text_of_parts(parts: list[Any], column: str) -> str:
     """The text of a content that is a list of parts, {type: text, text: ...}."""
     for part in parts:
-        if (
-            not isinstance(part, Mapping)
-            or not isinstance(part.get("text"), str)
-            or part.get("type", "text") != "text"
-        ):
-            what = f"a part of type `{part['type']}`" if isinstance(part, Mapping) and "type" in part else shown(part)
-            raise BadValue(
-                "not a chat", f"`{column}` holds {what} in a message: only texts are learned from, no images or sounds"
-            )
+        kind_of_part = part.get("type", "text") if isinstance(part, Mapping) else None
+        if kind_of_part != "text" or not isinstance(part.get("text"), str):
+            what = f"a part of type `{kind_of_part}`" if isinstance(part, Mapping) else shown(part)
+            only = "only texts are learned from, no images or sounds"
+            raise BadValue("not a chat", f"`{column}` holds {what} in a message: {only}")
     return "".join(part["text"] for part in parts)
 
 
@@ -290,19 +269,15 @@ def with_turns(
     values = {name: [value] if isinstance(value, dict) else value for name, value in values.items()}  # a message alone
     named = dict(columns)
     if "user" in values:
-        values = {
-            SIDES.get(name, name): as_turn(name, value) if name in SIDES else value for name, value in values.items()
-        }
+        values = {SIDES.get(name, name): as_turn(name, value) for name, value in values.items()}
         named = {SIDES.get(name, name): column for name, column in columns.items()}
-    elif (
-        "messages" in values and "label" in values and isinstance(values["messages"], list)
-    ):  # the last turn is what was judged
+    elif "label" in values and isinstance(values.get("messages"), list):  # the label is of the last turn
         talk = values.pop("messages")
         values |= {"prompt": talk[:-1], "completion": talk[-1:]}
         named |= dict.fromkeys(("prompt", "completion"), columns["messages"])
     is_text = isinstance(values.get("prompt"), str) or "user" in columns
-    if is_text and all(holds_prompt(values.get(side)) for side in ("chosen", "rejected")):
-        del values["prompt"]  # the conversations say it again
+    if is_text and all(first_role(values.get(side)) not in (None, "assistant") for side in ("chosen", "rejected")):
+        del values["prompt"]  # the conversations contain it
     if whole and "user" in columns and all(isinstance(values[side], list) for side in ("prompt", "completion")):
         values = {"messages": [*values["prompt"], *values["completion"]]}
         named["messages"] = named["prompt"]
@@ -319,7 +294,7 @@ def with_beginning(
         if not isinstance(talk, list):
             what = "a system prompt or earlier turns could stand before"
             raise BadValue("texts and messages", f"`{named[side]}` is no list of messages that {what}")
-        own = talk[: has_system(talk)]
+        own = talk[: first_role(talk) == "system"]  # counts instead of the source's
         values[side] = [*(own or system), *history, *talk[len(own) :]]
     return values
 
@@ -347,20 +322,16 @@ def is_pair(pair: object) -> bool:
 
 
 def as_turn(name: str, value: object) -> object:
-    """A text as a message; anything else as it is."""
-    return [{"role": "user" if name == "user" else "assistant", "content": value}] if isinstance(value, str) else value
+    """The text of a side as a message; anything else as it is."""
+    if name not in SIDES or not isinstance(value, str):
+        return value
+    return [{"role": "user" if name == "user" else "assistant", "content": value}]
 
 
-def holds_prompt(talk: object) -> bool:
-    """Whether these are messages of which the first is not an answer."""
+def first_role(talk: object) -> object:
+    """The role of the first message; None where these are not messages."""
     first = usual_message(talk[0]) if isinstance(talk, list) and talk else None
-    return isinstance(first, Mapping) and first.get("role") != "assistant"
-
-
-def has_system(talk: list[object]) -> bool:
-    """Whether messages begin with a system prompt of their own, which then counts."""
-    first = usual_message(talk[0]) if talk else None
-    return isinstance(first, Mapping) and first.get("role") == "system"
+    return first.get("role", "") if isinstance(first, Mapping) else None
 
 
 LABELS = {"true": True, "1": True, "false": False, "0": False}
@@ -391,29 +362,23 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
         return talk if not parts else joined({**parts, "messages": talk})
     label = {"label": str(label_of(values.pop("label"), columns["label"])).lower()} if "label" in values else {}
     words = {name: words_of(value, columns[name]) for name, value in values.items()}
-    if len({text.startswith(MARK) for text in words.values()}) > 1:
-        kinds = ", ".join(
-            f"`{columns[name]}` is {'messages' if text.startswith(MARK) else 'a text'}" for name, text in words.items()
-        )
-        raise BadValue("texts and messages", f"{kinds}: all must be texts, or all lists of messages")
+    kinds = {name: "messages" if text.startswith(MARK) else "a text" for name, text in words.items()}
+    if len(set(kinds.values())) > 1:
+        listing = ", ".join(f"`{columns[name]}` is {kind}" for name, kind in kinds.items())
+        raise BadValue("texts and messages", f"{listing}: all must be texts, or all lists of messages")
     more = {}
     if form_of_source(source) == "prompt":
-        others = {
-            str(name): plain(value, name)
-            for name, value in row.items()
-            if name not in ("prompt", *columns_in(columns["prompt"]))
-        }
+        own = ("prompt", *columns_in(columns["prompt"]))
+        others = {str(name): plain(value, name) for name, value in row.items() if name not in own}
         more["columns"] = as_json(others, "a column")
     return joined({**parts, **words, **label, **more})
 
 
 def unpacked(value: object) -> object:
     """Messages that are written as JSON in a text, as in csv files; anything else as it is."""
-    if (
-        not isinstance(value, str)
-        or not value.lstrip().startswith("[")
-        or not ('"role"' in value or '"from"' in value)
-    ):
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    if '"role"' not in value and '"from"' not in value:
         return value
     try:
         messages = json.loads(value)
@@ -441,9 +406,8 @@ def label_of(value: object, column: str) -> bool:
     """Whether a completion is wanted: true or false, 1 or 0, also as texts, as in csv files."""
     label = LABELS.get(str(value).lower()) if isinstance(value, bool | int | str) else None
     if label is None:
-        raise BadValue(
-            "no value" if value is None else "wrong value", f"`{column}` is {shown(value)}, expected true or false"
-        )
+        reason = "no value" if value is None else "wrong value"
+        raise BadValue(reason, f"`{column}` is {shown(value)}, expected true or false")
     return label
 
 
@@ -453,9 +417,8 @@ def parsed(tools: object, column: str) -> list[dict[str, Any]]:
         try:
             tools = json.loads(tools)
         except ValueError as problem:
-            raise BadValue(
-                "wrong value", f"`{column}` is {shown(tools)}, expected a list of tools: {problem}"
-            ) from problem
+            what = f"`{column}` is {shown(tools)}, expected a list of tools: {problem}"
+            raise BadValue("wrong value", what) from problem
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadValue("wrong value", f"`{column}` is {shown(tools)}, expected a list of tools, each an object")
     return tools
@@ -471,10 +434,8 @@ def plain(value: object, column: str) -> object:
         return {str(key): plain(item, column) for key, item in value.items()}
     if value is None or isinstance(value, str | int | float | bool):
         return value
-    raise BadValue(
-        "wrong value",
-        f"`{column}` is of type {type(value).__name__}, which a reward cannot be given. Leave the column out",
-    )
+    what = f"`{column}` is of type {type(value).__name__}, which a reward cannot be given. Leave the column out"
+    raise BadValue("wrong value", what)
 
 
 def example_of(text: str) -> Example | None:
@@ -491,11 +452,7 @@ def example_of(text: str) -> Example | None:
             json.loads(parts.pop(name), strict=False) if name in parts else None for name in ("tools", "columns")
         )
         label = parts.pop("label", "false") == "true"
-        return Example(
-            **{name: messages_of(value) or value for name, value in parts.items()},
-            label=label,
-            tools=tools,
-            columns=columns,
-        )
+        words = {name: messages_of(value) or value for name, value in parts.items()}
+        return Example(**words, label=label, tools=tools, columns=columns)
     except (ValueError, TypeError):
         return None
