@@ -122,6 +122,10 @@ class BadValue(Exception):  # noqa: N818 -- it is caught where it is raised, and
         super().__init__(detail or reason)
         self.reason, self.detail, self.byte = reason, detail or reason, byte
 
+    def at(self, origin: Origin, number: int, byte: int | None = None) -> BadRow:
+        """The bad row, which begins at a byte; what is wrong may be later in it."""
+        return BadRow(self.reason, self.detail, origin, number, byte if byte is None else byte + (self.byte or 0))
+
 
 def hub_address(path: str) -> str:
     """Where a file in the Hub's cache comes from, the same on each machine; other files as they are called."""
@@ -155,6 +159,7 @@ Listed = dict[str, Any]  # a bad row as a line of bad_rows.jsonl
 FILE_NAME = "bad_rows.jsonl"
 SHOWN = 5
 ABSURD_SHARE = 0.2  # of a source's tokens in one document
+REMEDY = "Fix or remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
 REMEDIES = {
     "missing column": "Set `{key}.text_column`.",
     "null": "Fix or remove the row, or set another `{key}.text_column`.",
@@ -164,17 +169,12 @@ REMEDIES = {
     "no value": "Fix or remove the row, or set other columns: `{key}.chat`.",
     "wrong value": "Fix or remove the row, or set other columns: `{key}.chat`.",
     "not a chat": "Fix or remove the row, or set another `{key}.chat`.",
-    "invalid UTF-8": (
-        "Convert it (iconv -f latin1 -t utf-8), remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
-    ),
-    "UTF-16": (
-        "Convert it (iconv -f utf-16 -t utf-8), remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
-    ),
+    "invalid UTF-8": f"Convert it (iconv -f latin1 -t utf-8). {REMEDY}",
+    "UTF-16": f"Convert it (iconv -f utf-16 -t utf-8). {REMEDY}",
     "empty file": "Fill it, or leave it out of `{key}.path`.",
     "no rows": "Fill it, or leave it out of `{key}.path`.",
     "damaged file": "Write the file anew, or leave it out of `{key}.path`.",
 }
-REMEDY = "Fix or remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
 
 
 def apply_policy(
@@ -225,9 +225,8 @@ def write_bad_rows(found: Sequence[Listed], folder: Path) -> None:
     if not found:
         (folder / FILE_NAME).unlink(missing_ok=True)
         return
-    (folder / FILE_NAME).write_text(
-        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found), encoding="utf-8"
-    )
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+    (folder / FILE_NAME).write_text(lines, encoding="utf-8")
 
 
 def absurd_share(name: str, where: str, size: int, total: int, num_documents: int, unit: str = "tokens") -> str | None:
@@ -240,13 +239,12 @@ def absurd_share(name: str, where: str, size: int, total: int, num_documents: in
     )
 
 
-# --- values ---
-
-
 def clean(text: object, column: str) -> str:
     """A value that is a text, and one that can be written as UTF-8."""
     if not isinstance(text, str):
-        raise BadValue("null" if text is None else "wrong type", f"`{column}` is {kind(text)}, expected a string")
+        raise BadValue(
+            "null" if text is None else "wrong type", f"`{column}` is {kind_of_value(text)}, expected a string"
+        )
     if "\0" in text:
         raise BadValue("NUL byte", f"a NUL byte at character {text.index(chr(0))} of `{column}`: this is no text")
     return text
@@ -257,14 +255,12 @@ def refuse_surrogates(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as problem:
-        raise BadValue(
-            "lone surrogate", f"a lone surrogate (half of a character) at character {problem.start}"
-        ) from problem
+        what = f"a lone surrogate (half of a character) at character {problem.start}"
+        raise BadValue("lone surrogate", what) from problem
     return text
 
 
 def decode(raw: bytes) -> str:
-    """UTF-8 text of a text file."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as problem:
@@ -277,17 +273,9 @@ def decode(raw: bytes) -> str:
     return text
 
 
-def kind(value: object) -> str:
-    names = {
-        type(None): "null",
-        bool: "a boolean",
-        int: "a number",
-        float: "a number",
-        list: "a list",
-        dict: "an object",
-        str: "a string",
-    }
-    return names.get(type(value), f"of type {type(value).__name__}")
+def kind_of_value(value: object) -> str:
+    names = {bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object", str: "a string"}
+    return "null" if value is None else names.get(type(value), f"of type {type(value).__name__}")
 
 
 def first_line(problem: BaseException) -> str:

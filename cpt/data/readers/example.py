@@ -25,8 +25,15 @@ from cpt.data.readers.columns import (
     score_column,
     template_columns,
 )
-from cpt.data.readers.documents import BadValue, Document, Origin, clean, kind
+from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, clean, kind_of_value
 from cpt.recipe.schema import DocumentSource
+
+
+def item_of(row: Mapping[str, object], source: DocumentSource, origin: Origin, number: int) -> Document | BadRow:
+    try:
+        return document_of(row, source, origin, number)
+    except BadValue as bad:
+        return bad.at(origin, number)
 
 
 def document_of(row: Mapping[str, object], source: DocumentSource, origin: Origin, number: int) -> Document:
@@ -43,7 +50,7 @@ def score_of(value: object, column: str) -> float:
         score = math.nan
     if math.isnan(score):
         reason = "null" if value is None else "wrong type"
-        raise BadValue(reason, f"`{column}` is {kind(value)}, expected a number to order by")
+        raise BadValue(reason, f"`{column}` is {kind_of_value(value)}, expected a number to order by")
     return score
 
 
@@ -75,7 +82,7 @@ def value_of(row: Mapping[str, object], column: str) -> object:
 def filled_in(value: object, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         reason = "null" if value is None else "wrong type"
-        raise BadValue(reason, f"`{column}` is {kind(value)}, expected a string or a number")
+        raise BadValue(reason, f"`{column}` is {kind_of_value(value)}, expected a string or a number")
     return str(value)
 
 

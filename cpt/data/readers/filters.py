@@ -73,9 +73,6 @@ def keep_share(document: DocumentView, *, share: float, seed: int = 0) -> str | 
     return None if drawn < share * 2**64 else f"not in the sample of {share}"
 
 
-# --- c4 ---
-
-
 SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s|$)")
 
 
@@ -110,9 +107,6 @@ def c4(
     return None
 
 
-# --- fineweb ---
-
-
 PUNCTUATION = (".", "!", "?", '"', "'", "”", "’", "…", "。", "！", "？", "।", "؟")
 
 
@@ -144,9 +138,6 @@ def fineweb(
     if short >= max_short_lines * len(lines):
         return f"fineweb: at least {max_short_lines} of the lines are shorter than {short_line_characters} characters"
     return None
-
-
-# --- gopher ---
 
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
@@ -264,9 +255,6 @@ def covered(is_begin: NDArray[np.bool_], n: int) -> NDArray[np.bool_]:
     return steps.cumsum()[:-1] > 0
 
 
-# --- language ---
-
-
 def language(
     document: DocumentView, *, keep: Sequence[str], min_confidence: float = 0.5, max_characters: int = 10_000
 ) -> str | None:
@@ -355,7 +343,7 @@ POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "us
 def normalise(
     document: DocumentView, *, form: Literal["NFC", "NFKC"] | None = "NFC", keep_trailing_whitespace: bool = False
 ) -> DocumentView:
-    """One way to write the same text: composed characters, `\\n` at the end of a line and no blanks before it, no byte order mark."""  # noqa: E501
+    """Compose characters; end lines with `\\n` and no blanks before it; remove a byte order mark."""
     text = document["text"].replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff")
     if form is not None:
         text = unicodedata.normalize(form, text)
@@ -384,18 +372,14 @@ def c4_lines(
         clean = CITATION.sub("", line) if drop_citations else line
         lower = clean.lower()
         is_ended = clean.endswith((".", "?", "!", '"')) and not clean.endswith("...")
-        is_notice = (drop_javascript and "javascript" in lower) or (
-            drop_policies and any(notice in lower for notice in POLICY)
-        )
+        is_notice = drop_javascript and "javascript" in lower
+        is_notice = is_notice or drop_policies and any(notice in lower for notice in POLICY)
         if len(clean.split()) >= min_words and (is_ended or not require_punctuation) and not is_notice:
             kept.append(clean)
     return {**document, "text": "\n".join(kept)}
 
 
-TRANSFORMS: dict[str, Callable[..., DocumentView | list[DocumentView]]] = {
-    "normalise": normalise,
-    "c4_lines": c4_lines,
-}
+TRANSFORMS: dict[str, Callable[..., DocumentView]] = {"normalise": normalise, "c4_lines": c4_lines}
 
 
 def build_transforms(lists: ComponentLists) -> list[Transform]:
@@ -420,11 +404,8 @@ def checked(transform: Transform, made: object) -> list[DocumentView]:
     """What a transform returned, as a list of documents; users write transforms too."""
     documents: list[DocumentView] = made if isinstance(made, list) else [made]  # type: ignore[list-item]
     for one in documents:
-        if (
-            not isinstance(one, Mapping)
-            or not {"text", "source", "where"} <= set(one)
-            or not isinstance(one["text"], str)
-        ):
+        is_view = isinstance(one, Mapping) and {"text", "source", "where"} <= set(one)
+        if not is_view or not isinstance(one["text"], str):
             raise RecipeError(
                 f"the transform {name_of(transform)} returned {str(one)[:80]!r}. It must return the document, changed,"
                 " or a list of documents: `return {**document, 'text': ...}`."

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cpt.data.readers.columns import check_columns, columns_of
-from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, Piece, decode, first_line, kind
-from cpt.data.readers.example import document_of
+from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, Piece, decode, first_line, kind_of_value
+from cpt.data.readers.example import document_of, item_of
 from cpt.data.readers.opening import BOM, BUFFER, REMOTE_BUFFER, format_of, is_url, is_whole, open_file, open_random
 from cpt.recipe.schema import DocumentSource
 
@@ -63,9 +63,6 @@ def refuse_long(raw: bytes) -> None:
     """A line, or another document, that is too long has not been read."""
     if isinstance(raw, LongLine):
         raise BadValue("too long", f"longer than the {LONGEST_LINE:,} bytes that one document may have; is it one?")
-
-
-# --- texts ---
 
 
 def read_text(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
@@ -121,7 +118,7 @@ def text_document(raw: bytes, origin: Origin, number: int, byte: int) -> Documen
         refuse_long(raw)
         return Document(decode(raw), origin, number)
     except BadValue as bad:
-        return BadRow(bad.reason, bad.detail, origin, number, byte + (bad.byte or 0))
+        return bad.at(origin, number, byte)
 
 
 # --- json lines ---
@@ -140,20 +137,16 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
         if type(text) is str and "\0" not in text:
             yield Document(text, origin, number)
         elif line.strip():
-            yield read_row(line, source, origin, number, byte)
+            try:
+                yield document_of(parse_object(line, columns_of(source)[0]), source, origin, number)
+            except BadValue as bad:
+                yield bad.at(origin, number, byte)
         else:
             continue
         is_empty = False
     if is_empty and is_whole(piece):
         detail = f"no rows, only blank lines. Expected one JSON object a line with the key `{columns_of(source)[0]}`"
         yield BadRow("no rows", detail, origin, 1)
-
-
-def read_row(line: bytes, source: DocumentSource, origin: Origin, number: int, byte: int) -> Document | BadRow:
-    try:
-        return document_of(parse_object(line, columns_of(source)[0]), source, origin, number)
-    except BadValue as bad:
-        return BadRow(bad.reason, bad.detail, origin, number, byte + (bad.byte or 0))
 
 
 def parse_object(line: bytes, column: str) -> dict[str, Any]:
@@ -168,7 +161,7 @@ def parse_object(line: bytes, column: str) -> dict[str, Any]:
 
 
 def not_an_object(row: object, column: str) -> BadValue:
-    return BadValue("not an object", f"{kind(row)}, expected a JSON object with the key `{column}`")
+    return BadValue("not an object", f"{kind_of_value(row)}, expected a JSON object with the key `{column}`")
 
 
 def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
@@ -177,15 +170,9 @@ def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
         text = decode(raw)  # orjson does not tell which byte is not UTF-8
     except BadValue as bad:
         return bad
-    byte = len(text[: problem.pos].encode())
-    if not raw.endswith((b"\n", b"}", b"]")):
-        what = f"{problem.msg} at character {problem.pos}: the file ends in the middle of the row"
-    else:
-        what = f"{problem.msg} at character {problem.pos}"
-    return BadValue("not valid JSON", f"not valid JSON: {what}", byte)
-
-
-# --- json documents ---
+    is_cut = not raw.endswith((b"\n", b"}", b"]"))
+    what = f"{problem.msg} at character {problem.pos}{': the file ends in the middle of the row' if is_cut else ''}"
+    return BadValue("not valid JSON", f"not valid JSON: {what}", len(text[: problem.pos].encode()))
 
 
 def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
@@ -199,20 +186,17 @@ def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
         if is_json_lines(raw):
             yield from read_json_lines(piece, source)
         else:
-            bad = why_not_json(raw, problem)
-            yield BadRow(bad.reason, bad.detail, whole, 1, bad.byte)
+            yield why_not_json(raw, problem).at(whole, 1, 0)
         return
     if not isinstance(rows, list):
         rows, origin = [rows], whole
     if not rows:
         yield BadRow("no rows", "an empty list, expected objects", whole, 1)
     for number, row in enumerate(rows, start=1):
-        try:
-            if not isinstance(row, dict):
-                raise not_an_object(row, columns_of(source)[0])
-            yield document_of(row, source, origin, number)
-        except BadValue as bad:
-            yield BadRow(bad.reason, bad.detail, origin, number)
+        if isinstance(row, dict):
+            yield item_of(row, source, origin, number)
+        else:
+            yield not_an_object(row, columns_of(source)[0]).at(origin, number)
 
 
 def is_json_lines(raw: bytes) -> bool:
@@ -324,35 +308,17 @@ def read_batch(
     batch: pa.RecordBatch, source: DocumentSource, origin: Origin, rows_before: int
 ) -> Iterator[Document | BadRow]:
     """The documents of a batch; its rows are numbered from `rows_before` + 1 on."""
-    names = columns_of(source, batch.schema.names)
+    names, is_utf8 = columns_of(source, batch.schema.names), True
     try:
         columns: list[list[object]] = [batch.column(name).to_pylist() for name in names]
-        if source.chat is not None:
-            columns = [[without_nulls(value) for value in column] for column in columns]
-    except UnicodeDecodeError:
-        yield from read_one_by_one(batch, source, origin, rows_before)
-        return
+    except UnicodeDecodeError:  # arrow does not check it before
+        is_utf8, columns = False, [[as_python(value) for value in batch.column(name)] for name in names]
+    if source.chat is not None:
+        columns = [[without_nulls(value) for value in column] for column in columns]
     for number, values in enumerate(zip(*columns, strict=True), start=rows_before + 1):
-        try:
-            yield document_of(dict(zip(names, values, strict=True)), source, origin, number)
-        except BadValue as bad:
-            yield BadRow(bad.reason, bad.detail, origin, number)
-
-
-def read_one_by_one(
-    batch: pa.RecordBatch, source: DocumentSource, origin: Origin, rows_before: int
-) -> Iterator[Document | BadRow]:
-    """As `read_batch`, where some text is no UTF-8, which arrow does not check before this."""
-    columns = {name: batch.column(name) for name in columns_of(source, batch.schema.names)}
-    for row in range(batch.num_rows):
-        number = rows_before + row + 1
-        try:
-            values = {name: as_python(column[row]) for name, column in columns.items()}
-            if source.chat is not None:
-                values = {name: without_nulls(value) for name, value in values.items()}
-            yield document_of(values, source, origin, number)
-        except BadValue as bad:
-            yield BadRow(bad.reason, bad.detail, origin, number)
+        bad = None if is_utf8 else next((value for value in values if isinstance(value, BadValue)), None)
+        row = dict(zip(names, values, strict=True))
+        yield item_of(row, source, origin, number) if bad is None else bad.at(origin, number)
 
 
 def without_nulls(value: object) -> object:
@@ -368,7 +334,7 @@ def as_python(value: pa.Scalar) -> object:
     try:
         return value.as_py()
     except UnicodeDecodeError as problem:
-        raise BadValue("invalid UTF-8", f"invalid UTF-8 at byte {problem.start} of the text") from problem
+        return BadValue("invalid UTF-8", f"invalid UTF-8 at byte {problem.start} of the text")
 
 
 # --- parquet ---
@@ -398,7 +364,7 @@ def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | Ba
                 yield from read_batch(batch, source, origin, first + number)
                 number += batch.num_rows
     except BadValue as bad:
-        yield BadRow(bad.reason, bad.detail, whole, 1, num_rows=max(1, num_rows))
+        yield replace(bad.at(whole, 1), num_rows=max(1, num_rows))
     except (pa.ArrowException, OSError) as problem:
         if isinstance(problem, OSError) and problem.errno:
             raise
@@ -410,9 +376,7 @@ def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | Ba
 def groups_of(piece: Piece, metadata: pq.FileMetaData) -> range:
     begins, at = [], 0
     for group in range(metadata.num_row_groups):
-        at = max(
-            at, first_byte(metadata.row_group(group))
-        )  # in order, as their rows are, even if a writer had them lie otherwise
+        at = max(at, first_byte(metadata.row_group(group)))  # in the order of the rows, wherever a writer put them
         begins.append(at)
     stop = sys.maxsize if piece.stop is None else piece.stop
     return range(sum(begin < piece.start for begin in begins), sum(begin < stop for begin in begins))
@@ -441,7 +405,7 @@ def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadR
             num_rows += batch.num_rows
     except BadValue as bad:
         num_lost = sum(batch.num_rows for batch in batches_of(piece.path))
-        yield BadRow(bad.reason, bad.detail, whole, 1, num_rows=max(1, num_lost))
+        yield replace(bad.at(whole, 1), num_rows=max(1, num_lost))
     except (pa.ArrowException, OSError) as problem:
         if isinstance(problem, OSError) and problem.errno:
             raise

@@ -99,7 +99,7 @@ def is_http(system: fsspec.AbstractFileSystem) -> bool:
 
 
 def persistently(function: Callable[[], Result]) -> Result:
-    """What a function gives that asks an HTTP server, which may be busy or gone for a while."""
+    """Call a function that asks an HTTP server, again while the server is busy or gone."""
     import aiohttp
 
     last: Exception = OSError()
@@ -118,9 +118,6 @@ def persistently(function: Callable[[], Result]) -> Result:
                 if cause.status < 500 and cause.status not in TRY_AGAIN:
                     raise last from problem
     raise OSError(f"asked {TRIES} times: {last or type(last).__name__}") from last
-
-
-# --- opening ---
 
 
 BOM = b"\xef\xbb\xbf"
@@ -148,7 +145,7 @@ def compression_of(path: str) -> str | None:
 
 
 def open_file(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
-    """The file's content, decompressed, from a byte on."""
+    """The file's content, decompressed, starting at a byte."""
     if compression_of(path) is None:
         return open_plain(path, begin, stop)
     stream: Any = pa.CompressedInputStream(pa.PythonFile(open_plain(path), mode="r"), compression_of(path))

@@ -19,7 +19,16 @@ from xxhash import xxh3_128
 
 from cpt.data.readers.columns import refuse_texts
 from cpt.data.readers.documents import BadRow as BadRow
-from cpt.data.readers.documents import BadValue, File, Origin, clean, complaint, first_line, kind, refuse_surrogates
+from cpt.data.readers.documents import (
+    BadValue,
+    File,
+    Origin,
+    clean,
+    complaint,
+    first_line,
+    kind_of_value,
+    refuse_surrogates,
+)
 from cpt.data.readers.documents import Document as Document
 from cpt.data.readers.documents import Piece as Piece
 from cpt.data.readers.example import document_of
@@ -70,16 +79,15 @@ def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
 
 
 def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
-    """The source in pieces that can be read apart from each other; their documents, one after the other, are the
-    source's.
+    """The source in pieces that can be read apart from each other, in the order of its documents.
 
-    They follow from the names and sizes of the files, of which none is opened. A user's function, and a dataset on
-    the Hub that is not read file by file, are one piece, for the main process.
+    They follow from the names and sizes of the files; none is opened. A user's function, and a dataset on the Hub that
+    only `datasets` can read, are one piece, for the main process.
     """
     files = files_with_sizes(source, key)
     if not files:
         return [Piece(source.path, 0, None, 0)]
-    tell_formats(source)
+    log_formats(source)
     pieces: list[Piece] = []
     for file, size in files:
         starts = range(0, size, piece_bytes) if size > piece_bytes and can_be_cut(file, source) else range(1)
@@ -103,11 +111,14 @@ def files_with_sizes(source: DocumentSource, key: str) -> list[tuple[str, int]]:
 
 
 def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
-    """The documents of a piece and its bad rows, in order; no more documents than `max_documents`."""
-    if kind_of(source.path) == "hub":
-        items = read_hub_piece(source, piece, key)
-    elif kind_of(source.path) == "function":
+    """The documents of a piece, at most `max_documents`, and its bad rows, in order."""
+    kind, is_first_enough = kind_of(source.path), source.streaming or source.max_documents is not None
+    if kind == "function":
         items = read_function(source, key)
+    elif kind == "hub" and piece.path == source.path:
+        items = read_hub(source, key, hub_files(source, key).commit)
+    elif kind == "hub" and not is_first_enough:  # fetched as a whole, and kept in the Hub's cache
+        items = read_file_piece(source, replace(piece, path=fetch(piece.path, key)), key)
     else:
         items = read_file_piece(source, piece, key)
     if source.max_documents is None:
@@ -119,16 +130,6 @@ def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Docum
         documents += isinstance(item, Document)
         if documents == source.max_documents:
             return
-
-
-def read_hub_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
-    """The documents of a piece of a file on the Hub, which is fetched as a whole, or in parts where none of it is
-    kept."""
-    if piece.path == source.path:
-        return read_hub(source, key, hub_files(source, key).commit)
-    if source.streaming or source.max_documents is not None:  # of which the first piece may be enough
-        return read_file_piece(source, piece, key)
-    return read_file_piece(source, replace(piece, path=fetch(piece.path, key)), key)
 
 
 def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
@@ -147,16 +148,12 @@ def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[
         ):
             raise cannot_read(piece.path, problem, key) from problem
         # A compressed file that is cut off or damaged.
-        yield BadRow(
-            "damaged file", f"cannot be read to its end ({first_line(problem)}); the rest of it is lost", whole, 1
-        )
-
-
-# --- a function of the user's ---
+        lost = f"cannot be read to its end ({first_line(problem)}); the rest of it is lost"
+        yield BadRow("damaged file", lost, whole, 1)
 
 
 def find_function(source: DocumentSource, key: str) -> Callable[..., Any]:
-    """The function, with its options checked."""
+    """The user's function, with its options checked."""
     function = find("source", source.path, {})
     check_options(function, source.options, f"{key}.options")
     return function
@@ -166,10 +163,8 @@ def call_function(source: DocumentSource, key: str) -> Iterable[object]:
     """The rows that the function returns for the recipe's options."""
     rows: object = find_function(source, key)(**source.options)
     if isinstance(rows, str | Mapping) or not (isinstance(rows, Iterable) or hasattr(rows, "__getitem__")):
-        raise RecipeError(
-            f"`{key}.path`: {source.path} gave {kind(rows)}. It must give texts or rows to go through: a list, a"
-            " generator."
-        )
+        given = f"{source.path} returned {kind_of_value(rows)}"
+        raise RecipeError(f"`{key}.path`: {given}, expected a list or generator of texts or rows.")
     return rows  # type: ignore[return-value]
 
 
@@ -187,21 +182,17 @@ def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRo
                 raise
             raise user_code_error(f"{origin.where(number)}: the source `{source.path}`", problem) from problem
         try:
-            if not isinstance(row, str | Mapping):
-                raise BadValue(
-                    "wrong type", f"{kind(row)}, expected a text or a row with the key `{source.text_column}`"
-                )
             if isinstance(row, str):
                 document = Document(clean(row, "text"), origin, number)
-            else:
+            elif isinstance(row, Mapping):
                 document = document_of(row, source, origin, number)
+            else:
+                what = f"{kind_of_value(row)}, expected a text or a row with the key `{source.text_column}`"
+                raise BadValue("wrong type", what)
             refuse_surrogates(document.text)
             yield document
         except BadValue as bad:
-            yield BadRow(bad.reason, bad.detail, origin, number)
-
-
-# --- files ---
+            yield bad.at(origin, number)
 
 
 log = logging.getLogger("cpt")
@@ -222,8 +213,7 @@ def kind_of(path: str) -> Literal["local", "url", "function", "hub"]:
 
 
 def files_of(source: DocumentSource, key: str) -> list[File]:
-    """The files that a source means, local, behind a URL or on the Hub, in order; none of a function or of what only
-    `datasets` can read."""
+    """The files of a source, in order; none of a function, or of a dataset that only `datasets` can read."""
     kind = kind_of(source.path)
     if kind == "hub":
         return hub_files(source, key).files or []
@@ -287,19 +277,14 @@ def find_remote(source: DocumentSource, key: str) -> list[File]:
         elif format_of(name) in DOCUMENT_FILES:
             found = {name: info_of(system, name)}
         else:
-            found = {
-                file: info
-                for file, info in system.find(name, detail=True).items()
-                if format_of(file) in DOCUMENT_FILES
-            }
+            below = system.find(name, detail=True).items()
+            found = {file: info for file, info in below if format_of(file) in DOCUMENT_FILES}
         # The listing of an HTTP server has nothing but names.
         unsized = [file for file, info in found.items() if info.get("size") is None]
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
             found |= zip(unsized, pool.map(lambda file: info_of(system, file), unsized), strict=True)
     except ImportError as problem:
-        raise ResourceError(
-            f"{source.path}: {first_line(problem)}. Install it, or set `{key}.path` to what is here."
-        ) from problem
+        raise ResourceError(f"{source.path}: {first_line(problem)}. Install it, or set `{key}.path`.") from problem
     except FileNotFoundError:
         found = {}
     except (OSError, ValueError) as problem:
@@ -332,9 +317,8 @@ def refuse_unknown(file: str, key: str) -> None:
         raise DataError(f"{file}: cannot read a `{suffix}` file. Expected {KNOWN}. {convert}Set `{key}.path`.")
 
 
-def tell_formats(source: DocumentSource) -> None:
-    """Log what is in a folder, and what is skipped: `corpus: 12 jsonl, 3 parquet, 2 skipped: .png`; of hidden folders
-    nothing."""
+def log_formats(source: DocumentSource) -> None:
+    """Log what is in a folder and what is skipped: `corpus: 12 jsonl, 3 parquet, 2 skipped: .png`."""
     folder = Path(source.path).expanduser()
     if kind_of(source.path) != "local" or not is_main_process() or not folder.is_dir():
         return
@@ -351,10 +335,7 @@ def tell_formats(source: DocumentSource) -> None:
 
 
 def states_of(source: DocumentSource, key: str) -> list[tuple[str, int, str]]:
-    """Name, size and version (time of change, or the server's tag) of each file: equal states, equal content.
-
-    There is none of a function, and of a dataset on the Hub that only `datasets` can read.
-    """
+    """Name, size and version of each file, as of `files_of`: equal states, equal content."""
     files = files_of(source, key)
     if kind_of(source.path) == "local":
         return [(str(Path(file.name).absolute()), file.size, file.version) for file in files]
@@ -374,7 +355,6 @@ def hash_file(file: Path | str, key: str) -> str:
 
 
 def cannot_read(file: str, problem: Exception, key: str) -> CptError:
-    """What to say of a file that the machine, or a server, does not give us."""
     if is_hub_file(file):
         return cannot_fetch(file, problem, key)
     reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else first_line(problem)
