@@ -56,7 +56,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "Count what a run will read of each source, before it starts.",
         ),
         "contamination": (
-            "cpt.commands.data_check:command",
+            "cpt.commands.data_check:contamination_command",
             "Find training documents that hold what the model will be judged by.",
         ),
         "prepare": (

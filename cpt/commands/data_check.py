@@ -52,9 +52,6 @@ COMMANDS = {  # name -> module:function
 }
 
 
-# --- check ---
-
-
 PIECE_BYTES, EXAMPLE_PIECE_BYTES = 16 * 2**20, 2 * 2**20  # examples are encoded, which takes longer
 PIECES_ALONE = 2  # with more pieces, starting processes is worth it
 BAD_ROWS_SHOWN, EXAMPLES_SHOWN = 20, 5
@@ -296,9 +293,9 @@ def mistakes_in_examples(
 SHOWN = 20
 
 
-def command(
-    recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
+def contamination_command(
+    recipe: RecipePath,
+    overrides: Overrides = None,
     task: Annotated[
         list[str] | None, typer.Option(help="Look for the questions of this lm-eval task too. Repeat it.")
     ] = None,

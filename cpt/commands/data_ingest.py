@@ -63,7 +63,7 @@ def ingest_command(
             output,
             max_seconds=max_seconds,
             retry_failed=retry_failed,
-            tell=lambda number, of: progress.update(bar, completed=number, total=of),
+            report=lambda number, of: progress.update(bar, completed=number, total=of),
         )
     show_ingested(console, done)
     raise typer.Exit(2 if on_bad == "error" and (done.failed or not done.num_shards) else 0)
@@ -81,11 +81,8 @@ def show_ingested(console: Console, done: "Ingested") -> None:
     if done.num_known:
         console.print(f"{done.num_known:,} file(s) were converted or listed by an earlier run.")
     if done.num_changed:
-        console.print(
-            f"{done.num_changed:,} file(s) have changed since; their old text stays. To convert them again, use a new"
-            " --output.",
-            style="yellow",
-        )
+        changed = f"{done.num_changed:,} file(s) have changed since; their old text stays."
+        console.print(f"{changed} To convert them again, use a new --output.", style="yellow")
     if done.misnamed:
         console.print(f"{done.misnamed:,} file(s) are not what their suffix says, and were read as what they are.")
     if done.passed_over:
@@ -97,27 +94,19 @@ def show_ingested(console: Console, done: "Ingested") -> None:
             console.print(f"A recipe reads {kinds} as they are: data.sources: [{{path: THEIR FOLDER}}]", markup=False)
     if done.failed:
         show_failed(console, done)
-    if done.num_shards:
-        console.print(
-            f"{done.num_shards:,} jsonl file(s). A recipe reads them: data.sources: [{{path: {done.folder}}}]",
-            markup=False,
-        )
-    else:
-        console.print("There is no document in the output.")
+    source = f"{done.num_shards:,} jsonl file(s). A recipe reads them: data.sources: [{{path: {done.folder}}}]"
+    console.print(source if done.num_shards else "There is no document in the output.", markup=False)
 
 
 def show_failed(console: Console, done: "Ingested") -> None:
     """The files without a document, counted by the reason, with the first of each."""
     first = {entry.reason: entry for entry in reversed(done.failed)}
     counts = Counter(entry.reason for entry in done.failed)
-    table = Table(
-        Column("no document", justify="right"), "because", Column("for example", overflow="fold"), "", style="yellow"
-    )
+    example = Column("for example", overflow="fold")
+    table = Table(Column("no document", justify="right"), "because", example, "", style="yellow")
     for reason, count in counts.most_common(FAILED_SHOWN):
-        entry = first[reason]
-        table.add_row(
-            f"{count:,}", reason, escape(entry.path), escape("" if entry.detail == reason else entry.detail or "")
-        )
+        path, detail = first[reason].path, first[reason].detail
+        table.add_row(f"{count:,}", reason, escape(path), escape("" if detail == reason else detail or ""))
     console.print(table)
     console.print(f"All of them, and duplicates, are listed in {done.failed_file}", markup=False)
 
@@ -184,11 +173,10 @@ def rewrite_command(
         min_characters=min_characters,
         batch_size=batch_size,
     )
-    done = rewrite(task, output, tell)
-    show_rewritten(done, output)
+    show_rewritten(rewrite(task, output, log_progress), output)
 
 
-def tell(done: Rewritten) -> None:
+def log_progress(done: Rewritten) -> None:
     typer.echo(f"{done.documents:,} documents, {done.texts:,} texts made, {done.dropped.total():,} dropped")
 
 

@@ -72,10 +72,8 @@ def kind_by_content(raw: bytes) -> str | None:
     if b"%PDF-" in head[:1024]:  # readers accept that much before the mark
         return "pdf"
     if head.startswith(OLD_OFFICE):
-        raise NotConverted(
-            "encrypted or old Office file",
-            "a .doc of before 2007, or one with a password. Save it as .docx without one",
-        )
+        detail = "a .doc of before 2007, or one with a password. Save it as .docx without one"
+        raise NotConverted("encrypted or old Office file", detail)
     if head.startswith(ZIP):
         try:
             with zipfile.ZipFile(BytesIO(raw)) as archive:
@@ -101,9 +99,8 @@ def decode(raw: bytes, *, is_html: bool = False) -> str:
         except (UnicodeDecodeError, LookupError):
             continue
     if sum(byte > 127 for byte in raw) > len(raw) / 4:  # no Latin script has so many accents
-        raise NotConverted(
-            "unknown encoding", "neither UTF-8 nor windows-1252. Convert it: iconv -f ENCODING -t utf-8"
-        )
+        detail = "neither UTF-8 nor windows-1252. Convert it: iconv -f ENCODING -t utf-8"
+        raise NotConverted("unknown encoding", detail)
     return raw.decode("cp1252", errors="replace")
 
 
@@ -143,10 +140,8 @@ def markdown_of(page: str, skip: tuple[str, ...] = MENUS) -> str:
 
     if "xhtml" in page[:1000] or page.lstrip().startswith("<?xml"):
         page = EMPTY_ELEMENT.sub(r"<\1\2></\1>", page)  # an HTML parser would not see that it ends
-    parts = [
-        CJK_LINE_END.sub("", part) if number % 2 == 0 else part for number, part in enumerate(PREFORMATTED.split(page))
-    ]
-    parts[::2] = [re.sub(r"\s+", " ", part) for part in parts[::2]]
+    parts = PREFORMATTED.split(page)
+    parts[::2] = [re.sub(r"\s+", " ", CJK_LINE_END.sub("", part)) for part in parts[::2]]
     options = html_to_markdown.ConversionOptions(
         bullets="-",
         sup_symbol=RAISED,
@@ -186,19 +181,14 @@ def convert_epub(raw: bytes) -> Converted:
         container = ElementTree.fromstring(archive.read("META-INF/container.xml"))
         name = next((str(one.get("full-path")) for one in container.iterfind(".//{*}rootfile")), "")
         package = ElementTree.fromstring(archive.read(name))
-        files = {
-            one.get("id"): unquote(str(one.get("href")))
-            for one in package.iterfind(".//{*}item")
-            if "html" in str(one.get("media-type"))
-        }
+        pages = [one for one in package.iterfind(".//{*}item") if "html" in str(one.get("media-type"))]
+        files = {one.get("id"): unquote(str(one.get("href"))) for one in pages}
         spine = [str(one.get("idref")) for one in package.iterfind(".//{*}itemref") if one.get("linear") != "no"]
-        chapters = [
-            posixpath.normpath(posixpath.join(posixpath.dirname(name), files[one])) for one in spine if one in files
-        ]
+        folder = posixpath.dirname(name)
+        chapters = [posixpath.normpath(posixpath.join(folder, files[one])) for one in spine if one in files]
         if "META-INF/encryption.xml" in archive.namelist():
-            encrypted = ElementTree.fromstring(archive.read("META-INF/encryption.xml")).iterfind(
-                ".//{*}CipherReference"
-            )
+            encryption = ElementTree.fromstring(archive.read("META-INF/encryption.xml"))
+            encrypted = encryption.iterfind(".//{*}CipherReference")
             if {unquote(str(one.get("URI"))) for one in encrypted} & set(chapters):
                 raise NotConverted("encrypted", "its chapters are encrypted (digital rights management)")
         if not chapters:
@@ -220,10 +210,8 @@ def open_archive(raw: bytes, unread: tuple[str, ...] | str) -> Iterator[zipfile.
             if any(one.flag_bits & 1 for one in members):
                 raise NotConverted("encrypted", "the zip file has a password")
             if (size := sum(one.file_size for one in members)) > MAX_UNPACKED_BYTES:
-                limit = MAX_UNPACKED_BYTES // 2**20
-                raise NotConverted(
-                    "too large when unpacked", f"{size:,} bytes, the limit is {limit} MiB. Is it a zip bomb?"
-                )
+                detail = f"{size:,} bytes, the limit is {MAX_UNPACKED_BYTES // 2**20} MiB. Is it a zip bomb?"
+                raise NotConverted("too large when unpacked", detail)
             yield archive
     except (KeyError, OSError) as problem:
         raise NotConverted("damaged", str(problem)) from problem
@@ -374,14 +362,8 @@ def joined(text: str, line: str, words: Counter[str]) -> str:
     return text[:-1] + ("" if line[:1].islower() or known else "-") + line
 
 
-# --- convert ---
-
-
-LIBRARIES = {
-    "html_to_markdown": "html-to-markdown",
-    "mammoth": "mammoth",
-    "pypdfium2": "pypdfium2",
-}  # module -> package
+LIBRARIES = {"html_to_markdown": "html-to-markdown", "mammoth": "mammoth", "pypdfium2": "pypdfium2"}
+"""Module -> package."""
 NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff\ud800-\udfff]")
 
 
@@ -426,6 +408,4 @@ def require_libraries() -> None:
         ResourceError: libraries are missing; with the command that installs them.
     """
     if missing := [name for module, name in LIBRARIES.items() if find_spec(module) is None]:
-        raise ResourceError(
-            f"documents are read with {', '.join(missing)}, not installed here. Run: pip install 'cpt[documents]'"
-        )
+        raise ResourceError(f"not installed: {', '.join(missing)}. Run: pip install 'cpt[documents]'")

@@ -59,9 +59,8 @@ class Ingested:
     passed_over: Counter[str] = field(default_factory=Counter)  # suffix -> files in folders that are no documents
     num_known: int = 0  # files that an earlier run has converted or listed
     num_changed: int = 0  # of these, files that have changed since
-    new: dict[str, Counter[str]] = field(
-        default_factory=dict
-    )  # by kind: files, documents, pages, characters, duplicates, failed
+    # By kind: files, documents, pages, characters, duplicates, failed.
+    new: dict[str, Counter[str]] = field(default_factory=dict)
     misnamed: int = 0  # new documents of another kind than their suffix says
     failed: list[JournalEntry] = field(default_factory=list)  # of the inputs, those without a document, now or before
 
@@ -72,7 +71,7 @@ def ingest(
     *,
     max_seconds: float = 120.0,
     retry_failed: bool = False,
-    tell: Callable[[int, int], None] = lambda done, of: None,
+    report: Callable[[int, int], None] = lambda done, of: None,
 ) -> Ingested:
     """Convert the new files among the inputs, and add them to the output folder.
 
@@ -82,7 +81,7 @@ def ingest(
     Args:
         max_seconds: time limit of a file's conversion.
         retry_failed: try files again that an earlier run could not convert.
-        tell: called with the number of files that are done, and of all.
+        report: called with the number of files that are done, and of all.
 
     Raises:
         DataError: an input does not exist.
@@ -107,7 +106,7 @@ def ingest(
                 recorded = record(entry, row, folder.number, holders, done)
                 entries.append(recorded)
                 rows += [row] if row is not None and recorded.shard is not None else []
-                tell(number, len(todo))
+                report(number, len(todo))
             folder.write(entries, rows)
         folder.list_failed()
         done.num_shards = len(list(output.glob("documents-*.jsonl")))
@@ -123,8 +122,7 @@ def has_changed(path: Path, entry: JournalEntry) -> bool:
 def convert_all(
     paths: Sequence[Path], holders: dict[str, str], seconds: float
 ) -> Iterator[tuple[JournalEntry, dict[str, Any] | None]]:
-    """What became of each file, in order. There is always a worker process: only a process without threads may
-    fork."""
+    """The files in order. There is always a worker process: only a process without threads may fork."""
     prepare = partial(FileConverter, seconds, MEMORY_BYTES, frozenset(holders))
     return map_in_order(prepare, paths, min(len(paths), max(1, num_workers())))
 
@@ -147,9 +145,6 @@ def record(
     return replace(entry, shard=shard)
 
 
-# --- kinds ---
-
-
 def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Counter[str]]:
     """The files that were named and the documents below folders, sorted; and the suffixes of the other files there,
     counted.
@@ -160,13 +155,9 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
     files, others, ours = list[Path](), Counter[str](), output.resolve()
     for path in inputs:
         if path.is_dir() and path.resolve().is_relative_to(ours):
-            raise DataError(
-                f"{path} is in the output folder {output}, whose files are no input. Give another folder as --output."
-            )
+            raise DataError(f"{path} is in the output folder {output}. Set --output to another folder.")
         if not path.is_dir() and not path.is_file():
-            raise DataError(
-                f"{path}: no such file or folder (looked from {Path.cwd()}). Give files or folders of documents."
-            )
+            raise DataError(f"{path}: no such file or folder in {Path.cwd()}.")
         files += [] if path.is_dir() else [path]
         for file in sorted(path.rglob("*")) if path.is_dir() else ():
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
@@ -179,9 +170,6 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
                 suffix = "".join(file.suffixes[-2:]) if is_compressed else file.suffix
                 others[suffix.lower() or "no suffix"] += 1
     return list(dict.fromkeys(files)), others
-
-
-# --- convert ---
 
 
 @dataclass(frozen=True)
@@ -206,25 +194,16 @@ class FileConverter:
             convert, modules = CONVERTERS[kind]
             for module in modules:
                 import_module(module)  # once, before the fork
-            document = with_clean_text(
-                run_isolated(convert, raw, self.seconds, self.memory_bytes), tidy=kind not in ("md", "txt")
-            )
+            converted = run_isolated(convert, raw, self.seconds, self.memory_bytes)
+            document = with_clean_text(converted, tidy=kind not in ("md", "txt"))
         except NotConverted as problem:
             return replace(entry, reason=problem.reason, detail=problem.detail), None
         except OSError as problem:
             return replace(entry, reason="cannot be read", detail=problem.strerror or str(problem)), None
-        converter = ", ".join(
-            f"{name} {version(name)}" for name in ["cpt", *(LIBRARIES[module] for module in modules)]
-        )
+        converter = ", ".join(f"{name} {version(name)}" for name in ["cpt", *map(LIBRARIES.__getitem__, modules)])
+        row = {"text": document.text, "path": entry.path, "sha256": entry.sha256, "format": kind}
         pages = {} if document.pages is None else {"pages": document.pages}
-        row = {
-            "text": document.text,
-            "path": entry.path,
-            "sha256": entry.sha256,
-            "format": kind,
-            "title": document.title,
-        }
-        return entry, {**row, **pages, "converter": converter}
+        return entry, {**row, "title": document.title, **pages, "converter": converter}
 
 
 def read_whole(path: str) -> bytes:
@@ -234,9 +213,6 @@ def read_whole(path: str) -> bytes:
     if compression_of(path) and len(raw) > MAX_UNPACKED_BYTES:
         raise NotConverted("too large when unpacked", f"the limit is {MAX_UNPACKED_BYTES // 2**20} MiB")
     return raw
-
-
-# --- isolation ---
 
 
 Argument = TypeVar("Argument")
@@ -266,9 +242,8 @@ def run_isolated(
         raise NotConverted("took too long", f"more than {seconds:g} seconds")
     if given is None:
         code = child.exitcode or 0
-        raise NotConverted(
-            "the converter crashed", f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        )
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        raise NotConverted("the converter crashed", how)
     if not is_result:
         raise NotConverted(*given)
     return given
@@ -292,9 +267,6 @@ def answer(
         sending.send((False, ("too much memory", f"more than {memory_bytes / 2**30:.1f} GiB")))
     except Exception as problem:  # libraries raise anything at what they were not made for; the file is listed with it
         sending.send((False, ("the converter failed", " ".join(f"{type(problem).__name__}: {problem}".split())[:500])))
-
-
-# --- output ---
 
 
 DUPLICATE = "duplicate"

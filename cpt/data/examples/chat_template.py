@@ -6,23 +6,14 @@ from functools import cached_property, lru_cache
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
+from cpt.data.readers.documents import first_line
 from cpt.data.readers.example import NOT_TOKEN, Example, Message, Words, example_of
 from cpt.errors import RecipeError
 
 # Some templates write today's date. Stored tokens must be the same tomorrow, so for them it is always 26 July 2024,
 # which Llama 3's fall back to.
-DATE = {
-    "%Y": "2024",
-    "%y": "24",
-    "%m": "07",
-    "%d": "26",
-    "%B": "July",
-    "%b": "Jul",
-    "%A": "Friday",
-    "%a": "Fri",
-    "%H": "00",
-    "%M": "00",
-}
+DATE = {"%Y": "2024", "%y": "24", "%m": "07", "%d": "26", "%B": "July", "%b": "Jul", "%A": "Friday", "%a": "Fri"}
+DATE |= {"%H": "00", "%M": "00"}
 FILLED_IN = "".join(f"|replace('{code}','{text}')" for code, text in DATE.items())
 SAME_DAY = f"{{%- macro strftime_now(format) %}}{{{{ format{FILLED_IN} }}}}{{%- endmacro %}}{{{{ '' }}}}"
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -76,9 +67,8 @@ class ChatTemplate:
         write these. Or else they begin where the prompt of the messages before ends. Or they are looked for.
         """
         spans = self._turns(messages, tools, text)
-        if any(
-            message["role"] == TOOL for message in messages
-        ):  # Gemma 4 writes some tool results inside the assistant's turn
+        if any(message["role"] == TOOL for message in messages):
+            # Gemma 4 writes some tool results inside the assistant's turn.
             probe = [{**message, "content": PROBE} if message["role"] == TOOL else message for message in messages]
             written = self.write(probe, tools)
             if any(PROBE in written[start:end] for start, end in self._turns(probe, tools, written)):
@@ -105,11 +95,8 @@ class ChatTemplate:
         if at == last or not whole.startswith(first) or not prompted.startswith(first) or not whole.startswith(second):
             return None
         is_prompted = len(prompted) > len(first)
-        befores = [
-            whole[len(first) : at],
-            whole[len(second) : last],
-            *([prompted[len(first) :]] if is_prompted else []),
-        ]
+        befores = [whole[len(first) : at], whole[len(second) : last]]
+        befores += [prompted[len(first) :]] if is_prompted else []
         after = commonprefix([whole[at + len(ANSWERED) :], whole[last + len(ANSWERED) :]])
         ends = [found.end() for found in self.control.finditer(after)] or [0]
         return Frame(commonprefix(befores).rstrip(" "), after[: ends[-1]], is_prompted)
@@ -168,10 +155,8 @@ class ChatTemplate:
         end += len(commonprefix([blanks, text[end:]]))  # most templates strip the content, phi's and gpt-oss's do not
         after = upto[upto.rfind(content) + len(content) :]
         token = self.control.match(text, end)
-        ends = [len(tail) for tail in (after, after.lstrip()) if text.startswith(tail, end)] or [
-            len(token[0]) if token else 0
-        ]
-        return begin if is_opened else start, end + ends[0]
+        ends = [len(tail) for tail in (after, after.lstrip()) if text.startswith(tail, end)]
+        return begin if is_opened else start, end + (ends[0] if ends else len(token[0]) if token else 0)
 
 
 def control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
@@ -199,9 +184,7 @@ def rendered(
         tools = list(tools) if tools else None
         written: Any = render_jinja_template([list(messages)], tools, chat_template=template, **more)  # type: ignore[arg-type]
     except (TemplateError, TypeError, ValueError) as problem:
-        raise Refused(
-            f"the chat template says: {(str(problem).splitlines() or [type(problem).__name__])[0]}"
-        ) from problem
+        raise Refused(f"the chat template says: {first_line(problem)}") from problem
     (text,), spans = written
     return str(text), [(int(start), int(end)) for start, end in spans[0]] if spans else []
 
@@ -278,9 +261,8 @@ class ExampleWriter:
 
     def prompt(self, example: Example) -> list[Written]:
         if isinstance(example.prompt, list):
-            return [
-                Written(self.chats().opening(example.prompt, example.tools), is_chat=True, spans=[], learns_end=False)
-            ]
+            opening = self.chats().opening(example.prompt, example.tools)
+            return [Written(opening, is_chat=True, spans=[], learns_end=False)]
         if example.prompt is None:
             raise Refused("no prompt: a plain text or a chat, not a row with columns")
         return [Written(example.prompt, is_chat=False, spans=[], learns_end=False)]
@@ -305,18 +287,12 @@ class ExampleWriter:
             spans = [span for span in spans if span[0] >= begin]
         else:
             text = chats.write(messages, tools)
-            spans = chats.turns(messages, tools, text)[
-                sum(message["role"] == ASSISTANT for message in messages[:first]) :
-            ]
+            before = sum(message["role"] == ASSISTANT for message in messages[:first])
+            spans = chats.turns(messages, tools, text)[before:]
             if messages[-1]["role"] == ASSISTANT and not chats.ends_turn(text, spans[-1]):
                 spans[-1] = (spans[-1][0], len(text))  # blanks too, so that what stands before the EOS is learned
-        return Written(
-            text,
-            is_chat=True,
-            spans=spans,
-            by_overlap=chats.tells_generated,
-            learns_end=messages[-1]["role"] == ASSISTANT,
-        )
+        learns_end = messages[-1]["role"] == ASSISTANT
+        return Written(text, is_chat=True, spans=spans, by_overlap=chats.tells_generated, learns_end=learns_end)
 
     def completion(self, prompt: list[Message], completion: list[Message], tools: Tools) -> Written:
         chats = self.chats()

@@ -14,7 +14,7 @@ import tokenizers
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from cpt.data.examples.chat_template import ExampleWriter, Refused, Span, Written, control_pattern, same_every_day
+from cpt.data.examples.chat_template import ExampleWriter, Refused, Span, Written, same_every_day
 from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.example import NOT_TOKEN, example_of
 from cpt.data.store.token_files import StoredDocuments
@@ -54,17 +54,15 @@ def fitting(documents: StoredDocuments, chosen: Int64, form: str, sequence_lengt
         fits, reason = learns_of(documents, sequence_length)[chosen], NOTHING_LEARNED
         tokens = cut
     else:
-        prompts = context_of(documents)[chosen]
+        prompts = of_each(documents, num_context)[chosen]
         fits, reason = prompts < sequence_length + (form == "prompt"), LONG_PROMPT
         cut, tokens = lengths, prompts if form == "prompt" else lengths
     left_out = {} if fits.all() else {reason: int((~fits).sum())}
     return Fitting(chosen[fits], cut[fits], tokens[fits], left_out)
 
 
-def context_of(documents: StoredDocuments) -> Int64:
-    return of_each(
-        documents, lambda segments, begins, ends: np.add.reduceat(segments == CONTEXT, begins, dtype=np.int64)
-    )
+def num_context(segments: Segments, begins: Int64, ends: Int64) -> Int64:
+    return np.add.reduceat(segments == CONTEXT, begins, dtype=np.int64)
 
 
 def learns_of(documents: StoredDocuments, sequence_length: int) -> NDArray[np.bool_]:
@@ -82,15 +80,9 @@ def learns_of(documents: StoredDocuments, sequence_length: int) -> NDArray[np.bo
 
 def of_each(documents: StoredDocuments, function: Callable[[Segments, Int64, Int64], NDArray[Any]]) -> NDArray[Any]:
     """What a function gives for the segments of each folder, and where in them its documents begin and end."""
-    found = [
-        function(part.segments, part.offsets[:-1], part.offsets[1:])
-        for part in documents.parts
-        if part.description.documents
-    ]
+    parts = [part for part in documents.parts if part.description.documents]
+    found = [function(part.segments, part.offsets[:-1], part.offsets[1:]) for part in parts]
     return np.concatenate([np.empty(0, np.int64), *found])
-
-
-# --- encoder ---
 
 
 VERSION = 3  # counts up when an example gets other ids, segments or bytes
@@ -105,8 +97,7 @@ class Tokens(NamedTuple):
 
 
 class ExampleEncoder(DocumentEncoder):
-    """Encodes the texts of examples (`examples.py`): id for id what transformers makes of what the chat template
-    writes.
+    """Encodes the texts of examples: id for id what transformers makes of what the chat template writes.
 
     BOS comes first where the tokenizer puts one, and EOS last, each unless the template wrote it there (blanks after
     it not counted). A token belongs to the segment in which its first character that is no blank stands.
@@ -115,28 +106,22 @@ class ExampleEncoder(DocumentEncoder):
     def __init__(self, encoder: DocumentEncoder, source: DocumentSource, key: str) -> None:
         vars(self).update(vars(encoder))
         if encoder.slow_tokenizer is not None:
-            raise RecipeError(
-                f"`{key}`: the tokenizer `{encoder.name}` is a slow one (Python), which does not report the characters"
-                " of its tokens. Set `tokenizer.path` to one with a tokenizer.json."
-            )
+            slow = f"the tokenizer `{encoder.name}` is a slow one (Python), which does not report character offsets"
+            raise RecipeError(f"`{key}`: {slow}. Set `tokenizer.path` to one with a tokenizer.json.")
         self.form = form_of_source(source)
         self.template = None if encoder.chat_template is None else same_every_day(encoder.chat_template)
         self._gigatoken = None
         if self.form == "document" and self.template is None:
             raise RecipeError(
-                f"`{key}.chat`: the tokenizer `{encoder.name}` has no chat template. Set `tokenizer.path` to one that"
-                " has (that of the model's chat version), or write the chat's text into a column and name it as"
-                " `text_column`."
+                f"`{key}.chat`: the tokenizer `{encoder.name}` has no chat template. Set `tokenizer.path` to that of"
+                " the model's chat version, or write the chat's text into a column: `text_column`."
             )
         what = [encoder.fingerprint, self.form, self.template, sorted(self.named_tokens.items()), VERSION]
         self.fingerprint = xxh3_128_hexdigest(json.dumps(what).encode())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in super().__getstate__().items()
-            if name not in ("whole_tokenizer", "control", "writer")
-        }
+        made_anew = ("whole_tokenizer", "writer")
+        return {name: value for name, value in super().__getstate__().items() if name not in made_anew}
 
     @cached_property
     def writer(self) -> ExampleWriter:
@@ -162,14 +147,10 @@ class ExampleEncoder(DocumentEncoder):
     def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64], Segments]:
         written = [self.write(text) for text in texts]
         tokens = iter(self.tokenize([one for some in written for one in some]))
-        parts = [
-            self.example_ids(text, [(one, next(tokens)) for one in some])
-            for text, some in zip(texts, written, strict=True)
-        ]
-        ids = np.concatenate([np.empty(0, self.dtype), *(ids for ids, _ in parts)]).astype(self.dtype, copy=False)
-        segments = np.concatenate([np.empty(0, np.uint8), *(segments for _, segments in parts)]).astype(
-            np.uint8, copy=False
-        )
+        pairs = zip(texts, written, strict=True)
+        parts = [self.example_ids(text, [(one, next(tokens)) for one in some]) for text, some in pairs]
+        ids = np.concatenate([np.empty(0, self.dtype), *(ids for ids, _ in parts)], dtype=self.dtype)
+        segments = np.concatenate([np.empty(0, np.uint8), *(segments for _, segments in parts)], dtype=np.uint8)
         return ids, np.array([len(ids) for ids, _ in parts], np.int64), segments
 
     def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> NDArray[np.int64]:
@@ -177,9 +158,8 @@ class ExampleEncoder(DocumentEncoder):
         their bytes."""
         if self.form != "conversation":
             return super().bytes_learned(texts, raw)
-        return np.array(
-            [sum(num_bytes_learned(one, self.writer.control) for one in self.write(text)) for text in texts], np.int64
-        )
+        control = self.writer.control
+        return np.array([sum(num_bytes_learned(one, control) for one in self.write(text)) for text in texts], np.int64)
 
     def write(self, text: str) -> list[Written]:
         try:
@@ -214,9 +194,8 @@ class ExampleEncoder(DocumentEncoder):
         begins = [int(np.argmax(learned)) if learned.any() else len(learned) for _, learned in (chosen, rejected)]
         prompt = min(same, *begins)
         parts = [chosen[0][:prompt], chosen[0][prompt:], rejected[0][prompt:]]
-        return np.concatenate(parts), np.repeat(
-            np.array([CONTEXT, LEARNED, UNWANTED], np.uint8), [len(part) for part in parts]
-        )
+        segments = np.array([CONTEXT, LEARNED, UNWANTED], np.uint8)
+        return np.concatenate(parts), np.repeat(segments, [len(part) for part in parts])
 
     def with_bos_and_eos(self, written: Written, tokens: Tokens) -> tuple[Ids, NDArray[np.bool_]]:
         """With BOS and EOS, each once; and whether each token is learned."""
@@ -224,10 +203,8 @@ class ExampleEncoder(DocumentEncoder):
         text = written.text.replace(NOT_TOKEN, "")
         learned = overlapping(tokens, spans) if written.by_overlap else beginning_in(tokens, spans, text)
         before = [] if self.bos is None or written.is_chat and ids[:1].tolist() == [self.bos] else [self.bos]
-        ends = self.form != "prompt" and not (
-            written.is_chat and written.text.rstrip().endswith(self.named_tokens["eos_token"])
-        )
-        after = [self.eos] if ends else []
+        has_eos = written.is_chat and written.text.rstrip().endswith(self.named_tokens["eos_token"])
+        after = [self.eos] if self.form != "prompt" and not has_eos else []
         return (
             np.concatenate([np.array(before, self.dtype), ids, np.array(after, self.dtype)]),
             np.concatenate([np.zeros(len(before), bool), learned, np.full(len(after), written.learns_end)]),
@@ -242,9 +219,8 @@ class ExampleEncoder(DocumentEncoder):
         for number, encoding in zip(whole, encodings, strict=True):
             found[number] = self.as_tokens(encoding, 0)
         others = [number for number, tokens in enumerate(found) if tokens is None]
-        pieces = [
-            self.split_at_control_tokens(written[number]) for number in others
-        ]  # text, control token, text, control token ... text
+        # Each is text, control token, text, control token ... text.
+        pieces = [self.split_at_control_tokens(written[number]) for number in others]
         texts = iter(
             self.fast_tokenizer.encode_batch(
                 [piece for some in pieces for piece in some[::2]], add_special_tokens=False
@@ -256,7 +232,7 @@ class ExampleEncoder(DocumentEncoder):
 
     def split_at_control_tokens(self, written: Written) -> list[str]:
         """A text cut at its control tokens; one that the template did not write has none."""
-        pieces = self.control.split(written.text) if written.is_chat else [written.text]
+        pieces = self.writer.control.split(written.text) if written.is_chat else [written.text]
         return [piece.replace(NOT_TOKEN, "") for piece in pieces]
 
     def join_pieces(self, pieces: Sequence[str], texts: Any) -> Tokens:
@@ -288,10 +264,6 @@ class ExampleEncoder(DocumentEncoder):
     @cached_property
     def whole_tokenizer(self) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(self.model_json)
-
-    @cached_property
-    def control(self) -> re.Pattern[str]:
-        return control_pattern(list(self.control_tokens))
 
 
 def unmarked(written: Written) -> list[Span]:
@@ -333,9 +305,6 @@ def overlapping(tokens: Tokens, spans: Sequence[Span]) -> NDArray[np.bool_]:
     return (span >= 0) & (tokens.starts < ends[span])
 
 
-# --- encoders ---
-
-
 MARKS = [  # before the prefix, the suffix and the middle
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
@@ -371,9 +340,8 @@ class MiddleEncoder(DocumentEncoder):
         first = 0 if self.bos is None else 1
         each = iter(part[first:-1] for part in np.split(ids, lengths.cumsum()[:-1]))  # without BOS and EOS
         documents = [self.joined([next(each) for _ in some], text) for some, text in zip(parts, texts, strict=True)]
-        return np.concatenate([np.empty(0, self.dtype), *documents]), np.array(
-            [len(ids) for ids in documents], np.int64
-        )
+        counts = np.array([len(ids) for ids in documents], np.int64)
+        return np.concatenate([np.empty(0, self.dtype), *documents]), counts
 
     def parts_of(self, text: str) -> list[str]:
         if drawn(text, "rate") >= self.options["rate"]:
