@@ -1,5 +1,4 @@
-"""Which training documents hold what the model will be judged by: counted before anything is trained, and left out by
-default."""
+"""Which training documents contain evaluation documents: counted before a run, and dropped by default."""
 
 import math
 from collections import Counter
@@ -171,8 +170,8 @@ def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[
 
 
 def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> tuple[list[tuple[str, str]], int, int]:
-    """Place and text of the documents that the hash of their text holds out of some pieces, whatever their length; how
-    many documents the pieces have, and the bytes of all of them."""
+    """Place and text of the documents held out of some pieces, whatever their length; the number of documents in the
+    pieces, and their bytes."""
     texts, documents, total, limit = [], 0, 0, int(share * 2**64)
     for text, document in texts_of(work, pieces):
         raw = text.encode()
@@ -183,11 +182,10 @@ def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> tu
 
 
 def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) -> Data:
-    """The data section with a filter against the documents that the model is judged by, where the recipe does not
-    refuse it.
+    """The data section with a filter against the recipe's evaluation documents, unless the recipe refuses it.
 
-    Of `held_out_share`, the documents of local sources are looked for: other sources would have to be read twice.
-    Equal copies are held out everywhere, since the hash of the text decides.
+    Of `held_out_share`, documents of local sources only are searched for: others would have to be read twice. Equal
+    copies are held out everywhere, since the hash of the text decides.
     """
     own = [component for component in data.filters if component.name == NAME]
     is_judged = bool(evaluation.perplexity) or evaluation.held_out_share is not None

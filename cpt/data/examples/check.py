@@ -1,5 +1,4 @@
-"""What is wrong with examples before a run spends its time on them: every row is written and encoded as the run would
-do it."""
+"""What is wrong with examples: every row is written and encoded as a run does it."""
 
 import re
 from collections import Counter
@@ -68,9 +67,7 @@ class ExampleReport:
 
     def find_repeated(self) -> None:
         _, first = np.unique(np.array(self.hashes, np.uint64), return_index=True)
-        is_first = np.zeros(len(self.hashes), bool)
-        is_first[first] = True
-        for number in np.flatnonzero(~is_first).tolist():
+        for number in np.setdiff1d(np.arange(len(self.hashes)), first).tolist():
             self.find(REPEATED, self.places[number])
 
     def where(self, kind: str, most: int) -> list[str]:
@@ -199,11 +196,8 @@ def faults_of_length(
         first = np.array([np.argmax(segments[begin + 1 : end] == LEARNED) + 1 for begin, end in bounds])
         learned -= segments[begins] == LEARNED  # of the first token nothing is predicted
         lost = (learned > 0) & (first >= sequence_length)
-        kinds = {
-            MASKED: learned == 0,
-            NOTHING_LEARNED: lost,
-            TRUNCATED: (lengths > sequence_length) & ~lost & (learned > 0),
-        }
+        is_cut = (lengths > sequence_length) & ~lost & (learned > 0)
+        kinds = {MASKED: learned == 0, NOTHING_LEARNED: lost, TRUNCATED: is_cut}
     else:
         lost = context > sequence_length if form == "prompt" else context >= sequence_length
         kinds = {LONG_PROMPT: lost, TRUNCATED: (context + np.maximum(learned, unwanted) > sequence_length) & ~lost}
