@@ -44,14 +44,6 @@ from cpt.recipe.paths import is_document_file
 from cpt.recipe.schema import Data, DocumentSource, Recipe, Source
 from cpt.recipe.sense_data import reported_name
 
-COMMANDS = {  # name -> module:function
-    "check": "cpt.commands.data_check:check_command",
-    "preview": "cpt.commands.data_preview:preview_command",
-    "ingest": "cpt.commands.data_ingest:ingest_command",
-    "rewrite": "cpt.commands.data_ingest:rewrite_command",
-}
-
-
 PIECE_BYTES, EXAMPLE_PIECE_BYTES = 16 * 2**20, 2 * 2**20  # examples are encoded, which takes longer
 PIECES_ALONE = 2  # with more pieces, starting processes is worth it
 BAD_ROWS_SHOWN, EXAMPLES_SHOWN = 20, 5

@@ -28,6 +28,13 @@ from cpt.recipe.schema import Data, DocumentSource
 from cpt.recipe.sense_data import reported_name
 from cpt.tokenizer.load import load_tokenizer
 
+COMMANDS = {  # name -> module:function
+    "check": "cpt.commands.data_check:check_command",
+    "preview": "cpt.commands.data_preview:preview_command",
+    "ingest": "cpt.commands.data_ingest:ingest_command",
+    "rewrite": "cpt.commands.data_ingest:rewrite_command",
+}
+
 
 @dataclass(frozen=True)
 class PreviewedExample:

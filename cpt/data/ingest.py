@@ -130,7 +130,7 @@ def convert_all(
 def record(
     entry: JournalEntry, row: dict[str, Any] | None, shard: int, holders: dict[str, str], done: Ingested
 ) -> JournalEntry:
-    """Count a file, and say where its document is, or why there is none."""
+    """Count a file, and record the shard of its document or the reason for its absence."""
     counts = done.new.setdefault(entry.kind or "unknown", Counter())
     counts["files"] += 1
     if (sha256 := str(entry.sha256)) in holders:
@@ -181,7 +181,7 @@ class FileConverter:
     known: frozenset[str]
 
     def __call__(self, path: Path) -> tuple[JournalEntry, dict[str, Any] | None]:
-        """What became of a file, and the line of a shard; nothing that is wrong with the file is raised."""
+        """Convert a file, and return its journal entry and its line of a shard; errors are in the entry."""
         entry = JournalEntry(str(path).encode("utf-8", "backslashreplace").decode())
         try:
             found = path.stat()
@@ -299,7 +299,9 @@ class OutputFolder:
         """Write failed.jsonl: each file without a document, and why."""
         keys = {"path": "path", "sha256": "sha256", "format": "kind", "reason": "reason", "detail": "detail"}
         failed = [entry for entry in self.entries.values() if entry.reason is not None]
-        write_lines(self.failed_file, ({key: vars(entry)[name] for key, name in keys.items()} for entry in failed))
+        write_lines(
+            self.failed_file, ({key: entry[name] for key, name in keys.items()} for entry in map(asdict, failed))
+        )
 
     def shard(self, number: int) -> Path:
         return self.folder / f"documents-{number:05}.jsonl"

@@ -93,7 +93,7 @@ class Inspector:
         return found
 
     def examples(self, documents: Iterator[Document], found: ExampleReport) -> Iterator[tuple[str, Document]]:
-        """What the run would train on; examples that the template does not take are counted."""
+        """The texts that the run would train on; examples that the template refuses are counted."""
         transforms, filters = build_transforms(self.transforms), build_filters(self.filters)
         for document in documents:
             view = {"text": document.text, "source": self.source_name, "where": document.near}
@@ -143,7 +143,7 @@ def faults_of_words(example: Example | None) -> Iterator[str]:
 
 
 def answers(example: Example) -> Iterator[tuple[str, str]]:
-    """What is learned, each with what was said before it."""
+    """The learned texts, each with the text before it."""
     prompt = last_words(example.prompt)
     if isinstance(example.messages, list):
         yield from spoken(example.messages, "")

@@ -66,8 +66,7 @@ def num_context(segments: Segments, begins: Int64, ends: Int64) -> Int64:
 
 
 def learns_of(documents: StoredDocuments, sequence_length: int) -> NDArray[np.bool_]:
-    """Whether each document has a token to learn among its first `sequence_length`, but for the very first, which
-    nothing stands before."""
+    """Whether each document has a token to learn among its first `sequence_length`, the very first excepted."""
 
     def learns(segments: Segments, begins: Int64, ends: Int64) -> Int64:
         lasts = np.minimum(ends, begins + sequence_length)
@@ -79,7 +78,7 @@ def learns_of(documents: StoredDocuments, sequence_length: int) -> NDArray[np.bo
 
 
 def of_each(documents: StoredDocuments, function: Callable[[Segments, Int64, Int64], NDArray[Any]]) -> NDArray[Any]:
-    """What a function gives for the segments of each folder, and where in them its documents begin and end."""
+    """Call a function with the segments of each folder, and with the begins and ends of its documents."""
     parts = [part for part in documents.parts if part.description.documents]
     found = [function(part.segments, part.offsets[:-1], part.offsets[1:]) for part in parts]
     return np.concatenate([np.empty(0, np.int64), *found])
@@ -100,7 +99,7 @@ class ExampleEncoder(DocumentEncoder):
     """Encodes the texts of examples: id for id what transformers makes of what the chat template writes.
 
     BOS comes first where the tokenizer puts one, and EOS last, each unless the template wrote it there (blanks after
-    it not counted). A token belongs to the segment in which its first character that is no blank stands.
+    it not counted). A token belongs to the segment of its first non-blank character.
     """
 
     def __init__(self, encoder: DocumentEncoder, source: DocumentSource, key: str) -> None:
@@ -129,7 +128,7 @@ class ExampleEncoder(DocumentEncoder):
         return ExampleWriter(self.form, self.template, named, sorted(self.control_tokens))
 
     def reason_to_drop(self, text: str) -> str | None:
-        """Why a text is no example of the form, or what the chat template says against it."""
+        """Why a text is not an example of the form, or why the chat template refuses it."""
         try:
             self.writer.write(text)
         except Refused as problem:
@@ -137,7 +136,7 @@ class ExampleEncoder(DocumentEncoder):
         return None
 
     def proven_for(self, documents: Sequence[str]) -> "ExampleEncoder":
-        """Itself: gigatoken does not tell where tokens stand."""
+        """Itself: gigatoken does not report character offsets."""
         return self
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
@@ -154,8 +153,7 @@ class ExampleEncoder(DocumentEncoder):
         return ids, np.array([len(ids) for ids, _ in parts], np.int64), segments
 
     def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> NDArray[np.int64]:
-        """Of a conversation the answers, as the template writes them, without control tokens; others are not judged by
-        their bytes."""
+        """Bytes of a conversation's answers, as the template writes them, without control tokens."""
         if self.form != "conversation":
             return super().bytes_learned(texts, raw)
         control = self.writer.control
@@ -283,7 +281,7 @@ def num_bytes_learned(written: Written, control: re.Pattern[str]) -> int:
 def beginning_in(tokens: Tokens, spans: Sequence[Span], text: str) -> NDArray[np.bool_]:
     """Which tokens have their first character in a span, blanks in front of it not counted; the spans come in order.
 
-    So an answer's first word is learned whether the blank before it stands in the prompt or in the answer.
+    So an answer's first word is learned whether the blank before it is in the prompt or in the answer.
     """
     if not spans:
         return np.zeros(len(tokens.ids), bool)
