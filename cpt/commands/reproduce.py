@@ -23,8 +23,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.analysis.compare import surroundings
-from cpt.data.readers.files import hash_file, states_of
 from cpt.data.readers.opening import is_url
+from cpt.data.readers.sources import hash_file, states_of
 from cpt.errors import CheckpointError, CptError, DataError, Interrupted, LaunchError, ResourceError, TrainingError
 from cpt.files import size_and_hash
 from cpt.hardware import count_cpu_cores, find_gpus

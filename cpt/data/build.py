@@ -17,7 +17,7 @@ from cpt.data.held_out import HeldOutSet, held_out_set, nothing_held_out, other_
 from cpt.data.mixture import MixtureRows, asked_shares, lengths_of_phases, shares_over
 from cpt.data.open_sources import open_sources
 from cpt.data.prepared import PreparedData, SourceReport, report_on, rows_of_run, tell, tell_repeats
-from cpt.data.readers.forms import form_of_source, refuse_layout, with_form
+from cpt.data.readers.columns import form_of_source, refuse_layout, with_form
 from cpt.data.rows.rows import Layout
 from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
 from cpt.data.rows.windows import WindowedRows
@@ -56,7 +56,7 @@ def build_data(
         budget: how long the run is, to tell how often it reads each source.
         cache_dir: where tokens are kept; by default $CPT_CACHE or ~/.cache/cpt.
         whole: make all of every source.
-        form: of the sources' rows: documents, or examples (`cpt.data.readers.forms`); by default each source's own.
+        form: of the sources' rows: documents, or examples (`cpt.data.readers.columns`); by default each source's own.
 
     Raises:
         DataError: a source is missing, bad or empty after its filters.

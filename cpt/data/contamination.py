@@ -1,5 +1,4 @@
-"""Which training documents hold what the model will be judged by: counted before anything is trained, and left out by
-default."""
+"""Which training documents contain evaluation documents: counted before a run, and dropped by default."""
 
 import math
 from collections import Counter
@@ -13,10 +12,10 @@ from typing import Any, cast
 from xxhash import xxh3_64_intdigest
 
 from cpt.cache import default_cache_dir, key_of, write_once
-from cpt.data.filters.decontamination import FORMAT, NAME, WORDS, Judged, load_runs, read_runs
 from cpt.data.open_sources import filters_of, keyed_sources, transforms_of
+from cpt.data.readers.columns import form_of_source
+from cpt.data.readers.decontamination import FORMAT, NAME, WORDS, Judged, load_runs, read_runs
 from cpt.data.readers.documents import Document, Piece, apply_policy
-from cpt.data.readers.forms import form_of_source
 from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
 from cpt.data.rows.selection import longest_held_out
 from cpt.data.store.parallel import map_in_order, num_workers
@@ -129,9 +128,8 @@ def find_contamination(
 def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[Judged]:
     for number, held_out in enumerate(evaluation.perplexity):
         work, name = work_of(data, held_out, f"evaluation.perplexity[{number}]"), reported_name(held_out)
-        yield from (
-            Judged(name, document.where, text) for text, document in texts_of(work, pieces_of(held_out, work.key))
-        )
+        for text, document in texts_of(work, pieces_of(held_out, work.key)):
+            yield Judged(name, document.where, text)
 
 
 def small_sets(data: Data, evaluation: Evaluation, fewest: int) -> Iterator[tuple[str, HeldOut, int]]:
@@ -172,8 +170,8 @@ def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[
 
 
 def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> tuple[list[tuple[str, str]], int, int]:
-    """Place and text of the documents that the hash of their text holds out of some pieces, whatever their length; how
-    many documents the pieces have, and the bytes of all of them."""
+    """Place and text of the documents held out of some pieces, whatever their length; the number of documents in the
+    pieces, and their bytes."""
     texts, documents, total, limit = [], 0, 0, int(share * 2**64)
     for text, document in texts_of(work, pieces):
         raw = text.encode()
@@ -184,11 +182,10 @@ def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> tu
 
 
 def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) -> Data:
-    """The data section with a filter against the documents that the model is judged by, where the recipe does not
-    refuse it.
+    """The data section with a filter against the recipe's evaluation documents, unless the recipe refuses it.
 
-    Of `held_out_share`, the documents of local sources are looked for: other sources would have to be read twice.
-    Equal copies are held out everywhere, since the hash of the text decides.
+    Of `held_out_share`, documents of local sources only are searched for: others would have to be read twice. Equal
+    copies are held out everywhere, since the hash of the text decides.
     """
     own = [component for component in data.filters if component.name == NAME]
     is_judged = bool(evaluation.perplexity) or evaluation.held_out_share is not None
@@ -208,32 +205,26 @@ def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) ->
 
 
 def is_refused(data: Data) -> bool:
-    return any(
-        component.name == NAME and component.options.get("own_evaluation") is False for component in data.filters
-    )
+    return any(one.name == NAME and one.options.get("own_evaluation") is False for one in data.filters)
 
 
 def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
-    """The file of the runs to look for; made anew where a file that they come from, or what is done to its documents,
-    has changed."""
-    sources = [
-        pair
-        for pair in keyed_sources(data, evaluation)
-        if evaluation.held_out_share is not None or "perplexity" in pair[0]
-    ]
-    read = [(key, source) for key, source in sources if "perplexity" in key or kind_of(source.path) == "local"]
-    states = {key: states_of(source, key) for key, source in read}
+    """The file of the runs of words to look for; written again when a file that they come from, or what is done to its
+    documents, has changed."""
+    has_share = evaluation.held_out_share is not None
+    read = {
+        key: source
+        for key, source in keyed_sources(data, evaluation)
+        if "perplexity" in key or has_share and kind_of(source.path) == "local"
+    }
+    states = {key: states_of(source, key) for key, source in read.items()}
     content = {
         key: reading_content(source, filters_of(data, source, key), transforms_of(data, source, key))
-        for key, source in read
+        for key, source in read.items()
     }
-    names = [reported_name(source) for _, source in read]
-    limits = [
-        evaluation.held_out_share,
-        data.window_bytes,
-        data.on_bad_row,
-        [source.max_documents for _, source in read],
-    ]
+    names = [reported_name(source) for source in read.values()]
+    most = [source.max_documents for source in read.values()]
+    limits = [evaluation.held_out_share, data.window_bytes, data.on_bad_row, most]
     known = folder / key_of({"format": FORMAT, "states": states, "content": content, "names": names, "limits": limits})
     if all(states.values()) and (written := read_sealed(known)) is not None:
         path = folder / written["index"]
@@ -241,9 +232,8 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
             if size_and_hash(path)[1] == written["digest"]:
                 return path
             report_damage(path)
-    path = read_runs(
-        chain(documents_of_sets(data, evaluation), held_out_documents(data, evaluation, only_local=True))
-    ).save(folder)
+    judged = chain(documents_of_sets(data, evaluation), held_out_documents(data, evaluation, only_local=True))
+    path = read_runs(judged).save(folder)
     if all(states.values()):
         write_once(known, sealed({"index": path.name, "digest": size_and_hash(path)[1]}))
     return path
@@ -251,10 +241,8 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
 
 def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
     """What makes training documents of a source's rows; the documents are looked at and not encoded."""
-    nothing = cast(DocumentEncoder, None)
-    return ShardWork(
-        source, key, filters_of(data, source, key), transforms_of(data, source, key), nothing, data.on_bad_row, Path()
-    )
+    filters, transforms, nothing = filters_of(data, source, key), transforms_of(data, source, key), None
+    return ShardWork(source, key, filters, transforms, cast(DocumentEncoder, nothing), data.on_bad_row, Path())
 
 
 def texts_of(work: ShardWork, pieces: Sequence[Piece]) -> Iterator[tuple[str, Document]]:

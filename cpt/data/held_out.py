@@ -10,11 +10,10 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, publish_derived
 from cpt.data.contamination import texts_of, work_of
-from cpt.data.examples.segments import fitting
+from cpt.data.examples.encoder import fitting
+from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.documents import absurd_share
-from cpt.data.readers.files import kind_of
-from cpt.data.readers.forms import form_of_source
-from cpt.data.readers.sources import files_with_sizes, pieces_of
+from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of
 from cpt.data.rows.packing import FORMAT
 from cpt.data.rows.rows import Layout, Row
 from cpt.data.rows.selection import is_held_out, longest_held_out
@@ -36,7 +35,7 @@ class HeldOutSet:
     """Which of the documents behind the rows are the set's; None where rows were made by hand, and documents cannot be
     told apart."""
     form: str = "document"
-    """What the rows are: see `cpt.data.readers.forms`."""
+    """What the rows are: see `cpt.data.readers.columns`."""
 
 
 def held_out_set(
@@ -49,24 +48,18 @@ def held_out_set(
     packing = layout.packing if layout.packing in ("none", "token_budget") else "best_fit"
     stride = max(1, layout.sequence_length - 1)
     layout = replace(layout, packing=packing, stride=stride)
-    # A conversation, or a text beside conversations, is trained on as far as a row holds it. It is judged to its end,
-    # in windows, as a
-    # document is: else the bits would be of its beginning, and the bytes of all of it.
+    # A conversation is trained on as far as a row holds it, and evaluated to its end, in windows, as a document is:
+    # otherwise the bits would be of its beginning, and the bytes of all of it.
     longest = int(np.diff(documents.offsets)[chosen].max(initial=layout.sequence_length))
-    chosen, lengths, read, _ = fitting(
-        documents, chosen, layout.form, layout.sequence_length if layout.is_one_a_row else longest
-    )
+    most = layout.sequence_length if layout.is_one_a_row else longest
+    chosen, lengths, read, _ = fitting(documents, chosen, layout.form, most)
     starts = documents.offsets[chosen]
     what = {
         "format": FORMAT,
         "documents": documents.digest,
         "chosen": xxh3_128_hexdigest(starts.tobytes()),
-        "layout": [
-            layout.sequence_length,
-            packing,
-            stride,
-            *([] if layout.form == "document" else [layout.form, "whole"]),
-        ],
+        "layout": [layout.sequence_length, packing, stride]
+        + ([] if layout.form == "document" else [layout.form, "whole"]),
     }
     folder = publish_derived(cache_dir / "rows" / key_of(what), layout.packer(starts, lengths, 0))
     rows = layout.open(documents, folder)
@@ -74,9 +67,6 @@ def held_out_set(
     return HeldOutSet(
         name, rows, len(chosen), int(read.sum()), int(documents.num_bytes[chosen].sum()), chosen, layout.form
     )
-
-
-# --- held out share ---
 
 
 MOST_BYTES_READ = 64 * 2**20  # of a source's files by `cpt check` and `cpt init`, which takes a second or two

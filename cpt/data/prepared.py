@@ -151,7 +151,7 @@ class PreparedData:
     disk_bytes: int | None
     """That large sources may take on this machine's disk."""
     form: str = "document"
-    """What the rows are: see `cpt.data.readers.forms`."""
+    """What the rows are: see `cpt.data.readers.columns`."""
     held_out_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Of each held-out set with files of its own: file -> xxh3-128 of its content."""
     judges: list[TokenizedSource] = field(default_factory=list)

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedTokenizerBase
 
-from cpt.data.readers.chat import MARK, PART
+from cpt.data.readers.example import MARK, PART
 from cpt.data.store.tokenization import adds_bos
 from cpt.errors import DataError
 from cpt.evaluation.scoring import batches, evaluation_mode, score_tokens, sum_over_processes

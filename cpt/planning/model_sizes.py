@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from cpt.data.readers.forms import form_of_stage
+from cpt.data.readers.columns import form_of_stage
 from cpt.errors import CptError, RecipeError
 from cpt.models.adapters import adaptable, count_lora_parameters
 from cpt.models.config import load_config

@@ -6,7 +6,7 @@ from typing import Any, Self, cast
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
-from cpt.data.readers.forms import form_of_stage
+from cpt.data.readers.columns import form_of_stage
 from cpt.models.attention import VARLEN, why_not_varlen
 from cpt.models.compiled import (
     UNDER_FSDP,

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from trl.models import prepare_deepspeed
 
-from cpt.data.readers.forms import form_of
+from cpt.data.readers.columns import form_of
 from cpt.errors import RecipeError
 from cpt.models.adapters import START_IN_THE_BASE
 from cpt.models.build import build_model, scoring_model

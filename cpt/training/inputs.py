@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.data.build import build_data
 from cpt.data.prepared import PreparedData
-from cpt.data.readers.forms import form_of_stage
+from cpt.data.readers.columns import form_of_stage
 from cpt.models.build import DTYPES
 from cpt.models.config import hash_weights
 from cpt.optim.schedules import phases_in_tokens

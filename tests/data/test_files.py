@@ -4,7 +4,7 @@ import os
 import fsspec
 import pytest
 
-from cpt.data.readers.files import files_of, kind_of, states_of, tell_formats
+from cpt.data.readers.sources import files_of, kind_of, log_formats, states_of
 from cpt.errors import DataError
 from cpt.recipe.schema import Source
 
@@ -55,7 +55,7 @@ def test_links_to_folders_and_to_nothing_are_told_since_they_are_not_read(folder
     (folder / "elsewhere").symlink_to(folder / "sub")
     (folder / "gone.txt").symlink_to(folder / "nothing.txt")
     (folder / "read.txt").symlink_to(folder / "b.txt")
-    tell_formats(Source(path=str(folder)))
+    log_formats(Source(path=str(folder)))
     assert "3 txt" in caplog.text and "not followed: the link(s) elsewhere, gone.txt" in caplog.text
 
 

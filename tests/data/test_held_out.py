@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from cpt.data.examples.segments import LEARNED
+from cpt.data.examples.encoder import LEARNED
 from cpt.data.held_out import held_out_set
-from cpt.data.readers.forms import source_with_form
+from cpt.data.readers.columns import source_with_form
 from cpt.data.rows.rows import Layout
 
 

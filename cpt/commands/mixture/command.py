@@ -14,7 +14,7 @@ from rich.table import Table
 from cpt.commands.mixture.forecast import Forecast, SourceForecast, forecast
 from cpt.console import open_console
 from cpt.data.build import build_data
-from cpt.data.readers.forms import form_of_stage
+from cpt.data.readers.columns import form_of_stage
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
 from cpt.tokenizer.load import load_tokenizer

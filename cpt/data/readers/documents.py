@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,6 +122,10 @@ class BadValue(Exception):  # noqa: N818 -- it is caught where it is raised, and
         super().__init__(detail or reason)
         self.reason, self.detail, self.byte = reason, detail or reason, byte
 
+    def at(self, origin: Origin, number: int, byte: int | None = None) -> BadRow:
+        """The bad row, which begins at a byte; what is wrong may be later in it."""
+        return BadRow(self.reason, self.detail, origin, number, byte if byte is None else byte + (self.byte or 0))
+
 
 def hub_address(path: str) -> str:
     """Where a file in the Hub's cache comes from, the same on each machine; other files as they are called."""
@@ -154,6 +159,7 @@ Listed = dict[str, Any]  # a bad row as a line of bad_rows.jsonl
 FILE_NAME = "bad_rows.jsonl"
 SHOWN = 5
 ABSURD_SHARE = 0.2  # of a source's tokens in one document
+REMEDY = "Fix or remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
 REMEDIES = {
     "missing column": "Set `{key}.text_column`.",
     "null": "Fix or remove the row, or set another `{key}.text_column`.",
@@ -163,17 +169,12 @@ REMEDIES = {
     "no value": "Fix or remove the row, or set other columns: `{key}.chat`.",
     "wrong value": "Fix or remove the row, or set other columns: `{key}.chat`.",
     "not a chat": "Fix or remove the row, or set another `{key}.chat`.",
-    "invalid UTF-8": (
-        "Convert it (iconv -f latin1 -t utf-8), remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
-    ),
-    "UTF-16": (
-        "Convert it (iconv -f utf-16 -t utf-8), remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
-    ),
+    "invalid UTF-8": f"Convert it (iconv -f latin1 -t utf-8). {REMEDY}",
+    "UTF-16": f"Convert it (iconv -f utf-16 -t utf-8). {REMEDY}",
     "empty file": "Fill it, or leave it out of `{key}.path`.",
     "no rows": "Fill it, or leave it out of `{key}.path`.",
     "damaged file": "Write the file anew, or leave it out of `{key}.path`.",
 }
-REMEDY = "Fix or remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
 
 
 def apply_policy(
@@ -224,9 +225,8 @@ def write_bad_rows(found: Sequence[Listed], folder: Path) -> None:
     if not found:
         (folder / FILE_NAME).unlink(missing_ok=True)
         return
-    (folder / FILE_NAME).write_text(
-        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found), encoding="utf-8"
-    )
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+    (folder / FILE_NAME).write_text(lines, encoding="utf-8")
 
 
 def absurd_share(name: str, where: str, size: int, total: int, num_documents: int, unit: str = "tokens") -> str | None:
@@ -237,3 +237,46 @@ def absurd_share(name: str, where: str, size: int, total: int, num_documents: in
         f"{name}: one of {num_documents:,} documents{f' ({where})' if where else ''} makes up {size / total:.0%} of"
         f" the {unit}. Is it one document? The filter `length` with `max_characters` drops such."
     )
+
+
+def clean(text: object, column: str) -> str:
+    """A value that is a text, and one that can be written as UTF-8."""
+    if not isinstance(text, str):
+        raise BadValue(
+            "null" if text is None else "wrong type", f"`{column}` is {kind_of_value(text)}, expected a string"
+        )
+    if "\0" in text:
+        raise BadValue("NUL byte", f"a NUL byte at character {text.index(chr(0))} of `{column}`: this is no text")
+    return text
+
+
+def refuse_surrogates(text: str) -> str:
+    """Half a character is no text; files' readers notice it by themselves, Python functions may give it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        what = f"a lone surrogate (half of a character) at character {problem.start}"
+        raise BadValue("lone surrogate", what) from problem
+    return text
+
+
+def decode(raw: bytes) -> str:
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        if raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            raise BadValue("UTF-16", "UTF-16, expected UTF-8", 0) from problem
+        what = f"invalid UTF-8 at byte {problem.start} (0x{raw[problem.start]:02x})"
+        raise BadValue("invalid UTF-8", what, problem.start) from problem
+    if "\0" in text:
+        raise BadValue("NUL byte", f"a NUL byte at byte {raw.index(0)}: this is no text", raw.index(0))
+    return text
+
+
+def kind_of_value(value: object) -> str:
+    names = {bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object", str: "a string"}
+    return "null" if value is None else names.get(type(value), f"of type {type(value).__name__}")
+
+
+def first_line(problem: BaseException) -> str:
+    return (str(problem).splitlines() or [type(problem).__name__])[0]

@@ -1,53 +1,233 @@
-"""An example as a document: its parts as one text, and the parts back from it; also columns as turns, and templates.
+"""A row as text: a column or a template of a document; all parts of an example, which are read back from the text.
 
-Before each part is U+001D (the control character "group separator") with the part's name. A part is a transcript
-(`chat.py`), a plain text, or JSON (`tools`, `columns`). A chat without tools is the transcript alone, and a plain text
-is itself."""
+Filters and transforms read the text. It is the same for every tokenizer: its hash decides what is held out, and its
+bytes are those of bits per byte. What the model reads is what the tokenizer's chat template makes of the messages
+(`chat_template.py`).
+
+A message is a line with its role behind U+001E (the control character "record separator"), then its content. Other
+keys of a message (tool calls, a name, the reasoning) follow its role as JSON. Before each part of an example is U+001D
+("group separator") with the part's name. A part is a transcript, a plain text, or JSON (`tools`, `columns`). A chat
+without tools is the transcript alone, and a plain text is itself."""
 
 import datetime
 import decimal
 import json
+import math
 import string
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from cpt.data.readers.chat import (
-    MARK,
-    PART,
-    Message,
-    as_json,
-    messages_of,
-    refuse_control,
-    shown,
-    transcript,
-    usual_message,
+from cpt.data.readers.columns import (
+    columns_in,
+    columns_of_row,
+    form_of_source,
+    missing_column,
+    score_column,
+    template_columns,
 )
-from cpt.data.readers.documents import BadValue
-from cpt.data.readers.forms import BESIDE, ELSEWHERE, NAMED, columns_named, form_of_source
-from cpt.errors import RecipeError
-from cpt.recipe.schema import DocumentSource, Source
+from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, clean, kind_of_value
+from cpt.recipe.schema import DocumentSource
 
 
-@cache
-def template_columns(template: str) -> tuple[str, ...]:
-    """The columns that a template names, each once."""
+def item_of(row: Mapping[str, object], source: DocumentSource, origin: Origin, number: int) -> Document | BadRow:
     try:
-        parts = list(string.Formatter().parse(template))
+        return document_of(row, source, origin, number)
+    except BadValue as bad:
+        return bad.at(origin, number)
+
+
+def document_of(row: Mapping[str, object], source: DocumentSource, origin: Origin, number: int) -> Document:
+    column = score_column(source)
+    score = math.nan if column is None else score_of(value_of(row, column), column)
+    return Document(text_of(row, source), origin, number, score)
+
+
+def score_of(value: object, column: str) -> float:
+    """A number, or a text that is one, as in csv files."""
+    try:
+        score = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+    except ValueError:
+        score = math.nan
+    if math.isnan(score):
+        reason = "null" if value is None else "wrong type"
+        raise BadValue(reason, f"`{column}` is {kind_of_value(value)}, expected a number to order by")
+    return score
+
+
+def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
+    if source.chat is None:
+        return written_text(row, source)
+    columns = columns_of_row(row, source)
+    if "text" not in columns:
+        return clean(example_text(row, source, columns), ", ".join(columns.values()))
+    text = written_text(row, source)
+    if text.startswith(CONTROL):  # a plain text among examples must not look like one
+        raise BadValue("control character", f"it begins with U+{ord(text[0]):04X}: this is no text")
+    return text
+
+
+def written_text(row: Mapping[str, object], source: DocumentSource) -> str:
+    if source.template is None:
+        return clean(value_of(row, source.text_column), source.text_column)
+    values = {column: filled_in(value_of(row, column), column) for column in template_columns(source.template)}
+    return clean(source.template.format(**values), "the template's text")
+
+
+def value_of(row: Mapping[str, object], column: str) -> object:
+    if column not in row:
+        raise missing_column(list(row), column)
+    return row[column]
+
+
+def filled_in(value: object, column: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        reason = "null" if value is None else "wrong type"
+        raise BadValue(reason, f"`{column}` is {kind_of_value(value)}, expected a string or a number")
+    return str(value)
+
+
+# --- chat ---
+
+
+ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool", "function_response": "tool"}
+"""What `from` says, and how chat templates call it."""
+CALLS = "function_call"
+
+
+def usual_message(message: object) -> object:
+    """A message with `value` instead of `content` as chat templates want it; anything else as it is."""
+    if not isinstance(message, Mapping) or "value" not in message or "content" in message:
+        return message
+    if not {"from", "role"} & set(message):
+        return message
+    said = message.get("from", message.get("role"))
+    more = {key: value for key, value in message.items() if key not in ("from", "role", "value")}
+    if said == CALLS:
+        return {"role": "assistant", "content": None, "tool_calls": calls_in(message["value"]), **more}
+    return {"role": ROLES.get(str(said), said), "content": message["value"], **more}
+
+
+def calls_in(value: object) -> list[dict[str, Any]]:
+    """The calls that a text holds as JSON: one, or a list of them."""
+    try:
+        calls = json.loads(value) if isinstance(value, str) else value
     except ValueError as problem:
-        raise RecipeError(
-            f"the template {template!r} is none ({problem}). Write a column as {{title}}, a brace as {{{{."
-        ) from problem
-    names = [name for _, name, _, _ in parts if name is not None]
-    odd = [name for name in names if not name or set(name) & set(".[]") or name.isdigit()]
-    if odd or not names or any(form or conversion for _, _, form, conversion in parts):
-        raise RecipeError(f"the template {template!r} must name columns, as in {{title}}, and nothing else in braces.")
-    return tuple(dict.fromkeys(names))
+        raise BadValue("not a chat", f"a {CALLS} is {str(value)[:80]!r}, expected JSON: {problem}") from problem
+    calls = calls if isinstance(calls, list) else [calls]
+    if not all(isinstance(call, Mapping) and isinstance(call.get("name"), str) for call in calls):
+        raise BadValue("not a chat", f"a {CALLS} is {str(value)[:80]!r}, expected {{name: ..., arguments: {{...}}}}")
+    return [{"type": "function", "function": dict(call)} for call in calls]
 
 
-def columns_in(written: str) -> tuple[str, ...]:
-    """The columns that an entry of `chat` means: its only one, or those of a template."""
-    return template_columns(written) if "{" in written else (written,)
+# --- chat ---
+
+
+PART = "\x1d"
+"""Stands before each part of an example (`examples.py`)."""
+MARK = "\x1e"
+NOT_TOKEN = "\x1f"
+"""Stands inside what looks like a special token in a message, until it is encoded (`chat_encoder.py`)."""
+CONTROL = (PART, MARK, NOT_TOKEN)
+KEYS = ("role", "content")
+Message = dict[str, Any]
+
+
+def transcript(chat: object, column: str) -> str:
+    if chat is None:
+        raise BadValue("no value", f"`{column}` is null, expected a list of messages")
+    if not isinstance(chat, list) or not chat:
+        raise not_a_chat(f"`{column}` is {shown(chat)}")
+    return "\n".join(f"{MARK}{role}\n{content}" for role, content in (message_of(message, column) for message in chat))
+
+
+def message_of(message: object, column: str) -> tuple[str, str]:
+    """Role, with what the message has besides, and content of a message; it may be null beside tool calls."""
+    message = usual_message(message)
+    if not isinstance(message, dict):
+        raise not_a_chat(f"`{column}` holds {shown(message)}")
+    role, content = (message.get(key) for key in KEYS)
+    more = {str(key): value for key, value in message.items() if value is not None and key not in KEYS}
+    if isinstance(content, list):
+        content = text_of_parts(content, column)
+    if content is None and "tool_calls" in more:
+        content, more = "", {"content": None, **more}
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise not_a_chat(f"`{column}` holds {shown(message)}")
+    if not role.strip() or len(role.splitlines()) != 1 or " {" in role:
+        raise not_a_chat(f"`{column}` holds {shown(message)}")
+    refuse_control(f"{role}{content}", f"a message of `{column}`")
+    return f"{role} {as_json(more, f'a message of `{column}`')}" if more else role, content
+
+
+def text_of_parts(parts: list[Any], column: str) -> str:
+    """The text of a content that is a list of parts, {type: text, text: ...}."""
+    for part in parts:
+        kind_of_part = part.get("type", "text") if isinstance(part, Mapping) else None
+        if kind_of_part != "text" or not isinstance(part.get("text"), str):
+            what = f"a part of type `{kind_of_part}`" if isinstance(part, Mapping) else shown(part)
+            only = "only texts are learned from, no images or sounds"
+            raise BadValue("not a chat", f"`{column}` holds {what} in a message: {only}")
+    return "".join(part["text"] for part in parts)
+
+
+def messages_of(text: str) -> list[Message]:
+    """The messages of a transcript; none where it is not one."""
+    if not text.startswith(MARK):
+        return []
+    parts = [part.partition("\n") for part in text[1:].split(MARK)]
+    ends = [1] * (len(parts) - 1) + [0]  # the line break before the next message
+    return [
+        as_message(head, content[: len(content) - end]) for (head, _, content), end in zip(parts, ends, strict=True)
+    ]
+
+
+def as_message(head: str, content: str) -> Message:
+    role, brace, more = head.partition(" {")
+    if not brace:
+        return {"role": role, "content": content}
+    try:
+        return {"role": role, "content": content, **json.loads(brace[1:] + more, strict=False)}
+    except ValueError:  # a transform changed it
+        return {"role": head, "content": content}
+
+
+def as_json(value: object, where: str) -> str:
+    for text in texts_in(value):
+        refuse_control(text, where)
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as problem:
+        raise BadValue("wrong value", f"{where} cannot be written as JSON: {problem}") from problem
+
+
+def texts_in(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from texts_in(item)
+    elif isinstance(value, Mapping):
+        yield from map(str, value)
+        for item in value.values():
+            yield from texts_in(item)
+
+
+def refuse_control(text: str, where: str) -> None:
+    for mark in CONTROL:
+        if mark in text:
+            raise BadValue("control character", f"U+{ord(mark):04X} in {where}: this is no text")
+
+
+def not_a_chat(what: str) -> BadValue:
+    return BadValue("not a chat", f"{what}, expected a list of messages: {{role: a word, content: a text}}")
+
+
+def shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# --- example ---
 
 
 def filled_lines(template: str, row: Mapping[str, object]) -> str:
@@ -77,11 +257,6 @@ def text_in(value: object, column: str) -> str:
     return str(value)
 
 
-# --- turns ---
-
-
-BEFORE = ("system", "history")
-"""What `chat` may name besides: it comes before the messages of an example, and a row need not have it."""
 SIDES = {"user": "prompt", "assistant": "completion", "chosen": "chosen", "rejected": "rejected"}
 """Columns that are one message each where `chat` names a `user`, and which part of an example they are."""
 
@@ -101,19 +276,15 @@ def with_turns(
     values = {name: [value] if isinstance(value, dict) else value for name, value in values.items()}  # a message alone
     named = dict(columns)
     if "user" in values:
-        values = {
-            SIDES.get(name, name): as_turn(name, value) if name in SIDES else value for name, value in values.items()
-        }
+        values = {SIDES.get(name, name): as_turn(name, value) for name, value in values.items()}
         named = {SIDES.get(name, name): column for name, column in columns.items()}
-    elif (
-        "messages" in values and "label" in values and isinstance(values["messages"], list)
-    ):  # the last turn is what was judged
+    elif "label" in values and isinstance(values.get("messages"), list):  # the label is of the last turn
         talk = values.pop("messages")
         values |= {"prompt": talk[:-1], "completion": talk[-1:]}
         named |= dict.fromkeys(("prompt", "completion"), columns["messages"])
     is_text = isinstance(values.get("prompt"), str) or "user" in columns
-    if is_text and all(holds_prompt(values.get(side)) for side in ("chosen", "rejected")):
-        del values["prompt"]  # the conversations say it again
+    if is_text and all(first_role(values.get(side)) not in (None, "assistant") for side in ("chosen", "rejected")):
+        del values["prompt"]  # the conversations contain it
     if whole and "user" in columns and all(isinstance(values[side], list) for side in ("prompt", "completion")):
         values = {"messages": [*values["prompt"], *values["completion"]]}
         named["messages"] = named["prompt"]
@@ -130,7 +301,7 @@ def with_beginning(
         if not isinstance(talk, list):
             what = "a system prompt or earlier turns could stand before"
             raise BadValue("texts and messages", f"`{named[side]}` is no list of messages that {what}")
-        own = talk[: has_system(talk)]
+        own = talk[: first_role(talk) == "system"]  # counts instead of the source's
         values[side] = [*(own or system), *history, *talk[len(own) :]]
     return values
 
@@ -138,11 +309,6 @@ def with_beginning(
 def value_in(row: Mapping[str, object], written: str) -> object:
     """What an entry of `chat` means in a row: a column's value, or the text of a template."""
     return filled_lines(written, row) if "{" in written else row.get(written)
-
-
-def columns_of_turns(named: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns that `chat` means, each once."""
-    return tuple(dict.fromkeys(column for written in named.values() for column in columns_in(written)))
 
 
 def system_turn(text: object) -> list[Message]:
@@ -163,23 +329,16 @@ def is_pair(pair: object) -> bool:
 
 
 def as_turn(name: str, value: object) -> object:
-    """A text as a message; anything else as it is."""
-    return [{"role": "user" if name == "user" else "assistant", "content": value}] if isinstance(value, str) else value
+    """The text of a side as a message; anything else as it is."""
+    if name not in SIDES or not isinstance(value, str):
+        return value
+    return [{"role": "user" if name == "user" else "assistant", "content": value}]
 
 
-def holds_prompt(talk: object) -> bool:
-    """Whether these are messages of which the first is not an answer."""
+def first_role(talk: object) -> object:
+    """The role of the first message; None where these are not messages."""
     first = usual_message(talk[0]) if isinstance(talk, list) and talk else None
-    return isinstance(first, Mapping) and first.get("role") != "assistant"
-
-
-def has_system(talk: list[object]) -> bool:
-    """Whether messages begin with a system prompt of their own, which then counts."""
-    first = usual_message(talk[0]) if talk else None
-    return isinstance(first, Mapping) and first.get("role") == "system"
-
-
-# --- example ---
+    return first.get("role", "") if isinstance(first, Mapping) else None
 
 
 LABELS = {"true": True, "1": True, "false": False, "0": False}
@@ -199,56 +358,6 @@ class Example(NamedTuple):
     columns: dict[str, Any] | None = None
 
 
-def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, str]:
-    """What an example of the source is made of, each with its column, among the columns that are there."""
-    form, named = form_of_source(source), columns_named(source)
-    has_tools = "tools" in named or "tools" in found and form != "document"
-    tools = {"tools": named.get("tools", "tools")} if has_tools else {}
-    before = {name: named[name] for name in BEFORE if name in named}
-    chosen = {name: column for name, column in named.items() if name not in BESIDE}
-    if not chosen:
-        chosen = usual_columns(form, found, source)
-    if "text" in chosen:  # or its template's: read as in any document
-        return chosen
-    for column in [*(columns_in(written)[0] for written in chosen.values()), *tools.values()]:
-        if column not in found:
-            raise BadValue("missing column", f"no column `{column}`. It has: {', '.join(map(str, found)) or 'none'}")
-    return {**before, **chosen, **tools}
-
-
-def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> dict[str, str]:
-    """Those with the names that they have in most files; of several kinds of examples, the first that is there."""
-    if form == "conversation" and (source.template is not None or source.text_column != "text"):
-        return {"text": source.text_column}
-    known = [*({name: name for name in names} for names in NAMED[form]), *ELSEWHERE.get(form, ())]
-    for columns in sorted(
-        known, key=lambda columns: set(columns) == {"chosen", "rejected"}
-    ):  # rather with what was asked
-        if all(columns_in(written)[0] in found for written in columns.values()):
-            return columns
-    if form == "conversation" and source.text_column in found:
-        return {"text": source.text_column}
-    nearest = min(NAMED[form], key=lambda names: len({*names} - {*found}))
-    wanted = " and ".join(f"`{name}`" for name in nearest if name not in found)
-    say = "{" + ", ".join(f"{name}: COLUMN" for name in NAMED[form][0]) + "}"
-    has = ", ".join(map(str, found)) or "none"
-    raise BadValue(
-        "missing columns",
-        f"no column {wanted}, which stages that learn from a {form} read. It has: {has}."
-        f" {what_text_is_for(source, found)}Say which they are: `chat: {say}`",
-    )
-
-
-def what_text_is_for(source: DocumentSource, found: Sequence[str]) -> str:
-    """Of rows that seem to be plain texts, how a recipe may use them; nothing of others."""
-    column = source.text_column
-    if column not in found and source.template is None:
-        return ""
-    if isinstance(source, Source):
-        return f"Stages cpt and sft train on plain text (`text_column: {column}`), this one does not. "
-    return f"To measure the bits per byte of plain text, write `template: '{{{column}}}'`. "
-
-
 def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mapping[str, str]) -> str:
     """The text of the example that a row is."""
     values = {name: unpacked(value_in(row, column)) for name, column in columns.items()}
@@ -260,29 +369,23 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
         return talk if not parts else joined({**parts, "messages": talk})
     label = {"label": str(label_of(values.pop("label"), columns["label"])).lower()} if "label" in values else {}
     words = {name: words_of(value, columns[name]) for name, value in values.items()}
-    if len({text.startswith(MARK) for text in words.values()}) > 1:
-        kinds = ", ".join(
-            f"`{columns[name]}` is {'messages' if text.startswith(MARK) else 'a text'}" for name, text in words.items()
-        )
-        raise BadValue("texts and messages", f"{kinds}: all must be texts, or all lists of messages")
+    kinds = {name: "messages" if text.startswith(MARK) else "a text" for name, text in words.items()}
+    if len(set(kinds.values())) > 1:
+        listing = ", ".join(f"`{columns[name]}` is {kind}" for name, kind in kinds.items())
+        raise BadValue("texts and messages", f"{listing}: all must be texts, or all lists of messages")
     more = {}
     if form_of_source(source) == "prompt":
-        others = {
-            str(name): plain(value, name)
-            for name, value in row.items()
-            if name not in ("prompt", *columns_in(columns["prompt"]))
-        }
+        own = ("prompt", *columns_in(columns["prompt"]))
+        others = {str(name): plain(value, name) for name, value in row.items() if name not in own}
         more["columns"] = as_json(others, "a column")
     return joined({**parts, **words, **label, **more})
 
 
 def unpacked(value: object) -> object:
     """Messages that are written as JSON in a text, as in csv files; anything else as it is."""
-    if (
-        not isinstance(value, str)
-        or not value.lstrip().startswith("[")
-        or not ('"role"' in value or '"from"' in value)
-    ):
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    if '"role"' not in value and '"from"' not in value:
         return value
     try:
         messages = json.loads(value)
@@ -310,9 +413,8 @@ def label_of(value: object, column: str) -> bool:
     """Whether a completion is wanted: true or false, 1 or 0, also as texts, as in csv files."""
     label = LABELS.get(str(value).lower()) if isinstance(value, bool | int | str) else None
     if label is None:
-        raise BadValue(
-            "no value" if value is None else "wrong value", f"`{column}` is {shown(value)}, expected true or false"
-        )
+        reason = "no value" if value is None else "wrong value"
+        raise BadValue(reason, f"`{column}` is {shown(value)}, expected true or false")
     return label
 
 
@@ -322,9 +424,8 @@ def parsed(tools: object, column: str) -> list[dict[str, Any]]:
         try:
             tools = json.loads(tools)
         except ValueError as problem:
-            raise BadValue(
-                "wrong value", f"`{column}` is {shown(tools)}, expected a list of tools: {problem}"
-            ) from problem
+            what = f"`{column}` is {shown(tools)}, expected a list of tools: {problem}"
+            raise BadValue("wrong value", what) from problem
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadValue("wrong value", f"`{column}` is {shown(tools)}, expected a list of tools, each an object")
     return tools
@@ -340,10 +441,8 @@ def plain(value: object, column: str) -> object:
         return {str(key): plain(item, column) for key, item in value.items()}
     if value is None or isinstance(value, str | int | float | bool):
         return value
-    raise BadValue(
-        "wrong value",
-        f"`{column}` is of type {type(value).__name__}, which a reward cannot be given. Leave the column out",
-    )
+    what = f"`{column}` is of type {type(value).__name__}, which a reward cannot be given. Leave the column out"
+    raise BadValue("wrong value", what)
 
 
 def example_of(text: str) -> Example | None:
@@ -360,11 +459,7 @@ def example_of(text: str) -> Example | None:
             json.loads(parts.pop(name), strict=False) if name in parts else None for name in ("tools", "columns")
         )
         label = parts.pop("label", "false") == "true"
-        return Example(
-            **{name: messages_of(value) or value for name, value in parts.items()},
-            label=label,
-            tools=tools,
-            columns=columns,
-        )
+        words = {name: messages_of(value) or value for name, value in parts.items()}
+        return Example(**words, label=label, tools=tools, columns=columns)
     except (ValueError, TypeError):
         return None

@@ -10,15 +10,14 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import cache
 from os.path import commonpath
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import cannot_keep, default_cache_dir, write_once
-from cpt.data.readers.documents import BadRow, BadValue, Document, File, Origin
+from cpt.data.readers.documents import BadRow, BadValue, Document, File, Origin, first_line, refuse_surrogates
+from cpt.data.readers.example import document_of
 from cpt.data.readers.opening import format_of
-from cpt.data.readers.values import document_of, first_line, refuse_surrogates
 from cpt.errors import CptError, DataError, ResourceError
 from cpt.files import read_sealed, sealed
 from cpt.ranks import is_main_process
@@ -26,7 +25,7 @@ from cpt.recipe.paths import DOCUMENT_FILES
 from cpt.recipe.schema import DocumentSource
 
 if TYPE_CHECKING:
-    from datasets import BuilderConfig, DatasetBuilder
+    from datasets import DatasetBuilder
     from huggingface_hub.errors import HfHubHTTPError
 
 log = logging.getLogger("cpt")
@@ -49,18 +48,22 @@ def is_hub_file(path: str) -> bool:
 
 
 def cannot_fetch(path: str, problem: BaseException, key: str) -> CptError:
-    """What to say of a file that the Hub does not give us."""
     dataset, commit, file = parts_of(path)
     meant = what_it_means(problem, dataset, commit, key)
     if isinstance(meant, CptError):
         return meant
     if isinstance(problem, OSError) and problem.errno:
-        return ResourceError(
-            f"{path}: cannot be kept ({problem.strerror}). Make room, or set HF_HOME to another disk."
-        )
+        return ResourceError(f"{path}: cannot be saved ({problem.strerror}). Set HF_HOME to another disk.")
     return ResourceError(
         f"{path}: not in the Hub's cache, and the Hub cannot be reached ({meant or first_line(problem)}). Where there"
         f" is a network run: hf download {dataset} {file} --repo-type dataset --revision {commit}"
+    )
+
+
+def cannot_reach(dataset: str, problem: str, key: str) -> ResourceError:
+    return ResourceError(
+        f"{dataset}: no such local path, and the Hub cannot be reached: {problem}. Go online (HF_HUB_OFFLINE is not"
+        f" 1), or download the dataset and set `{key}.path` to its folder."
     )
 
 
@@ -117,9 +120,6 @@ def refused(dataset: str, revision: str | None, key: str, problem: "HfHubHTTPErr
     return Unreachable(f"it answers {status}")
 
 
-# --- hub files ---
-
-
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLIT = re.compile(r"[\w.-]+")
 NO_OPTIONS = {"name", "version", "data_dir", "data_files", "description"}  # of a builder's configuration
@@ -168,7 +168,10 @@ def hub_files(source: DocumentSource, key: str) -> HubDataset:
 @cache
 def find(asked: HubRequest, key: str) -> HubDataset:
     memory = default_cache_dir() / "hub" / f"{xxh3_128_hexdigest(json.dumps(asked).encode())}.json"
-    remembered = recall(memory)
+    remembered = None
+    if (stored := read_sealed(memory)) is not None:
+        files = None if stored["files"] is None else [File(*file) for file in stored["files"]]
+        remembered = HubDataset(stored["commit"], files)
     is_pinned = asked.revision is not None and COMMIT.fullmatch(asked.revision) is not None
     # What the main process has just found is what all processes of the run read.
     if remembered and (is_pinned or not is_main_process() and memory.stat().st_mtime >= STARTED):
@@ -177,10 +180,7 @@ def find(asked: HubRequest, key: str) -> HubDataset:
         found = ask(asked, key)
     except Unreachable as problem:
         if remembered is None:
-            raise ResourceError(
-                f"{asked.path}: no such local path, and the Hub cannot be reached: {problem}. "
-                f"Go online (HF_HUB_OFFLINE is not 1), or download the dataset and set `{key}.path` to its folder."
-            ) from problem
+            raise cannot_reach(asked.path, str(problem), key) from problem
         if is_main_process():
             log.warning(f"{asked.path}: the Hub cannot be reached. Taken as it was last: commit {remembered.commit}.")
         return remembered
@@ -188,15 +188,8 @@ def find(asked: HubRequest, key: str) -> HubDataset:
         memory.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise cannot_keep(memory.parent, problem) from problem
-    write_once(memory, sealed(found._asdict()))
+    write_once(memory, sealed({"commit": found.commit, "files": found.files}))
     return found
-
-
-def recall(memory: Path) -> HubDataset | None:
-    found = read_sealed(memory)
-    if found is None:
-        return None
-    return HubDataset(found["commit"], None if found["files"] is None else [File(*file) for file in found["files"]])
 
 
 def ask(asked: HubRequest, key: str) -> HubDataset:
@@ -246,16 +239,11 @@ def files_at(builder: "DatasetBuilder", asked: HubRequest, key: str) -> Sequence
         )
     files = list(splits[asked.split])
     are_ours = all(is_hub_file(file) and "::" not in file and format_of(file) in DOCUMENT_FILES for file in files)
-    return files if are_ours and not has_options(builder.config, files) else None
-
-
-def has_options(config: "BuilderConfig", files: Sequence[str]) -> bool:
-    """True where the dataset's card says how to read the files; tabs between the fields of tsv files go without
-    saying."""
-    plain = vars(type(config)())
+    plain = vars(type(builder.config)())
     if {format_of(file) for file in files} == {".tsv"}:
         plain["sep"] = "\t"
-    return any(value != plain.get(name) for name, value in vars(config).items() if name not in NO_OPTIONS)
+    options = {name: value for name, value in vars(builder.config).items() if name not in NO_OPTIONS}
+    return files if are_ours and all(value == plain.get(name) for name, value in options.items()) else None
 
 
 def with_sizes(files: Sequence[str]) -> list[File]:
@@ -289,9 +277,6 @@ def fetch(path: str, key: str) -> str:
     raise AssertionError("the last try returns or raises")
 
 
-# --- hub ---
-
-
 def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document | BadRow]:
     """The rows of a dataset, streamed where only the first are wanted.
 
@@ -317,14 +302,11 @@ def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document
                 refuse_surrogates(document.text)
                 yield document
             except BadValue as bad:
-                yield BadRow(bad.reason, bad.detail, origin, number)
+                yield bad.at(origin, number)
     except (FileNotFoundError, ValueError, RuntimeError) as problem:
         raise DataError(
             f"{source.path}: neither a local path nor a dataset that the Hub gives us with split `{source.split}`:"
             f" {first_line(problem)} Set `{key}.path`, `.subset`, `.split`, `.data_files` or `.revision`."
         ) from problem
     except OSError as problem:  # ConnectionError among them
-        raise ResourceError(
-            f"{source.path}: no such local path, and the Hub cannot be reached: {first_line(problem)}. "
-            f"Go online (HF_HUB_OFFLINE is not 1), or download the dataset and set `{key}.path` to its folder."
-        ) from problem
+        raise cannot_reach(source.path, first_line(problem), key) from problem

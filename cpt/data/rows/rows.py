@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cpt.data.examples.segments import CONTEXT, LEARNED, ROW, UNWANTED
-from cpt.data.readers.forms import ONE_A_ROW
+from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED
+from cpt.data.readers.columns import ONE_A_ROW
 from cpt.data.rows.packing import fill_packing, open_packing
 from cpt.data.store.token_files import StoredDocuments
 

@@ -17,7 +17,7 @@ import numpy as np
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import has_sound_files, hold, key_of, publish_derived, size_of, write_once
-from cpt.data.examples.segments import LONG_PROMPT, NOTHING_LEARNED, fitting
+from cpt.data.examples.encoder import LONG_PROMPT, NOTHING_LEARNED, fitting
 from cpt.data.rows.packing import FORMAT
 from cpt.data.rows.rows import Layout, PackedRows
 from cpt.data.rows.selection import AFTER_MAX_TOKENS, Chosen, Selection, part_by_score

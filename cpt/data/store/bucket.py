@@ -16,7 +16,7 @@ from typing import Any
 
 import fsspec
 
-from cpt.data.readers.values import first_line
+from cpt.data.readers.documents import first_line
 from cpt.errors import DataError, ResourceError
 from cpt.files import NO_SPACE
 

@@ -12,7 +12,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from cpt.cache import publish_once
-from cpt.data.filters.filters import ComponentLists, build_filters, build_transforms, sift
+from cpt.data.readers.columns import score_column
 from cpt.data.readers.documents import (
     Document,
     Listed,
@@ -21,8 +21,8 @@ from cpt.data.readers.documents import (
     count_reasons,
     write_bad_rows,
 )
+from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.readers.sources import read_piece
-from cpt.data.readers.values import score_column
 from cpt.data.store.bucket import bucket
 from cpt.data.store.plan import Shard
 from cpt.data.store.token_files import ShardDescription, SourceDescription, TokenFiles, TokenWriter, is_sound_shard

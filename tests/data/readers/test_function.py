@@ -18,7 +18,7 @@ def lab(tmp_path, monkeypatch):
 def test_options_are_checked_and_something_must_come(read):
     with pytest.raises(RecipeError, match=r"`k.options.cuont` is not an option of dump. Did you mean `count`"):
         read("my_lab_sources:dump", options={"cuont": 3})
-    with pytest.raises(RecipeError, match="gave null. It must give texts or rows"):
+    with pytest.raises(RecipeError, match="returned null, expected a list or generator"):
         read("my_lab_sources:nothing")
     with pytest.raises(RecipeError, match="cannot import `no_such_lab`"):
         read("no_such_lab:dump")

@@ -18,7 +18,7 @@ from cpt.data.build import as_asked, build_data
 from cpt.data.contamination import with_decontamination
 from cpt.data.open_sources import open_sources
 from cpt.data.prepared import PreparedData
-from cpt.data.readers.forms import form_of_stage
+from cpt.data.readers.columns import form_of_stage
 from cpt.data.store.bucket import Bucket, bucket
 from cpt.data.store.parallel import num_workers
 from cpt.data.store.plan import Shard
@@ -80,10 +80,8 @@ def part_of(words: str) -> tuple[int, int]:
 
 
 def report(prepared: PreparedData, seconds: float) -> None:
-    if partial := [source.name for source in prepared.sources if source.is_estimate]:
-        typer.echo(
-            f"Ready: the beginning of {', '.join(partial)}; `data.disk_bytes` bounds the store ({seconds:.1f} s)."
-        )
+    if bounded := ", ".join(source.name for source in prepared.sources if source.is_estimate):
+        typer.echo(f"Ready: the beginning of {bounded}; `data.disk_bytes` bounds the store ({seconds:.1f} s).")
     else:
         documents = sum(source.documents for source in prepared.sources)
         typer.echo(f"{prepared.num_tokens:,} tokens of {documents:,} documents are ready ({seconds:.1f} s).")
@@ -197,9 +195,7 @@ def open_all(recipe: Recipe, cache_dir: Path) -> list[TokenizedSource]:
         RecipeError: the recipe bounds its store, which only a run can fill.
     """
     if recipe.data.disk_bytes is not None:
-        raise RecipeError(
-            "`data.disk_bytes` bounds the store, which is filled while the run reads. Leave it out to prepare shards."
-        )
+        raise RecipeError("`data.disk_bytes` bounds the store, which the run fills. Remove it to prepare shards.")
     data, evaluation, _ = as_asked(phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage))
     clean = with_decontamination(data, evaluation, cache_dir)
     encoder = DocumentEncoder(load_tokenizer(recipe.tokenizer, recipe.model))

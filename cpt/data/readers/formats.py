@@ -1,4 +1,4 @@
-"""Read txt, md, jsonl, json, csv and tsv."""
+"""Read txt, md, jsonl, json, csv, tsv, parquet and arrow."""
 
 import csv
 import sys
@@ -7,10 +7,13 @@ from dataclasses import replace
 from typing import Any, BinaryIO
 
 import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, Piece
-from cpt.data.readers.opening import BOM, BUFFER, format_of, is_whole, open_file
-from cpt.data.readers.values import check_columns, columns_of, decode, document_of, kind
+from cpt.data.readers.columns import check_columns, columns_of
+from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, Piece, decode, first_line, kind_of_value
+from cpt.data.readers.example import document_of, item_of
+from cpt.data.readers.opening import BOM, BUFFER, REMOTE_BUFFER, format_of, is_url, is_whole, open_file, open_random
 from cpt.recipe.schema import DocumentSource
 
 LONGEST_LINE = 64 * 2**20
@@ -60,9 +63,6 @@ def refuse_long(raw: bytes) -> None:
     """A line, or another document, that is too long has not been read."""
     if isinstance(raw, LongLine):
         raise BadValue("too long", f"longer than the {LONGEST_LINE:,} bytes that one document may have; is it one?")
-
-
-# --- texts ---
 
 
 def read_text(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
@@ -118,7 +118,7 @@ def text_document(raw: bytes, origin: Origin, number: int, byte: int) -> Documen
         refuse_long(raw)
         return Document(decode(raw), origin, number)
     except BadValue as bad:
-        return BadRow(bad.reason, bad.detail, origin, number, byte + (bad.byte or 0))
+        return bad.at(origin, number, byte)
 
 
 # --- json lines ---
@@ -137,20 +137,16 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
         if type(text) is str and "\0" not in text:
             yield Document(text, origin, number)
         elif line.strip():
-            yield read_row(line, source, origin, number, byte)
+            try:
+                yield document_of(parse_object(line, columns_of(source)[0]), source, origin, number)
+            except BadValue as bad:
+                yield bad.at(origin, number, byte)
         else:
             continue
         is_empty = False
     if is_empty and is_whole(piece):
         detail = f"no rows, only blank lines. Expected one JSON object a line with the key `{columns_of(source)[0]}`"
         yield BadRow("no rows", detail, origin, 1)
-
-
-def read_row(line: bytes, source: DocumentSource, origin: Origin, number: int, byte: int) -> Document | BadRow:
-    try:
-        return document_of(parse_object(line, columns_of(source)[0]), source, origin, number)
-    except BadValue as bad:
-        return BadRow(bad.reason, bad.detail, origin, number, byte + (bad.byte or 0))
 
 
 def parse_object(line: bytes, column: str) -> dict[str, Any]:
@@ -165,7 +161,7 @@ def parse_object(line: bytes, column: str) -> dict[str, Any]:
 
 
 def not_an_object(row: object, column: str) -> BadValue:
-    return BadValue("not an object", f"{kind(row)}, expected a JSON object with the key `{column}`")
+    return BadValue("not an object", f"{kind_of_value(row)}, expected a JSON object with the key `{column}`")
 
 
 def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
@@ -174,15 +170,9 @@ def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
         text = decode(raw)  # orjson does not tell which byte is not UTF-8
     except BadValue as bad:
         return bad
-    byte = len(text[: problem.pos].encode())
-    if not raw.endswith((b"\n", b"}", b"]")):
-        what = f"{problem.msg} at character {problem.pos}: the file ends in the middle of the row"
-    else:
-        what = f"{problem.msg} at character {problem.pos}"
-    return BadValue("not valid JSON", f"not valid JSON: {what}", byte)
-
-
-# --- json documents ---
+    is_cut = not raw.endswith((b"\n", b"}", b"]"))
+    what = f"{problem.msg} at character {problem.pos}{': the file ends in the middle of the row' if is_cut else ''}"
+    return BadValue("not valid JSON", f"not valid JSON: {what}", len(text[: problem.pos].encode()))
 
 
 def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
@@ -196,20 +186,17 @@ def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
         if is_json_lines(raw):
             yield from read_json_lines(piece, source)
         else:
-            bad = why_not_json(raw, problem)
-            yield BadRow(bad.reason, bad.detail, whole, 1, bad.byte)
+            yield why_not_json(raw, problem).at(whole, 1, 0)
         return
     if not isinstance(rows, list):
         rows, origin = [rows], whole
     if not rows:
         yield BadRow("no rows", "an empty list, expected objects", whole, 1)
     for number, row in enumerate(rows, start=1):
-        try:
-            if not isinstance(row, dict):
-                raise not_an_object(row, columns_of(source)[0])
-            yield document_of(row, source, origin, number)
-        except BadValue as bad:
-            yield BadRow(bad.reason, bad.detail, origin, number)
+        if isinstance(row, dict):
+            yield item_of(row, source, origin, number)
+        else:
+            yield not_an_object(row, columns_of(source)[0]).at(origin, number)
 
 
 def is_json_lines(raw: bytes) -> bool:
@@ -312,3 +299,133 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
     if is_empty:
         detail = f"a header and no rows. Expected documents in the column `{columns_of(source)[0]}`"
         yield BadRow("no rows", detail, Origin(piece.path, "document"), 1)
+
+
+# --- tables ---
+
+
+def read_batch(
+    batch: pa.RecordBatch, source: DocumentSource, origin: Origin, rows_before: int
+) -> Iterator[Document | BadRow]:
+    """The documents of a batch; its rows are numbered from `rows_before` + 1 on."""
+    names, is_utf8 = columns_of(source, batch.schema.names), True
+    try:
+        columns: list[list[object]] = [batch.column(name).to_pylist() for name in names]
+    except UnicodeDecodeError:  # arrow does not check it before
+        is_utf8, columns = False, [[as_python(value) for value in batch.column(name)] for name in names]
+    if source.chat is not None:
+        columns = [[without_nulls(value) for value in column] for column in columns]
+    for number, values in enumerate(zip(*columns, strict=True), start=rows_before + 1):
+        bad = None if is_utf8 else next((value for value in values if isinstance(value, BadValue)), None)
+        row = dict(zip(names, values, strict=True))
+        yield item_of(row, source, origin, number) if bad is None else bad.at(origin, number)
+
+
+def without_nulls(value: object) -> object:
+    """Lists and objects without the keys that a table puts into each object because another one has them."""
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {name: without_nulls(item) for name, item in value.items() if item is not None}
+    return value
+
+
+def as_python(value: pa.Scalar) -> object:
+    try:
+        return value.as_py()
+    except UnicodeDecodeError as problem:
+        return BadValue("invalid UTF-8", f"invalid UTF-8 at byte {problem.start} of the text")
+
+
+# --- parquet ---
+
+
+BATCH = 1000
+
+
+def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
+    origin, whole = Origin(piece.path, "row"), Origin(piece.path, "document")
+    num_rows = number = 0
+    try:
+        # Not a whole row group at once, which may be the whole file.
+        buffer = REMOTE_BUFFER if is_url(piece.path) else BUFFER
+        with pq.ParquetFile(open_random(piece.path), pre_buffer=False, buffer_size=buffer) as file:
+            groups = groups_of(piece, file.metadata)
+            sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            first, num_rows = sum(sizes[: groups.start]), sum(sizes[group] for group in groups)
+            if not sum(sizes) and piece.start == 0:
+                detail = f"a parquet file without rows. Expected documents in the column `{columns_of(source)[0]}`"
+                yield BadRow("no rows", detail, whole, 1)
+            if not num_rows:
+                return
+            check_columns(file.schema_arrow.names, source)
+            columns = list(columns_of(source, file.schema_arrow.names))
+            for batch in file.iter_batches(BATCH, row_groups=list(groups), columns=columns):
+                yield from read_batch(batch, source, origin, first + number)
+                number += batch.num_rows
+    except BadValue as bad:
+        yield replace(bad.at(whole, 1), num_rows=max(1, num_rows))
+    except (pa.ArrowException, OSError) as problem:
+        if isinstance(problem, OSError) and problem.errno:
+            raise
+        lost = f" {num_rows - number:,} rows are lost." if num_rows else ""
+        detail = f"cannot be read as parquet ({first_line(problem)}){lost.rstrip('.')}"
+        yield BadRow("damaged file", detail, whole, 1, num_rows=max(1, num_rows - number))
+
+
+def groups_of(piece: Piece, metadata: pq.FileMetaData) -> range:
+    begins, at = [], 0
+    for group in range(metadata.num_row_groups):
+        at = max(at, first_byte(metadata.row_group(group)))  # in the order of the rows, wherever a writer put them
+        begins.append(at)
+    stop = sys.maxsize if piece.stop is None else piece.stop
+    return range(sum(begin < piece.start for begin in begins), sum(begin < stop for begin in begins))
+
+
+def first_byte(group: pq.RowGroupMetaData) -> int:
+    if not group.num_columns:
+        return 0
+    column = group.column(0)
+    return int(min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset))
+
+
+# --- arrow ---
+
+
+MAGIC = b"ARROW1"
+
+
+def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
+    origin, whole = Origin(piece.path, "row"), Origin(piece.path, "document")
+    num_rows = 0  # so far
+    try:
+        for batch in batches_of(piece.path):
+            check_columns(batch.schema.names, source)
+            yield from read_batch(batch, source, origin, num_rows)
+            num_rows += batch.num_rows
+    except BadValue as bad:
+        num_lost = sum(batch.num_rows for batch in batches_of(piece.path))
+        yield replace(bad.at(whole, 1), num_rows=max(1, num_lost))
+    except (pa.ArrowException, OSError) as problem:
+        if isinstance(problem, OSError) and problem.errno:
+            raise
+        detail = f"cannot be read as arrow ({first_line(problem)}); what follows row {num_rows} is lost"
+        yield BadRow("damaged file", detail, whole, 1)
+    else:
+        if not num_rows:
+            detail = f"an arrow file without rows. Expected documents in the column `{columns_of(source)[0]}`"
+            yield BadRow("no rows", detail, whole, 1)
+
+
+def batches_of(path: str) -> Iterator[pa.RecordBatch]:
+    """All batches of a file or a stream, in order; of a local file nothing is copied."""
+    found = open_random(path)
+    with pa.memory_map(found) if isinstance(found, str) else found as file:
+        is_file = file.read(len(MAGIC)) == MAGIC
+        file.seek(0)
+        if not is_file:
+            yield from pa.ipc.open_stream(file)
+            return
+        reader = pa.ipc.open_file(file)
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number)

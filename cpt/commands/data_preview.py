@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Annotated
 
 import numpy as np
@@ -13,14 +14,12 @@ from rich.table import Column, Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from cpt.commands.data.check import OneSource, Overrides, RecipePath, chosen_sources
+from cpt.commands.data_check import OneSource, Overrides, RecipePath, chosen_sources
 from cpt.console import open_console
-from cpt.data.examples.encoder import ExampleEncoder
-from cpt.data.examples.encoders import encoder_of
-from cpt.data.examples.segments import CONTEXT, LEARNED, ROW, UNWANTED
-from cpt.data.filters.filters import build_filters, build_transforms, sift
+from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED, ExampleEncoder, encoder_of
 from cpt.data.open_sources import filters_of, transforms_of
 from cpt.data.readers.documents import BadRow, DocumentView
+from cpt.data.readers.filters import build_filters, build_transforms, sift
 from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.rows.packing import pack
 from cpt.data.store.tokenization import DocumentEncoder, Ids
@@ -28,6 +27,13 @@ from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Data, DocumentSource
 from cpt.recipe.sense_data import reported_name
 from cpt.tokenizer.load import load_tokenizer
+
+COMMANDS = {  # name -> module:function
+    "check": "cpt.commands.data_check:check_command",
+    "preview": "cpt.commands.data_preview:preview_command",
+    "ingest": "cpt.commands.data_ingest:ingest_command",
+    "rewrite": "cpt.commands.data_ingest:rewrite_command",
+}
 
 
 @dataclass(frozen=True)
@@ -50,14 +56,13 @@ class Seen:
     """Why it is not kept -> the first one."""
 
     def lose(self, reason: str, where: str, text: str) -> None:
-        """Count one that is not kept."""
         self.lost[reason] += 1
         self.examples.setdefault(reason, PreviewedExample(where, text))
 
 
 @dataclass(frozen=True)
 class RowPart:
-    """What stands in a row, from one boundary to the next."""
+    """A document, or a piece of one, in a packed row."""
 
     where: str
     ids: Ids
@@ -72,12 +77,10 @@ def see_source(
         encoder: the source's; what it cannot encode is dropped too.
     """
     seen = Seen(reported_name(source))
-    transforms, filters = (
-        build_transforms(transforms_of(data, source, key)),
-        build_filters(filters_of(data, source, key)),
-    )
+    transforms = build_transforms(transforms_of(data, source, key))
+    filters = build_filters(filters_of(data, source, key))
     items = (item for piece in pieces_of(source, key) for item in read_piece(source, piece, key))
-    for _, item in zip(range(min(num_documents, source.max_documents or num_documents)), items, strict=False):
+    for item in islice(items, min(num_documents, source.max_documents or num_documents)):
         if isinstance(item, BadRow):
             seen.lose(f"bad row: {item.reason}", item.where, item.detail)
             continue
@@ -112,9 +115,6 @@ def packed_rows(
         yield row, [RowPart(kept[number].where, ids[start : start + size]) for number, start, size in pieces]
 
 
-# --- show examples ---
-
-
 MARKS = {CONTEXT: ("", "", "dim"), LEARNED: ("[", "]", "green"), UNWANTED: ("{", "}", "red")}
 """What stands around each token, and its style."""
 MEANINGS = {LEARNED: "learned", UNWANTED: "rejected or unwanted"}
@@ -141,9 +141,6 @@ def show_examples(
             text = str(tokenizer.decode([token])).replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
             line.append(f"{before}{text}{after}", style=style)
         console.print(line)
-
-
-# --- preview ---
 
 
 EXCERPT = 60  # characters of a document
@@ -193,11 +190,9 @@ def show_row(
 ) -> None:
     """A packed row, with `|` between its documents."""
     padding = length - sum(len(part.ids) for part in parts)
-    texts = [
-        f"{part.where} ({len(part.ids):,}): {excerpt(str(tokenizer.decode(part.ids.tolist())))}" for part in parts
-    ]
-    if padding:
-        texts.append(f"padding ({padding:,})")
+    decoded = [excerpt(str(tokenizer.decode(part.ids.tolist()))) for part in parts]
+    texts = [f"{part.where} ({len(part.ids):,}): {text}" for part, text in zip(parts, decoded, strict=True)]
+    texts += [f"padding ({padding:,})"] if padding else []
     console.print(f"row {number}: {len(parts)} document(s), {length - padding:,} of {length:,} tokens")
     console.print(f"  {' | '.join(texts)}", markup=False)
 

@@ -1,28 +1,28 @@
-"""What is wrong with examples before a run spends its time on them: every row is written and encoded as the run would
-do it."""
+"""What is wrong with examples: every row is written and encoded as a run does it."""
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from cpt.data.examples.chat_template import ASSISTANT
-from cpt.data.examples.encoder import ExampleEncoder
-from cpt.data.examples.segments import CONTEXT, LEARNED, LONG_PROMPT, NOTHING_LEARNED, UNWANTED, Segments
-from cpt.data.filters.filters import ComponentLists, build_filters, build_transforms, sift
-from cpt.data.readers.chat import Message
-from cpt.data.readers.documents import Document, Origin, Piece
-from cpt.data.readers.example import Example, Words, example_of
-from cpt.data.readers.sources import read_piece
-from cpt.data.store.parallel import map_in_order
+from cpt.data.examples.encoder import (
+    CONTEXT,
+    LEARNED,
+    LONG_PROMPT,
+    NOTHING_LEARNED,
+    UNWANTED,
+    ExampleEncoder,
+    Segments,
+)
+from cpt.data.readers.documents import Document, Origin
+from cpt.data.readers.example import Example, Message, Words, example_of
+from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.store.shards import batches
-from cpt.recipe.schema import DocumentSource
-from cpt.recipe.sense_data import reported_name
 
 NO_END = "no token that ends a turn is learned"
 MASKED = "all labels masked"
@@ -39,7 +39,7 @@ CUT = (TRUNCATED, NOTHING_LEARNED, LONG_PROMPT)
 LISTED = 20  # rows of each kind
 LAST = 3  # tokens of a turn among which its end is: blanks may follow it
 CONTROL_LIKE = re.compile(r"<\|[\w.-]+\|>|<｜[^｜>\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]")
-WORKERS_IMPORT = ("cpt.data.examples.gate", "transformers.utils.chat_template_utils")
+WORKERS_IMPORT = ("cpt.data.examples.check", "transformers.utils.chat_template_utils")
 Place = tuple[Origin, int]
 
 
@@ -67,9 +67,7 @@ class ExampleReport:
 
     def find_repeated(self) -> None:
         _, first = np.unique(np.array(self.hashes, np.uint64), return_index=True)
-        is_first = np.zeros(len(self.hashes), bool)
-        is_first[first] = True
-        for number in np.flatnonzero(~is_first).tolist():
+        for number in np.setdiff1d(np.arange(len(self.hashes)), first).tolist():
             self.find(REPEATED, self.places[number])
 
     def where(self, kind: str, most: int) -> list[str]:
@@ -78,39 +76,34 @@ class ExampleReport:
 
 @dataclass(frozen=True)
 class Inspector:
-    """Looks through pieces of a source; travels to worker processes."""
+    """Checks a source's examples; travels to worker processes."""
 
-    source: DocumentSource
-    key: str
+    source_name: str
     filters: ComponentLists
     transforms: ComponentLists
     encoder: ExampleEncoder
     sequence_length: int
+    are_repeats_wrong: bool = True
 
-    def __call__(self, piece: Piece) -> ExampleReport:
+    def __call__(self, documents: Iterator[Document]) -> ExampleReport:
         found = ExampleReport()
-        for batch in batches(
-            self.examples(islice(read_piece(self.source, piece, self.key), self.source.max_documents), found)
-        ):
-            self.inspect(
-                [text for text, _ in batch], [(document.origin, document.number) for _, document in batch], found
-            )
+        for batch in batches(self.examples(documents, found)):
+            places = [(document.origin, document.number) for _, document in batch]
+            self.inspect([text for text, _ in batch], places, found)
         return found
 
-    def examples(self, items: Iterator[object], found: ExampleReport) -> Iterator[tuple[str, Document]]:
-        """What the run would train on; examples that the template does not take are counted."""
+    def examples(self, documents: Iterator[Document], found: ExampleReport) -> Iterator[tuple[str, Document]]:
+        """The texts that the run would train on; examples that the template refuses are counted."""
         transforms, filters = build_transforms(self.transforms), build_filters(self.filters)
-        for item in items:
-            if not isinstance(item, Document):
-                continue
-            view = {"text": item.text, "source": reported_name(self.source), "where": item.near}
+        for document in documents:
+            view = {"text": document.text, "source": self.source_name, "where": document.near}
             for text, dropped in sift(view, transforms, filters):
                 if dropped is not None:
                     continue
                 if (refusal := self.encoder.reason_to_drop(text)) is not None:
-                    found.find(f"{DROPPED}{refusal}", (item.origin, item.number))
+                    found.find(f"{DROPPED}{refusal}", (document.origin, document.number))
                 else:
-                    yield text, item
+                    yield text, document
 
     def inspect(self, texts: Sequence[str], places: Sequence[Place], found: ExampleReport) -> None:
         found.examples += len(texts)
@@ -127,16 +120,6 @@ class Inspector:
         for kind, numbers in faults_of_length(lengths, segments, self.encoder.form, self.sequence_length).items():
             for number in numbers:
                 found.find(kind, places[number])
-
-
-def inspect_source(inspector: Inspector, pieces: Sequence[Piece], workers: int) -> ExampleReport:
-    found = ExampleReport()
-    if inspector.source.max_documents is not None:  # counted from the first on
-        pieces, workers = pieces[:1], 0
-    for part in map_in_order(lambda: inspector, pieces, workers, WORKERS_IMPORT):
-        found.add(part)
-    found.find_repeated()
-    return found
 
 
 def missing_tokens(encoder: ExampleEncoder) -> list[str]:
@@ -160,7 +143,7 @@ def faults_of_words(example: Example | None) -> Iterator[str]:
 
 
 def answers(example: Example) -> Iterator[tuple[str, str]]:
-    """What is learned, each with what was said before it."""
+    """The learned texts, each with the text before it."""
     prompt = last_words(example.prompt)
     if isinstance(example.messages, list):
         yield from spoken(example.messages, "")
@@ -213,11 +196,8 @@ def faults_of_length(
         first = np.array([np.argmax(segments[begin + 1 : end] == LEARNED) + 1 for begin, end in bounds])
         learned -= segments[begins] == LEARNED  # of the first token nothing is predicted
         lost = (learned > 0) & (first >= sequence_length)
-        kinds = {
-            MASKED: learned == 0,
-            NOTHING_LEARNED: lost,
-            TRUNCATED: (lengths > sequence_length) & ~lost & (learned > 0),
-        }
+        is_cut = (lengths > sequence_length) & ~lost & (learned > 0)
+        kinds = {MASKED: learned == 0, NOTHING_LEARNED: lost, TRUNCATED: is_cut}
     else:
         lost = context > sequence_length if form == "prompt" else context >= sequence_length
         kinds = {LONG_PROMPT: lost, TRUNCATED: (context + np.maximum(learned, unwanted) > sequence_length) & ~lost}

@@ -99,12 +99,8 @@ class Runs:
         self._table = table_of(hashes)
 
     def find(self, text: str) -> Overlap | None:
-        """What the text shares with an evaluation document; None for nothing, and for the evaluation documents
-        themselves.
-
-        Those are kept from training by the hash of their text, and may stand among the training sources to be held
-        out.
-        """
+        """What the text shares with an evaluation document; None for nothing, and for a held-out document itself,
+        which the hash of its text keeps from training."""
         words = words_of(text)
         if len(words) < WORDS:
             return None
@@ -120,7 +116,7 @@ class Runs:
         return self.largest(words, np.repeat(likely, counts), known)
 
     def largest(self, words: Sequence[bytes], begins: NDArray[np.int64], known: NDArray[np.int64]) -> Overlap:
-        """Of what is shared with each evaluation document, that which covers most of one of the two."""
+        """The evaluation document of which, or by which, the largest share is covered."""
         owners, most = self.owners[known], (-1.0, 0, 0.0, False)
         for owner in np.unique(owners).tolist():
             is_shared = owners == owner
@@ -139,14 +135,18 @@ class Runs:
         return place < len(self.own) and bool(self.own[place] == wanted)
 
     def save(self, folder: Path) -> Path:
-        """Write them to a file whose name tells what is in it, for worker processes.
+        """Write them to a file for worker processes.
 
-        The name's first part tells what the filter says of any text; where the evaluation documents lie is in the
-        second only.
+        The first part of its name is a hash of all that decides what the filter drops, the second of the places too.
         """
-        arrays: dict[str, NDArray[Any]] = {name: vars(self)[name] for name in ("hashes", "owners", "places", "own")}
-        told = json.dumps([FORMAT, [set_name for set_name, _ in self.documents]]).encode()
-        decides = xxh3_128_hexdigest(b"".join([told, *(array.tobytes() for array in arrays.values())]))
+        arrays: dict[str, NDArray[Any]] = {
+            "hashes": self.hashes,
+            "owners": self.owners,
+            "places": self.places,
+            "own": self.own,
+        }
+        set_names = json.dumps([FORMAT, [set_name for set_name, _ in self.documents]]).encode()
+        decides = xxh3_128_hexdigest(b"".join([set_names, *(array.tobytes() for array in arrays.values())]))
         about = json.dumps([FORMAT, self.documents, self.too_short]).encode()
         path = folder / f"{decides}.{xxh3_128_hexdigest(about)[:8]}.npz"
         folder.mkdir(parents=True, exist_ok=True)
@@ -270,8 +270,7 @@ def num_covered(begins: NDArray[Any]) -> int:
 
 
 def table_of(hashes: Hashes) -> NDArray[np.bool_]:
-    """Which last bits any of them has: a look into it answers for most runs of a training document that they are not
-    among them."""
+    """Which last bits any of them has: most runs of a training document are ruled out by one look-up."""
     table = np.zeros(1 << TABLE_BITS, bool)
     table[hashes & np.uint64((1 << TABLE_BITS) - 1)] = True
     return table

@@ -1,0 +1,278 @@
+"""Which columns of a row a document or example is made of.
+
+The form of a source's rows, documents or examples of four kinds, follows from the columns of a stage's trainer. It
+travels with the source, as a further entry of `chat`."""
+
+import string
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TypeVar
+
+from cpt.data.readers.documents import BadValue
+from cpt.errors import DataError, RecipeError
+from cpt.recipe.paths import TEXT_FILES, document_suffix
+from cpt.recipe.schema import Data, DocumentSource, Evaluation, Recipe, Source
+from cpt.recipe.stage_columns import columns_of_stage
+
+Kind = TypeVar("Kind", bound=DocumentSource)
+FORMS: dict[tuple[str, ...], str] = {
+    ("text",): "document",
+    ("messages",): "conversation",
+    ("prompt", "chosen", "rejected"): "preference",
+    ("prompt", "completion", "label"): "judged",
+    ("prompt",): "prompt",
+}
+NAMED: dict[str, tuple[tuple[str, ...], ...]] = {
+    "document": (("messages",), ("user", "assistant")),
+    "conversation": (("messages",), ("prompt", "completion"), ("user", "assistant")),
+    "preference": (("prompt", "chosen", "rejected"), ("chosen", "rejected"), ("user", "chosen", "rejected")),
+    "judged": (("prompt", "completion", "label"), ("user", "assistant", "label"), ("messages", "label")),
+    "prompt": (("prompt",), ("user",)),
+}
+"""What `chat` names for each form; a `user` and an `assistant` are texts that are one message each."""
+BESIDE = ("tools", "system", "history")
+"""What may be named with all of them."""
+ALPACA = "{instruction}\n{input}"
+ELSEWHERE: dict[str, tuple[dict[str, str], ...]] = {
+    "conversation": ({"messages": "conversations"}, {"user": ALPACA, "assistant": "output"}),
+    "preference": (
+        {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"},
+        {"user": ALPACA, "chosen": "chosen", "rejected": "rejected"},
+    ),
+}
+"""Columns of ShareGPT's and Alpaca's files, looked for where there are none of the names above."""
+ONE_A_ROW = ("preference", "judged", "prompt")
+FORM = "form"  # the entry of `chat` that tells it; no recipe writes it
+
+
+def form_of(columns: Sequence[str]) -> str:
+    """The form of data whose rows have these columns."""
+    if "input_ids" in columns:  # a stage may also name the tensors of a packed row
+        return "document"
+    if tuple(columns) not in FORMS:
+        known = "; ".join(", ".join(columns) for columns in FORMS)
+        raise RecipeError(f"a stage's COLUMNS are {', '.join(columns) or 'none'}, and data is made for: {known}.")
+    return FORMS[tuple(columns)]
+
+
+def with_form(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation]:
+    """The recipe's sections, each source with the form that its rows are read in.
+
+    Held-out files of plain texts (txt and md files, those with a `template` or a `text_column` of their own) are
+    documents in every form: all of a text is read, in windows, and its bits per byte are those that a run on documents
+    finds.
+    """
+    sources = [source_with_form(source, form, f"data.sources[{number}]") for number, source in enumerate(data.sources)]
+    held_out = [
+        source_with_form(source, "document" if is_plain(source) else form, f"evaluation.perplexity[{number}]")
+        for number, source in enumerate(evaluation.perplexity)
+    ]
+    return data.model_copy(update={"sources": sources}), evaluation.model_copy(update={"perplexity": held_out})
+
+
+def is_plain(source: DocumentSource) -> bool:
+    is_text_file = document_suffix(source.path) in TEXT_FILES
+    return source.chat is None and (is_text_file or source.template is not None or source.text_column != "text")
+
+
+def source_with_form(source: Kind, form: str, key: str) -> Kind:
+    """The source with its form in `chat`, whose columns must be the form's."""
+    chat = source.chat
+    if form != "document":
+        if isinstance(chat, str):
+            if form not in ("conversation", "prompt"):
+                learns = f"this stage learns from {wanted(form)}: write `chat: {{...}}`."
+                raise RecipeError(f"`{key}.chat: {chat}` names one column, and {learns}")
+            chat = {"messages" if form == "conversation" else "prompt": chat}
+        source = source.model_copy(update={"chat": {**(chat or {}), FORM: form}})
+    named = [name for name in columns_named(source) if name not in BESIDE]
+    if source.chat is not None and (named or form == "document") and set(named) not in map(set, NAMED[form]):
+        given = ", ".join(named) or "none"
+        raise RecipeError(f"`{key}.chat` names the columns of {given}, and this stage learns from {wanted(form)}.")
+    return source
+
+
+def form_of_source(source: DocumentSource) -> str:
+    return source.chat.get(FORM, "document") if isinstance(source.chat, Mapping) else "document"
+
+
+def columns_named(source: DocumentSource) -> dict[str, str]:
+    """What stands in which column, as the recipe tells it; nothing where it does not."""
+    if isinstance(source.chat, str):
+        return {"messages": source.chat}
+    return {name: column for name, column in (source.chat or {}).items() if name != FORM}
+
+
+def wanted(form: str) -> str:
+    return " or ".join(", ".join(names) for names in NAMED[form])
+
+
+def refuse_texts(source: DocumentSource, suffix: str, key: str) -> None:
+    """Refuse files of plain text where each row is a pair, an answer or a prompt."""
+    form = form_of_source(source)
+    if form not in ONE_A_ROW:
+        return
+    needs = f"this stage learns from rows with the columns {wanted(form)} (jsonl, json, parquet, csv)"
+    if isinstance(source, Source):
+        remedy = f"Name such files, for example {source.path}/*.jsonl. Stages cpt and sft train on plain text"
+    else:
+        remedy = f"To measure the bits per byte of plain text, write {source.path}/*{suffix}"
+    raise DataError(f"`{key}.path`: {source.path} holds {suffix} files, which are plain text, and {needs}. {remedy}.")
+
+
+def refuse_layout(data: Data, form: str) -> None:
+    """Refuse what makes rows of documents only."""
+    if form == "document":
+        return
+    fitting = ("best_fit", "none", "token_budget") if form == "conversation" else ("best_fit", "none")
+    if data.packing not in fitting:
+        why = "one example is one row" if form in ONE_A_ROW else "an example is never cut into pieces"
+        raise RecipeError(f"`data.packing: {data.packing}` is for documents: {why}. Write {' or '.join(fitting)}.")
+    keys = [f"data.phases[{n}].context_length" for n, one in enumerate(data.phases) if one.context_length is not None]
+    keys += [f"data.sources[{n}].fill_in_the_middle" for n, one in enumerate(data.sources) if one.fill_in_the_middle]
+    if keys:
+        raise RecipeError(f"`{keys[0]}` is for documents: examples are not cut into pieces. Remove it.")
+
+
+def form_of_stage(stage: str) -> str:
+    """`document`, `conversation`, `preference`, `judged` or `prompt`."""
+    return form_of(columns_of_stage(stage))
+
+
+def sections_of(recipe: Recipe) -> tuple[Data, Evaluation]:
+    """The recipe's sections of data, each source with the form that its stage reads it in."""
+    form = form_of_stage(recipe.stage)
+    refuse_layout(recipe.data, form)
+    return with_form(recipe.data, recipe.evaluation, form)
+
+
+@cache
+def template_columns(template: str) -> tuple[str, ...]:
+    """The columns that a template names, each once."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as problem:
+        raise RecipeError(
+            f"the template {template!r} is none ({problem}). Write a column as {{title}}, a brace as {{{{."
+        ) from problem
+    names = [name for _, name, _, _ in parts if name is not None]
+    odd = [name for name in names if not name or set(name) & set(".[]") or name.isdigit()]
+    if odd or not names or any(form or conversion for _, _, form, conversion in parts):
+        raise RecipeError(f"the template {template!r} must name columns, as in {{title}}, and nothing else in braces.")
+    return tuple(dict.fromkeys(names))
+
+
+def columns_in(written: str) -> tuple[str, ...]:
+    """The columns that an entry of `chat` means: its only one, or those of a template."""
+    return template_columns(written) if "{" in written else (written,)
+
+
+BEFORE = ("system", "history")
+"""What `chat` may name besides: it comes before the messages of an example, and a row need not have it."""
+
+
+def columns_of_turns(named: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns that `chat` means, each once."""
+    return tuple(dict.fromkeys(column for written in named.values() for column in columns_in(written)))
+
+
+def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, str]:
+    """What an example of the source is made of, each with its column, among the columns that are there."""
+    form, named = form_of_source(source), columns_named(source)
+    has_tools = "tools" in named or "tools" in found and form != "document"
+    tools = {"tools": named.get("tools", "tools")} if has_tools else {}
+    before = {name: named[name] for name in BEFORE if name in named}
+    chosen = {name: column for name, column in named.items() if name not in BESIDE}
+    if not chosen:
+        chosen = usual_columns(form, found, source)
+    if "text" in chosen:  # or its template's: read as in any document
+        return chosen
+    for column in [*(columns_in(written)[0] for written in chosen.values()), *tools.values()]:
+        if column not in found:
+            raise missing_column(found, column)
+    return {**before, **chosen, **tools}
+
+
+def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> dict[str, str]:
+    """Those with the names that they have in most files; of several kinds of examples, the first that is there."""
+    if form == "conversation" and (source.template is not None or source.text_column != "text"):
+        return {"text": source.text_column}
+    known = [*({name: name for name in names} for names in NAMED[form]), *ELSEWHERE.get(form, ())]
+    # Those with a prompt first.
+    for columns in sorted(known, key=lambda columns: set(columns) == {"chosen", "rejected"}):
+        if all(columns_in(written)[0] in found for written in columns.values()):
+            return columns
+    if form == "conversation" and source.text_column in found:
+        return {"text": source.text_column}
+    nearest = min(NAMED[form], key=lambda names: len({*names} - {*found}))
+    missing = " and ".join(f"`{name}`" for name in nearest if name not in found)
+    columns_of_form = ", ".join(f"{name}: COLUMN" for name in NAMED[form][0])
+    has, hint, column = ", ".join(map(str, found)) or "none", "", source.text_column
+    if isinstance(source, Source) and (column in found or source.template is not None):
+        hint = f"Stages cpt and sft train on plain text (`text_column: {column}`), this one does not. "
+    elif column in found or source.template is not None:
+        hint = f"To measure the bits per byte of plain text, write `template: '{{{column}}}'`. "
+    detail = f"no column {missing}, which stages that learn from a {form} read. It has: {has}."
+    raise BadValue("missing columns", f"{detail} {hint}Name them: `chat: {{{columns_of_form}}}`")
+
+
+def score_column(source: DocumentSource) -> str | None:
+    """The column that documents are ordered by; None where there is no order, or a function that tells it."""
+    order = source.order_by if isinstance(source, Source) else None
+    return None if order is None or ":" in order else order
+
+
+def columns_of_row(row: Mapping[str, object], source: DocumentSource) -> Mapping[str, str]:
+    """What the row's example is made of; columns that are null in it count only where no others are there."""
+    try:
+        return example_columns(source, [name for name, value in row.items() if value is not None])
+    except BadValue:
+        return example_columns(source, list(row))
+
+
+def columns_of(source: DocumentSource, found: Sequence[str] | None = None) -> Sequence[str]:
+    """The columns that the text is made of, and the one that it is ordered by.
+
+    Args:
+        found: those that are there, of which examples take what they find.
+    """
+    texts = text_columns(source) if source.chat is None else columns_of_examples(source, found)
+    order = score_column(source)
+    return texts if order is None or order in texts else (*texts, order)
+
+
+def text_columns(source: DocumentSource) -> tuple[str, ...]:
+    return (source.text_column,) if source.template is None else template_columns(source.template)
+
+
+def columns_of_examples(source: DocumentSource, found: Sequence[str] | None) -> tuple[str, ...]:
+    form, named = form_of_source(source), columns_of_turns(columns_named(source))
+    if form == "document" or found is None:
+        return named or (NAMED[form][0][0],)
+    if form == "prompt":  # a reward may want any
+        return tuple(dict.fromkeys([*named, *found]))
+    usual = [name for names in NAMED[form] for name in names]
+    usual += text_columns(source) if form == "conversation" else ()
+    usual += [name for columns in ELSEWHERE.get(form, ()) for name in columns_of_turns(columns)]
+    wanted = dict.fromkeys([*(named or usual), "tools"])
+    return tuple(name for name in wanted if name in found or name in needed_columns(source))
+
+
+def needed_columns(source: DocumentSource) -> tuple[str, ...]:
+    """The columns that the recipe names for examples, without those that a row need not have."""
+    return columns_of_turns({name: written for name, written in columns_named(source).items() if name not in BEFORE})
+
+
+def check_columns(found: Sequence[str], source: DocumentSource) -> None:
+    """Refuse a file without the columns that the text is made of."""
+    needed, order = columns_of(source), score_column(source)
+    if form_of_source(source) != "document":
+        is_text = "text" in example_columns(source, found)
+        needed = [*(text_columns(source) if is_text else needed_columns(source)), *(() if order is None else (order,))]
+    for column in needed:
+        if column not in found:
+            raise missing_column(found, column)
+
+
+def missing_column(found: Sequence[str], column: str) -> BadValue:
+    return BadValue("missing column", f"no column `{column}`. It has: {', '.join(map(str, found)) or 'none'}")
