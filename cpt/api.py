@@ -11,8 +11,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.analysis.compare import compare
 from cpt.commands.plan import plan_recipe
-from cpt.data.build import open_mixture
-from cpt.data.prepared import PreparedData
+from cpt.data.build import PreparedData, open_mixture
 from cpt.evaluation.evaluate import EvaluationRequest, known_positions, measure, model_at
 from cpt.evaluation.findings import findings
 from cpt.evaluation.judged_sets import judges_of_texts

@@ -14,7 +14,7 @@ from benchmarks.data.ours import prepare
 from benchmarks.data.peers.clock import BATCH, LENGTH, Job, Measured, read_job
 from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import MixtureRows
-from cpt.data.store.order import seed_of, shuffled
+from cpt.data.store.shards import seed_of, shuffled
 
 SIZE = 10**9
 POSITIONS = (0, 10**3, 10**4, 10**5, 10**6, 10**7, 10**8, 5 * 10**8, SIZE - 2 * BATCH)

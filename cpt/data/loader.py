@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from cpt.data.mixture import MixtureRows, Stretch, moved_on
-from cpt.data.rows.rows import Row, stack_rows
+from cpt.data.packing import Row, stack_rows
 
 log = logging.getLogger("cpt")
 MOST_REPLACEMENTS = 20  # of worker processes that died

@@ -12,8 +12,7 @@ from cpt.data.readers.forms import columns_named
 from cpt.data.readers.opening import format_of
 from cpt.data.readers.sources import Piece, files_with_sizes, find_function, kind_of, read_piece, states_of
 from cpt.data.readers.values import columns_of
-from cpt.data.store.plan import plan_of
-from cpt.data.store.shards import ShardWork
+from cpt.data.store.shards import ShardWork, plan_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, key_content, order_of
 from cpt.errors import CptError

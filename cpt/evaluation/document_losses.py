@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from cpt.data.held_out import HeldOutSet
-from cpt.data.rows.rows import PackedRows
+from cpt.data.packing import PackedRows
 from cpt.errors import DataError
 from cpt.evaluation.kept_losses import DocumentLosses, keep_losses
 from cpt.evaluation.perplexity import AfterBatch, ScoredBatch, go_on, scored_batches, sum_over_processes

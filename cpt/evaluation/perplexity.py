@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cpt.data.held_out import HeldOutSet
-from cpt.data.rows.rows import stack_rows
+from cpt.data.packing import stack_rows
 from cpt.models.fused_loss import FusedLoss, fused_scores
 
 POSITIONS_AT_ONCE = 1024  # of logits in fp32: 1 GiB for a vocabulary of 256k; a row of 8,192 would need 8 GiB

@@ -6,7 +6,7 @@ from typing import Any
 from datasets import Dataset as ShownRows
 
 from cpt.data.held_out import HeldOutSet
-from cpt.data.rows.rows import IGNORED
+from cpt.data.packing import IGNORED
 from cpt.stages.examples import ExampleTrainer
 
 Collate = Callable[[list[Any]], Any]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from cpt.data.prepared import PreparedData
+from cpt.data.build import PreparedData
 from cpt.errors import RecipeError
 from cpt.optim.adamw import automatic_dtype
 from cpt.recipe.schema import Recipe

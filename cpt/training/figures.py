@@ -11,9 +11,9 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from cpt.data.build import PreparedData
 from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import RowsOfSteps
-from cpt.data.prepared import PreparedData
 from cpt.runs.folder import read_metrics
 
 log = logging.getLogger("cpt")

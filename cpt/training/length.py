@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from cpt.data.prepared import PreparedData, steps_of_epochs
+from cpt.data.build import PreparedData, steps_of_epochs
 from cpt.errors import RecipeError
 from cpt.parallelism import groups_of_rows
 from cpt.ranks import is_main_process, world_size

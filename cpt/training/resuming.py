@@ -16,9 +16,9 @@ from cpt.checkpoints.resume import ResumePoint
 from cpt.checkpoints.safe_load import load_data, only_data
 from cpt.checkpoints.sharding import PLAIN, ZERO, is_zero, name_sharding, sharding_in, sharding_of
 from cpt.checkpoints.zero_files import make_universal, remove_parts, remove_universal
+from cpt.data.build import PreparedData
 from cpt.data.mixture import RowsOfSteps
-from cpt.data.prepared import PreparedData
-from cpt.data.rows.read_ahead import ReadAhead
+from cpt.data.read_ahead import ReadAhead
 from cpt.errors import CheckpointError
 from cpt.optim.offloaded_adamw import replay_step_counter
 from cpt.parallelism import groups_of_rows

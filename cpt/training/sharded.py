@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
-from cpt.data.rows.rows import IGNORED
+from cpt.data.packing import IGNORED
 from cpt.models.shared_rows import PartOfRows, attend_over_processes, check_shared_rows
 from cpt.optim.one_kernel_adamw import OneKernelAdamW
 from cpt.ranks import tell

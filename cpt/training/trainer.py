@@ -18,7 +18,7 @@ from cpt.checkpoints.safe_load import know_indexed_cpu
 from cpt.data.held_out import HeldOutSet
 from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import RowsOfSteps
-from cpt.data.rows.rows import stack_rows
+from cpt.data.packing import stack_rows
 from cpt.errors import Interrupted, RecipeError
 from cpt.evaluation.document_losses import measure_and_keep
 from cpt.evaluation.retention import read_evaluations

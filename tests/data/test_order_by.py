@@ -3,7 +3,7 @@ import json
 import pytest
 
 from cpt.data.build import build_data
-from cpt.data.store import plan
+from cpt.data.store import shards as plan
 from cpt.errors import DataError
 from cpt.recipe.schema import Data, Source
 

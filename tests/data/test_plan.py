@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpt.data.readers.sources import states_of
-from cpt.data.store import plan
-from cpt.data.store.plan import SHARD_BYTES, in_windows, plan_of
+from cpt.data.store import shards as plan
+from cpt.data.store.shards import SHARD_BYTES, in_windows, plan_of
 from cpt.recipe.schema import Source
 
 KEY = "data.sources[0]"

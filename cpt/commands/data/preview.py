@@ -20,9 +20,9 @@ from cpt.data.examples.encoders import encoder_of
 from cpt.data.examples.segments import CONTEXT, LEARNED, ROW, UNWANTED
 from cpt.data.filters.filters import build_filters, build_transforms, sift
 from cpt.data.open_sources import filters_of, transforms_of
+from cpt.data.packing import pack
 from cpt.data.readers.documents import BadRow, DocumentView
 from cpt.data.readers.sources import pieces_of, read_piece
-from cpt.data.rows.packing import pack
 from cpt.data.store.tokenization import DocumentEncoder, Ids
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Data, DocumentSource

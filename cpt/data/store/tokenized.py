@@ -31,8 +31,7 @@ from cpt.data.readers.documents import FILE_NAME, Listed, refuse_too_many, write
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import hash_file, kind_of, states_of
 from cpt.data.store.parallel import map_in_order, num_workers
-from cpt.data.store.plan import FileState, Plan, Shard
-from cpt.data.store.shards import ShardWork, sample
+from cpt.data.store.shards import FileState, Plan, Shard, ShardWork, sample
 from cpt.data.store.token_files import (
     DESCRIPTION,
     FORMAT,

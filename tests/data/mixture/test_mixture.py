@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from cpt.data.build import build_data
 from cpt.data.mixture import MixtureRows, Turns, share_out
-from cpt.data.rows.rows import stack_rows
-from cpt.data.store.order import seed_of, shuffled
+from cpt.data.packing import stack_rows
+from cpt.data.store.shards import seed_of, shuffled
 from cpt.recipe.schema import Data
 
 

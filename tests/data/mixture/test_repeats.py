@@ -2,8 +2,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from cpt.data.build import rows_of_run, tell_repeats
 from cpt.data.mixture import MixtureRows
-from cpt.data.prepared import rows_of_run, tell_repeats
 from cpt.recipe.schema import Budget, Data, Source
 
 SOURCES = [Source(path="a/small"), Source(path="a/large")]

@@ -6,8 +6,9 @@ from faulty_store import FaultyStore
 
 from cpt.commands.data.prepare import upload
 from cpt.data.build import build_data
-from cpt.data.store import plan, shards
-from cpt.data.store.bucket import bucket, opened
+from cpt.data.store import shards
+from cpt.data.store import shards as plan
+from cpt.data.store.token_files import bucket, opened
 from cpt.errors import DataError, ResourceError
 from cpt.recipe.schema import Data, Evaluation, Source
 

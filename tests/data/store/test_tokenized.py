@@ -11,7 +11,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from cpt.data.readers.sources import open_source
-from cpt.data.store import plan, shards
+from cpt.data.store import shards
+from cpt.data.store import shards as plan
 from cpt.data.store import tokenized as tokenized_module
 from cpt.data.store.token_files import TokenFiles
 from cpt.data.store.tokenization import DocumentEncoder

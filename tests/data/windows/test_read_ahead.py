@@ -5,7 +5,7 @@ import pytest
 
 from cpt.cache import size_of
 from cpt.data.build import build_data
-from cpt.data.store import plan
+from cpt.data.store import shards as plan
 from cpt.recipe.schema import Data, Source
 
 SHARD, WINDOW = 2_000, 8_000

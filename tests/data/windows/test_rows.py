@@ -4,7 +4,7 @@ import pytest
 from tiny_run import DAMAGES, damage
 
 from cpt.data.build import build_data
-from cpt.data.store import plan
+from cpt.data.store import shards as plan
 from cpt.errors import DataError
 from cpt.recipe.schema import Data, Evaluation, Source
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, open_array, publish_derived
-from cpt.data.store.plan import ORDERED_PARTS
+from cpt.data.store.shards import ORDERED_PARTS
 from cpt.data.store.token_files import StoredDocuments, TokenFiles
 from cpt.errors import ResourceError
 
