@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from cpt.data.mixture import MixtureRows, Stretch, moved_on
+from cpt.data.mixture import MixtureRows, RowRange, shift_past_skipped
 from cpt.data.packing import Row, stack_rows
 
 log = logging.getLogger("cpt")
@@ -32,14 +32,14 @@ class RankSampler(Sampler[int]):
     rank: int
     world_size: int
     first_row: int
-    left_out: Sequence[Stretch]
+    left_out: Sequence[RowRange]
     begin_at: int = 0
     """Micro-batches that were taken before worker processes died."""
 
     def __iter__(self) -> Iterator[int]:
         for number in range(self.begin_at, self.num_micro_batches):
             first = self.first_row + (number * self.world_size + self.rank) * self.micro_batch
-            yield from (moved_on(row, self.left_out) for row in range(first, first + self.micro_batch))
+            yield from (shift_past_skipped(row, self.left_out) for row in range(first, first + self.micro_batch))
 
     def __len__(self) -> int:
         return self.num_micro_batches * self.micro_batch
@@ -72,7 +72,7 @@ class CPTDataLoader(DataLoader[Row]):
         rank: int = 0,
         world_size: int = 1,
         first_row: int = 0,
-        left_out: Sequence[Stretch] = (),
+        left_out: Sequence[RowRange] = (),
         complete: Callable[[Row], Row] | None = None,
         **torch_loader_options: Any,
     ) -> None:

@@ -18,7 +18,7 @@ from cpt.errors import RecipeError
 from cpt.recipe.schema import Data, Phase
 from cpt.recipe.sense_data import reported_name
 
-Stretch = tuple[int, int]
+RowRange = tuple[int, int]
 """Global numbers of a first row and of the row after the last."""
 
 
@@ -28,21 +28,21 @@ class RowsOfSteps:
     nothing else."""
 
     rows_per_step: int
-    left_out: list[Stretch] = field(default_factory=list)
+    left_out: list[RowRange] = field(default_factory=list)
     """Ascending; each begins where a step would begin."""
 
     def first(self, step: int) -> int:
         """Global number of the step's first row: also how many rows the run went through before it, those left out
         included."""
-        return moved_on(step * self.rows_per_step, self.left_out)
+        return shift_past_skipped(step * self.rows_per_step, self.left_out)
 
-    def of(self, step: int) -> Stretch:
+    def of(self, step: int) -> RowRange:
         first = self.first(step)
         return first, first + self.rows_per_step
 
-    def leave_out(self, stretches: Iterable[Stretch]) -> None:
+    def leave_out(self, stretches: Iterable[RowRange]) -> None:
         """From now on no step reads them."""
-        merged: list[Stretch] = []
+        merged: list[RowRange] = []
         for first, end in sorted({*self.left_out, *stretches}):
             if merged and first <= merged[-1][1]:
                 merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
@@ -51,7 +51,7 @@ class RowsOfSteps:
         self.left_out = merged
 
 
-def moved_on(row: int, left_out: Iterable[Stretch]) -> int:
+def shift_past_skipped(row: int, left_out: Iterable[RowRange]) -> int:
     """The row that is read as the `row`-th when these ascending stretches are left out."""
     for first, end in left_out:
         if row < first:

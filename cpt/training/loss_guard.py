@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cpt.data.mixture import RowsOfSteps, Stretch
+from cpt.data.mixture import RowRange, RowsOfSteps
 from cpt.errors import RecipeError
 from cpt.plugins import check_options, find
 from cpt.recipe.schema import Component
@@ -208,7 +208,7 @@ class Skipped:
     """A step whose update was left out."""
 
     step: int
-    rows: Stretch
+    rows: RowRange
 
 
 @dataclass
