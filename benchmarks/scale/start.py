@@ -7,6 +7,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -85,11 +86,8 @@ def build(folder: Path, tokens: int, some: object) -> PreparedData:
 
 def opened_anew(prepared: PreparedData) -> MixtureRows:
     """The same rows as a process has them that has just started, and read none."""
-    rows = MixtureRows(
-        [WindowedRows(*one.__reduce__()[1]) for one in prepared.windowed], [1.0] * len(prepared.windowed), SEED
-    )
-    rows.turns = prepared.rows.turns
-    return rows
+    windowed = [WindowedRows(*one.__reduce__()[1]) for one in prepared.windowed]
+    return MixtureRows([replace(stretch, sources=windowed) for stretch in prepared.rows.stretches], SEED)
 
 
 def timed(function: Callable[[], object]) -> tuple[object, float]:

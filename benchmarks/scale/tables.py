@@ -209,7 +209,7 @@ def realised_shares(rows: MixtureRows, windowed: list[WindowedRows], number: int
     """Each source's share of the tokens in the first `number` rows, from what is in each window; in a window as in all
     of it."""
     tokens = []
-    for source, count in zip(windowed, rows.turns.counts(number), strict=True):
+    for source, count in zip(windowed, rows.counts(number), strict=True):
         table = source.table
         assert table is not None and source.total is not None
         inside = np.clip(count % source.total.rows - table["first_row"], 0, table["rows"]) / table["rows"]

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from cpt.cache import default_cache_dir, key_of
 from cpt.data.contamination import with_decontamination
 from cpt.data.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share
-from cpt.data.mixture import MixtureRows, asked_shares, lengths_of_phases, shares_over
+from cpt.data.mixture import MixtureRows, Stretch, Turns, asked_shares, lengths_of_phases, shares_over
 from cpt.data.open_sources import open_sources
 from cpt.data.packing import Layout
 from cpt.data.read_ahead import ReadAhead
@@ -140,7 +140,7 @@ def refused(data: Data, name: str, epochs: float, tokens: int) -> str | None:
 
 def tell_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceReport], rows: int) -> None:
     """Warn of the sources that a run of so many rows goes through more than once; refuse it where it may not."""
-    epochs = [count / report.rows for report, count in zip(reports, mixture.turns.counts(rows), strict=True)]
+    epochs = [count / report.rows for report, count in zip(reports, mixture.counts(rows), strict=True)]
     told = list(zip(reports, epochs, strict=True))
     if lacking := [why for report, times in told if (why := refused(data, report.name, times, report.tokens))]:
         raise RecipeError(
@@ -187,10 +187,7 @@ class PreparedData:
     def tokens(self, rows: int, first: int = 0) -> dict[str, float]:
         """Each source's tokens, without padding, among the rows from `first` to `rows`; arithmetic, nothing is
         read."""
-        counts = [
-            upto - before
-            for upto, before in zip(self.rows.turns.counts(rows), self.rows.turns.counts(first), strict=True)
-        ]
+        counts = [upto - before for upto, before in zip(self.rows.counts(rows), self.rows.counts(first), strict=True)]
         return {
             report.name: count * rows.filled * rows.layout.sequence_length
             for report, rows, count in zip(self.sources, self.windowed, counts, strict=True)
@@ -205,18 +202,19 @@ class PreparedData:
         return sum(self.tokens(rows, first).values()) / ((rows - first) * self.windowed[0].layout.sequence_length)
 
     def epochs(self, rows: int) -> dict[str, float]:
-        counts = self.rows.turns.counts(rows)
+        counts = self.rows.counts(rows)
         return {report.name: count / report.rows for report, count in zip(self.sources, counts, strict=True)}
 
     def read_ahead(self, first_row: int) -> ReadAhead | None:
         """What makes the windows that a run from `first_row` on will come to, if there is any that is not there."""
-        counts = self.rows.turns.counts(first_row)
+        counts = self.rows.counts(first_row)
         ahead = [
             number
             for number, rows in enumerate(self.windowed)
             if rows.tokenized.plan.is_streamed and (self.disk_bytes is not None or not rows.is_complete)
         ]
-        shares = self.rows.turns.shares(first_row)
+        _, stretch, place = self.rows.stretch_at(first_row)
+        shares = stretch.turns.shares(place)
         if not ahead:
             return None
         chosen = [self.windowed[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead]
@@ -224,13 +222,14 @@ class PreparedData:
 
     def state(self, first_row: int) -> dict[str, Any]:
         """What a checkpoint keeps, to go on at `first_row` also where the store is empty."""
-        counts = self.rows.turns.counts(first_row)
+        counts = self.rows.counts(first_row)
         windows = {
             report.name: rows.state(turn)
             for report, rows, turn in zip(self.sources, self.windowed, counts, strict=True)
             if rows.tokenized.plan.is_streamed
         }
-        return {"fingerprint": self.fingerprint, "row": first_row, "windows": windows}
+        stretch, _, row = self.rows.stretch_at(first_row)
+        return {"fingerprint": self.fingerprint, "stretch": stretch, "row": row, "windows": windows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what a checkpoint kept."""
@@ -414,8 +413,8 @@ class Builder:
         asked = asked_shares(self.data, [report.tokens for report in reports])
         filled = np.array([rows.filled for rows in windowed])
         # A source that fills its rows to one half needs twice the rows for the same tokens.
-        (_, weights), *changes = [(first, (shares / filled).tolist()) for first, shares in asked]
-        mixture = MixtureRows(windowed, weights, self.seed, changes, lengths_of_phases(self.data))
+        turns = Turns([(first, (shares / filled).tolist()) for first, shares in asked])
+        mixture = MixtureRows([Stretch(windowed, turns, lengths_of_phases(self.data))], self.seed)
         shares = shares_over(asked, self.num_rows(reports)).tolist()
         return mixture, [replace(report, share=share) for report, share in zip(reports, shares, strict=True)]
 
@@ -429,7 +428,7 @@ class Builder:
         self, windowed: Sequence[WindowedRows], mixture: MixtureRows, reports: Sequence[SourceReport]
     ) -> list[WindowedRows]:
         """Sources that the run may use up and may not repeat, and whose size is only estimated."""
-        counts = mixture.turns.counts(self.num_rows(reports))
+        counts = mixture.counts(self.num_rows(reports))
         return [
             rows
             for rows, report, count in zip(windowed, reports, counts, strict=True)
@@ -471,16 +470,15 @@ class Builder:
     def fingerprint(self, mixture: MixtureRows, windowed: Sequence[WindowedRows]) -> str:
         """Hash of all that decides the rows: documents, packing, weights, seed, and the first places of the order
         itself."""
+        (stretch,) = mixture.stretches
         return key_of(
             {
                 "sources": [rows.fingerprint for rows in windowed],
-                "proportions": list(zip(mixture.turns.first_rows, mixture.turns.proportions, strict=True)),
+                "proportions": list(zip(stretch.turns.first_rows, stretch.turns.proportions, strict=True)),
                 "seed": mixture.seed,
                 "layout": self.layout.content(),
-                **({"lengths": mixture.lengths} if mixture.lengths else {}),
-                "order": [
-                    [*mixture.turns.turn(number), shuffled(number, 1000, mixture.seed)] for number in range(100)
-                ],
+                **({"lengths": stretch.lengths} if stretch.lengths else {}),
+                "order": [[*mixture.turn(number), shuffled(number, 1000, mixture.seed)] for number in range(100)],
             }
         )
 

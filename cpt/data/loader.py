@@ -57,7 +57,7 @@ class CPTDataLoader(DataLoader[Row]):
         rows: indexable by global row number: `PreparedData.rows`.
         micro_batch: rows in a batch.
         rows_in_all: where the run ends, counted from its very beginning.
-        left_out: stretches of rows that are not read; `first_row` and `rows_in_all` count only the others.
+        left_out: ranges of rows that are not read; `first_row` and `rows_in_all` count only the others.
         complete: adds to a micro-batch what the model needs besides, in the thread or worker process that makes it.
         torch_loader_options: num_workers, pin_memory, collate_fn, ... of torch's DataLoader. Without workers a thread
             makes micro-batches ahead.

@@ -24,8 +24,7 @@ RowRange = tuple[int, int]
 
 @dataclass
 class RowsOfSteps:
-    """Step s reads `rows_per_step` rows from `first(s)` on; all is arithmetic, so resuming needs the stretches and
-    nothing else."""
+    """Step s reads `rows_per_step` rows from `first(s)` on: arithmetic, so resuming needs only the skipped ranges."""
 
     rows_per_step: int
     left_out: list[RowRange] = field(default_factory=list)
@@ -40,10 +39,10 @@ class RowsOfSteps:
         first = self.first(step)
         return first, first + self.rows_per_step
 
-    def leave_out(self, stretches: Iterable[RowRange]) -> None:
-        """From now on no step reads them."""
+    def leave_out(self, ranges: Iterable[RowRange]) -> None:
+        """From now on no step reads these rows."""
         merged: list[RowRange] = []
-        for first, end in sorted({*self.left_out, *stretches}):
+        for first, end in sorted({*self.left_out, *ranges}):
             if merged and first <= merged[-1][1]:
                 merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
             else:
@@ -52,7 +51,7 @@ class RowsOfSteps:
 
 
 def shift_past_skipped(row: int, left_out: Iterable[RowRange]) -> int:
-    """The row that is read as the `row`-th when these ascending stretches are left out."""
+    """The row that is read as the `row`-th when these ascending ranges are skipped."""
     for first, end in left_out:
         if row < first:
             break
@@ -204,6 +203,17 @@ class Turns:
         return [had + new for had, new in zip(self.before[part], taken, strict=True)]
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """The rows of a run from `first_row` on, as one `data` section describes them. Rows are counted from there."""
+
+    sources: Sequence[SourceRows]
+    turns: Turns
+    lengths: Sequence[tuple[int, int]] = ()
+    """(row, tokens that are read at once from this row on), in the order of rows."""
+    first_row: int = 0
+
+
 class MixtureRows(Dataset[Row]):
     """Endless rows of a weighted mixture, by global number.
 
@@ -212,21 +222,11 @@ class MixtureRows(Dataset[Row]):
     per source.
 
     Args:
-        weights: of rows.
-        changes: (row, weights from this row on), in the order of rows.
-        lengths: (row, tokens that are read at once from this row on), likewise; see `cpt.data.mixture`.
+        stretches: the history of the run's data, in the order of rows, the first from row 0 on.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[SourceRows],
-        weights: Sequence[float],
-        seed: int,
-        changes: Sequence[tuple[int, Sequence[float]]] = (),
-        lengths: Sequence[tuple[int, int]] = (),
-    ) -> None:
-        self.sources, self.seed, self.lengths = list(sources), seed, list(lengths)
-        self.turns = Turns([(0, weights), *changes])
+    def __init__(self, stretches: Sequence[Stretch], seed: int) -> None:
+        self.stretches, self.seed = list(stretches), seed
 
     def __len__(self) -> int:
         return ENDLESS
@@ -234,13 +234,14 @@ class MixtureRows(Dataset[Row]):
     def __getitem__(self, number: int) -> Row:
         rows, row, epoch = self.row_at(number)
         found = rows.row(row, epoch)
-        if self.lengths:
+        if self.stretch_at(number)[1].lengths:
             self.cut(number, found["position_ids"].numpy(), found["labels"].numpy())
         return found
 
     def cut(self, number: int, position_ids: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
         """To the length that holds at row `number`, in place."""
-        if (length := length_at(number, self.lengths)) is not None:
+        _, stretch, place = self.stretch_at(number)
+        if (length := length_at(place, stretch.lengths)) is not None:
             cut_documents(position_ids, labels, length)
 
     def batch(self, numbers: Sequence[int]) -> Row:
@@ -259,16 +260,28 @@ class MixtureRows(Dataset[Row]):
         rows, row, epoch = self.row_at(number)
         return rows.packing.pieces(row, epoch)[1]
 
-    def turn(self, number: int) -> tuple[int, int]:
-        """The source whose turn a global row is, and how many it had before."""
+    def stretch_at(self, number: int) -> tuple[int, Stretch, int]:
+        """The stretch of a global row, by number and itself, and the row's place in it."""
         if not 0 <= number < ENDLESS:
             raise IndexError(f"row {number}: rows go from 0 to {ENDLESS - 1}")
-        return self.turns.turn(int(number))
+        found = bisect_right(self.stretches, number, key=lambda stretch: stretch.first_row) - 1
+        return found, self.stretches[found], int(number) - self.stretches[found].first_row
+
+    def turn(self, number: int) -> tuple[int, int]:
+        """The source whose turn a global row is, and how many it had before."""
+        _, stretch, place = self.stretch_at(number)
+        return stretch.turns.turn(place)
+
+    def counts(self, number: int) -> list[int]:
+        """How many rows each source had before a global row."""
+        _, stretch, place = self.stretch_at(number)
+        return stretch.turns.counts(place)
 
     def row_at(self, number: int) -> tuple[PackedRows, int, int]:
         """A global row: the rows of its source among which it is, its number there, and the time through."""
-        source, turn = self.turn(number)
-        return self.sources[source].row_at(turn, f"{self.seed} {source}")
+        _, stretch, place = self.stretch_at(number)
+        source, turn = stretch.turns.turn(place)
+        return stretch.sources[source].row_at(turn, f"{self.seed} {source}")
 
 
 def in_units(weights: Sequence[float]) -> list[int]:

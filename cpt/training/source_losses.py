@@ -98,7 +98,7 @@ class SourceLosses(TrainerCallback):
         Args:
             targets: [rows, tokens], the next tokens.
         """
-        sources = [self.data.rows.turns.turn(row)[0] for row in self.rows_under_way()]
+        sources = [self.data.rows.turn(row)[0] for row in self.rows_under_way()]
         if len(set(sources)) == 1 and output.get("aux_loss") is None and output.get("loss") is not None:
             tokens = (targets != IGNORED).sum()
             self.take(
