@@ -198,7 +198,7 @@ def write_shard(folder: Path, lengths: np.ndarray, kind: Kind, dtype: np.dtype) 
     hashes = draw.integers(0, 2**63, len(lengths), np.uint64)
     writer.append(np.empty(0, dtype), lengths, hashes, (lengths * kind.bytes_per_token).astype(np.int64))
     writer.num_tokens = int(lengths.sum())
-    writer.close({}, longest=("part-000000.jsonl:1", int(lengths.max())), engine="none")
+    writer.close(longest=("part-000000.jsonl:1", int(lengths.max())), engine="none")
     with (folder / "tokens.bin").open("r+b") as file:
         file.truncate(writer.num_tokens * dtype.itemsize)
     if TokenFiles(folder).description.documents != len(lengths):
@@ -210,12 +210,13 @@ def realised_shares(rows: MixtureRows, windowed: list[WindowedRows], number: int
     of it."""
     tokens = []
     for source, count in zip(windowed, rows.counts(number), strict=True):
-        table = source.table
-        assert table is not None and source.total is not None
-        inside = np.clip(count % source.total.rows - table["first_row"], 0, table["rows"]) / table["rows"]
-        tokens.append(
-            count // source.total.rows * table["tokens_in_rows"].sum() + (inside * table["tokens_in_rows"]).sum()
-        )
+        assert source.total is not None
+        entries = [source.entry(window) for window in range(source.total.windows)]
+        first_row = np.array([entry.first_row for entry in entries])
+        num_rows = np.array([entry.rows for entry in entries])
+        in_rows = np.array([entry.tokens_in_rows for entry in entries])
+        inside = np.clip(count % source.total.rows - first_row, 0, num_rows) / num_rows
+        tokens.append(count // source.total.rows * in_rows.sum() + (inside * in_rows).sum())
     return [float(one / sum(tokens)) for one in tokens]
 
 

@@ -22,7 +22,7 @@ from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Data, Recipe
 from cpt.tokenizer.load import load_tokenizer
 
-CLOSE = 0.001  # share; less is not told
+CLOSE = 0.001  # a smaller deviation of a share is not reported
 WORTHWHILE_EPOCHS = 4  # up to so many repeats are about as good as new text (arxiv.org/abs/2305.16264)
 
 
@@ -33,7 +33,6 @@ class SourceForecast(SourceReport):
     seen: float
     """Share of the run's tokens that it will have."""
     epochs: float
-    """How many times the run goes through it."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,8 @@ class Forecast:
     sources: list[SourceForecast]
     phases: list[PhaseForecast]
     is_reached: bool
-    """The shares come out as near as whole rows allow, no source goes unread, and the run may start."""
+    """The shares are as near as whole rows allow, every source is read, and the run may start."""
     remarks: list[str]
-    """What a reader should know before starting."""
 
 
 def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
@@ -88,11 +86,7 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
 
 
 def phases_of(recipe: Recipe, section: Data, data: PreparedData, rows: int) -> list[PhaseForecast]:
-    """The shares in each phase, as far as the run gets.
-
-    Args:
-        section: the recipe's data with all phases in tokens.
-    """
+    """The shares in each phase that the run comes to; `section` has all phases in tokens."""
     length = section.sequence_length
     phases, first = [], 0
     for written, phase in zip(recipe.data.phases, section.phases, strict=True):
@@ -106,11 +100,7 @@ def phases_of(recipe: Recipe, section: Data, data: PreparedData, rows: int) -> l
 
 
 def find_obstacles(recipe: Recipe, section: Data, sources: list[SourceForecast], rows: int) -> Iterator[str]:
-    """Why the mixture is not reached: a source or phase gets no row, or a source may not be repeated so often.
-
-    Args:
-        section: the recipe's data with all phases in tokens.
-    """
+    """Why the mixture is not reached: a source or phase gets no row, or a source may not be repeated so often."""
     if unread := [f"{one.name} ({one.asked:.2%} asked)" for one in sources if one.asked > 0 and one.seen == 0]:
         yield f"The run has {rows:,} rows, too few for a row of {', '.join(unread)}. Use shorter rows or a longer run."
     length = section.sequence_length
@@ -123,7 +113,7 @@ def find_obstacles(recipe: Recipe, section: Data, sources: list[SourceForecast],
 
 
 def find_deviations(sources: list[SourceForecast], rows: int) -> Iterator[str]:
-    """What a reader should know about a mixture that is reached."""
+    """Remarks about a mixture that is reached."""
     if off := [
         f"{one.name} {one.seen:.2%} instead of {one.asked:.2%}" for one in sources if abs(one.seen - one.asked) > CLOSE
     ]:
@@ -141,9 +131,6 @@ def find_deviations(sources: list[SourceForecast], rows: int) -> Iterator[str]:
             f"Estimated from the first windows: {', '.join(names)}. `cpt prepare` reads all of it; the numbers are"
             " exact then."
         )
-
-
-# --- command ---
 
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -178,12 +165,12 @@ def sources_table(forecast: Forecast) -> Table:
 
 
 def documents_table(forecast: Forecast) -> Table:
-    """How long each source's documents are, and what was left out of it."""
+    """The length of each source's documents, and how many were dropped."""
     table = Table("source", title=f"Documents by length, from 2^{SHORTEST} to 2^{LONGEST} tokens")
     table.add_column("length", no_wrap=True)
-    table.add_column("left out")
+    table.add_column("dropped")
     for source in forecast.sources:
-        table.add_row(escape(source.name), histogram(source), escape(left_out(source)) or "nothing")
+        table.add_row(escape(source.name), histogram(source), escape(drop_reasons(source)) or "nothing")
     return table
 
 
@@ -193,14 +180,10 @@ def phases_table(forecast: Forecast) -> Table:
     for source in forecast.sources:
         table.add_column(escape(source.name), justify="right")
     for phase in forecast.phases:
-        rate = (
-            ""
-            if phase.until_learning_rate is None
-            else f" (learning rate at {phase.until_learning_rate:g} of its peak)"
-        )
-        table.add_row(
-            f"{phase.first_token:,}", f"{phase.end_token:,}{rate}", *(f"{share:.2%}" for share in phase.seen.values())
-        )
+        end, rate = f"{phase.end_token:,}", phase.until_learning_rate
+        if rate is not None:
+            end += f" (learning rate at {rate:g} of its peak)"
+        table.add_row(f"{phase.first_token:,}", end, *(f"{share:.2%}" for share in phase.seen.values()))
     return table
 
 
@@ -212,13 +195,10 @@ def histogram(source: SourceForecast) -> str:
     return "".join(BARS[-(-height * (len(BARS) - 1) // max(heights))] for height in heights)
 
 
-def left_out(source: SourceForecast) -> str:
+def drop_reasons(source: SourceForecast) -> str:
     """`12 shorter than 200 characters, 3 bad rows (invalid UTF-8)`."""
     dropped = [f"{count:,} {reason}" for reason, count in source.dropped.items()]
     return ", ".join(dropped + [f"{count:,} bad rows ({reason})" for reason, count in source.bad_rows.items()])
-
-
-# --- command ---
 
 
 def command(

@@ -257,7 +257,7 @@ class WindowedRows:
         if window not in self._opened:
             self.prepare(window)
             for rows in self._opened.values():  # where reading is over but for slower threads
-                rows.documents.rest()
+                rows.documents.free_memory()
             documents = self.tokenized.documents(self.tokenized.plan.windows[window])
             self._opened[window] = self.layout.open(documents, self.window_folder(window))
             if len(self._opened) > OPENED:

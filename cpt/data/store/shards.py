@@ -237,12 +237,9 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
             break
     if bad:
         write_bad_rows(bad, folder)
+    texts = text_digest.hexdigest()
     writer.close(
-        dropped,
-        bad_rows=count_reasons(bad),
-        longest=longest,
-        engine=encoder.engine,
-        texts=text_digest.hexdigest(),
+        dropped=dict(dropped), bad_rows=count_reasons(bad), longest=longest, engine=encoder.engine, texts=texts
     )
 
 
@@ -284,7 +281,7 @@ def keep(documents: Iterable[Document], work: ShardWork, dropped: Counter[str]) 
 def encodable(
     documents: Iterable[tuple[str, Document]], encoder: DocumentEncoder, dropped: Counter[str]
 ) -> Iterator[tuple[str, Document]]:
-    """Without examples that the chat template refuses, which are counted by reason."""
+    """Drop examples that the chat template refuses, and count them by reason."""
     for text, document in documents:
         reason = encoder.reason_to_drop(text)
         if reason is None:
@@ -295,7 +292,7 @@ def encodable(
 
 @dataclass(frozen=True)
 class View(Mapping[str, str]):
-    """What filters see of a document; where it stands is worked out only for those that ask."""
+    """What filters see of a document; `where`, which counts lines, is computed only for those that ask."""
 
     document: Document
     source: str

@@ -6,8 +6,8 @@ import os
 import tarfile
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -40,20 +40,20 @@ class ShardDescription:
     documents: int
     tokens: int
     dtype: str
-    dropped: dict[str, int]
-    """Reason -> documents that filters did not let pass."""
-    bad_rows: dict[str, int]
-    """Reason -> rows that were no documents; bad_rows.jsonl lists them."""
-    longest: tuple[str, int]
-    """Where the longest document stands, and its tokens."""
     digest: str
-    engine: str
-    texts: str
-    """xxh3-128 over the hashes of the texts."""
     scored: bool
-    format: int = FORMAT
-    segmented: bool = False
+    segmented: bool
     """Whether the documents are examples, each of whose tokens belongs to a segment."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Reason -> documents that a filter dropped."""
+    bad_rows: dict[str, int] = field(default_factory=dict)
+    """Reason -> rows that are not documents; bad_rows.jsonl lists them."""
+    longest: tuple[str, int] = ("", 0)
+    """File and line of the longest document, and its tokens."""
+    engine: str = ""
+    texts: str = ""
+    """xxh3-128 over the hashes of the texts."""
+    format: int = FORMAT
 
 
 class TokenWriter:
@@ -61,7 +61,6 @@ class TokenWriter:
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], *, scored: bool = False, segmented: bool = False) -> None:
         self.folder, self.dtypes = folder, {**ARRAYS, "tokens": dtype.name}
-        self.scored, self.segmented = scored, segmented
         self.num_documents = self.num_tokens = 0
         self._digests = {name: xxh3_128() for name in arrays(scored, segmented)}
         self._files = {name: (folder / f"{name}.bin").open("wb") for name in arrays(scored, segmented)}
@@ -78,40 +77,29 @@ class TokenWriter:
     ) -> None:
         """Add documents: all their ids and segments, and of each its length, the hash of its text, the text's size and
         its score."""
-        self._write("tokens", ids)
-        self._write("offsets", self.num_tokens + lengths.cumsum())
-        self._write("hashes", hashes)
-        self._write("num_bytes", num_bytes)
-        if scores is not None:
-            self._write("scores", scores)
-        if segments is not None:
-            self._write("segments", segments)
+        offsets = self.num_tokens + lengths.cumsum()
+        for name, array in zip(ARRAYS, (ids, offsets, hashes, num_bytes, scores, segments), strict=True):
+            if array is not None:
+                self._write(name, array)
         self.num_documents += len(lengths)
         self.num_tokens += len(ids)
 
-    def close(
-        self,
-        dropped: Mapping[str, int],
-        *,
-        bad_rows: Mapping[str, int] | None = None,
-        longest: tuple[str, int] = ("", 0),
-        engine: str = "",
-        texts: str = "",
-    ) -> None:
+    def close(self, **described: Any) -> None:
+        """Write the description.
+
+        Args:
+            described: `dropped`, `bad_rows`, `longest`, `engine` and `texts` of `ShardDescription`.
+        """
         for file in self._files.values():
             file.close()
         description = ShardDescription(
-            self.num_documents,
-            self.num_tokens,
-            self.dtypes["tokens"],
-            dict(dropped),
-            dict(bad_rows or {}),
-            longest,
-            digest_of([digest.hexdigest() for digest in self._digests.values()]),
-            engine,
-            texts,
-            self.scored,
-            segmented=self.segmented,
+            documents=self.num_documents,
+            tokens=self.num_tokens,
+            dtype=self.dtypes["tokens"],
+            digest=digest_of([digest.hexdigest() for digest in self._digests.values()]),
+            scored="scores" in self._files,
+            segmented="segments" in self._files,
+            **described,
         )
         (self.folder / DESCRIPTION).write_text(as_text(description))
 
@@ -129,8 +117,8 @@ class TokenFiles:
         offsets: where each document begins in `tokens`, and where the last one ends.
         hashes: xxh3-64 of each document's text.
         num_bytes: UTF-8 bytes of each document's text.
-        scores: what it is ordered by; empty where there is no order.
-        segments: of each token, the part of the example that it belongs to; empty where documents are no examples.
+        scores: what documents are ordered by; empty without an order.
+        segments: the part of the example that each token belongs to; empty for documents.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -138,16 +126,16 @@ class TokenFiles:
         try:
             self.description = read_shard_description(folder)
             self.written = (folder / DESCRIPTION).stat().st_mtime_ns
-            documents, tokens = self.description.documents, self.description.tokens
-            self.tokens: NDArray[np.unsignedinteger] = open_raw(folder / "tokens.bin", self.description.dtype, tokens)
+            known = self.description
+            documents, tokens = known.documents, known.tokens
+            self.tokens: NDArray[np.unsignedinteger] = open_raw(folder / "tokens.bin", known.dtype, tokens)
             self.offsets: NDArray[np.int64] = open_raw(folder / "offsets.bin", "int64", documents + 1)
             self.hashes: NDArray[np.uint64] = open_raw(folder / "hashes.bin", "uint64", documents)
             self.num_bytes: NDArray[np.int64] = open_raw(folder / "num_bytes.bin", "int64", documents)
-            self.scores: NDArray[np.float64] = np.empty(0)
-            if self.description.scored:
+            self.scores, self.segments = np.empty(0), np.empty(0, np.uint8)
+            if known.scored:
                 self.scores = open_raw(folder / "scores.bin", "float64", documents)
-            self.segments: NDArray[np.uint8] = np.empty(0, np.uint8)
-            if self.description.segmented:
+            if known.segmented:
                 self.segments = open_raw(folder / "segments.bin", "uint8", tokens)
         except (OSError, ValueError, TypeError) as problem:
             raise DataError(
@@ -160,7 +148,7 @@ class TokenFiles:
         names = arrays(self.description.scored, self.description.segmented)
         return digest_of([size_and_hash(self.folder / f"{name}.bin")[1] for name in names]) == self.description.digest
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         """Give the memory of the mapped tokens back; they are mapped again when they are read."""
         for array in (self.tokens, self.segments):
             if isinstance(array.base, np.memmap) and isinstance(mapped := array.base.base, mmap.mmap):
@@ -214,26 +202,29 @@ class StoredDocuments:
     def scores(self) -> NDArray[np.float64]:
         return np.concatenate([np.empty(0), *(part.scores for part in self.parts)])
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         for part in self.parts:
-            part.rest()
+            part.free_memory()
 
     def tokens(self, start: int, length: int) -> NDArray[np.unsignedinteger]:
-        """The ids from `start` on; a document, or a piece of one, never lies in two folders."""
-        part = bisect_right(self._first_tokens, start) - 1 if len(self.parts) > 1 else 0
-        begin = start - self._first_tokens[part]
-        return self.parts[part].tokens[begin : begin + length]
+        """The ids from `start` on."""
+        part, begin = self._part_at(start)
+        return part.tokens[begin : begin + length]
 
     def segments(self, start: int, length: int) -> NDArray[np.uint8]:
-        """The segments of the ids from `start` on; nothing where the documents are no examples."""
+        """The segments of the ids from `start` on; empty for documents."""
+        part, begin = self._part_at(start)
+        return part.segments[begin : begin + length]
+
+    def _part_at(self, start: int) -> tuple[TokenFiles, int]:
+        """The folder of a token, and its place there; a document is never in two folders."""
         part = bisect_right(self._first_tokens, start) - 1 if len(self.parts) > 1 else 0
-        begin = start - self._first_tokens[part]
-        return self.parts[part].segments[begin : begin + length]
+        return self.parts[part], start - self._first_tokens[part]
 
 
 def arrays(scored: bool, segmented: bool) -> list[str]:
-    left_out = {"scores": not scored, "segments": not segmented}
-    return [name for name in ARRAYS if not left_out.get(name, False)]
+    absent = {"scores": not scored, "segments": not segmented}
+    return [name for name in ARRAYS if not absent.get(name)]
 
 
 def open_documents(folders: Sequence[Path]) -> StoredDocuments:
@@ -266,9 +257,6 @@ def open_raw(path: Path, dtype: str, length: int) -> NDArray[Any]:
     return np.asarray(np.memmap(path, dtype, "r", shape=(length,))) if length else np.empty(0, dtype)
 
 
-# --- source description ---
-
-
 @dataclass(frozen=True)
 class SourceDescription:
     name: str
@@ -281,7 +269,7 @@ class SourceDescription:
     bad_rows: dict[str, int]
     longest: tuple[str, int]
     files: dict[str, str]
-    """File -> xxh3-128 of its content; of one behind a URL the version that its server told."""
+    """File -> xxh3-128 of its content; of a URL the version that its server reports."""
     made_from: dict[str, str]
     format: int = FORMAT
 

@@ -1,28 +1,18 @@
-"""A source's tokens in the store: a folder of shards, each made by the process that needs it first and found by all
-others."""
+"""A source's tokens: a folder of shards. The process that needs a shard first makes it; all others find it."""
 
 import json
 import logging
 import os
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import Progress
 
 from cpt.cache import hold, key_of, write_once
 from cpt.console import open_console
@@ -60,8 +50,7 @@ NEUTRAL = {"path", "name", "weight", "filters", "transforms", "licence", "max_to
 class TokenizedSource:
     """The shards of a source, by number.
 
-    What is there may be used by any process; what is not is made when it is asked for, by the process that asks, while
-    others wait for it.
+    Any process may read a shard. A missing one is made by the process that asks for it, while others wait.
 
     Args:
         work: what is done to each shard; its folder holds them.
@@ -81,7 +70,7 @@ class TokenizedSource:
 
     @cached_property
     def name(self) -> str:
-        """Tells everything that decides the tokens: how they are made (which the folder tells), and of which files."""
+        """A hash of everything that decides the tokens: how they are made (the folder's name), and of which files."""
         return key_of({"folder": self.folder.name, "files": self.states})
 
     @cached_property
@@ -89,8 +78,8 @@ class TokenizedSource:
         return {name: (size, version) for name, size, version in self.states}
 
     def shard_folder(self, number: int) -> Path:
-        """Where a shard lies once it is made; the name tells its files as they are: a changed one makes only its own
-        anew."""
+        """The folder of a shard. Its name depends on the state of its own files: a changed file makes only its shards
+        again."""
         pieces = [
             [one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in self.plan.shards[number]
         ]
@@ -313,9 +302,6 @@ def nothing_left(source: DocumentSource, key: str, dropped: Counter[str]) -> str
     return f"{what} Loosen `data.filters` or `{key}.filters`, or set another `{key}.path`."
 
 
-# --- fill ---
-
-
 POOL_BYTES = 32 * 2**20  # of files; below, starting processes takes longer than the work
 WORKERS_IMPORT = ("cpt.data.store.shards", "gigatoken")
 
@@ -346,16 +332,20 @@ def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
         ResourceError: the store cannot be written, or a worker died.
     """
     missing = [(source, number) for source, number in dict.fromkeys(wanted) if source.missing([number])]
-    if workers is None:
-        size = sum(source.plan.num_bytes[number] for source, number in missing)
-        workers = num_workers() if size >= POOL_BYTES and len(missing) > 1 else 0
-    workers = min(workers, len(missing))
-    sizes = {source: 0 for source, _ in missing}
+    sizes = Counter[TokenizedSource]()
     for source, number in missing:
         sizes[source] += source.plan.num_bytes[number]
-    with progress_bars(sizes) as (progress, tasks):
-        for source, number in made(missing, workers, list(sizes)):
-            progress.advance(tasks[source], source.plan.num_bytes[number])
+    if workers is None:
+        workers = num_workers() if sizes.total() >= POOL_BYTES and len(missing) > 1 else 0
+    console = open_console(stderr=True)
+    hidden = not (is_main_process() and console.is_interactive)
+    with Progress(console=console, transient=True, disable=hidden) as progress:
+        bars = {
+            source: progress.add_task(f"tokenising {reported_name(source.work.source)}", total=size or None)
+            for source, size in sizes.items()
+        }
+        for source, number in made(missing, min(workers, len(missing)), list(sizes)):
+            progress.advance(bars[source], source.plan.num_bytes[number])
 
 
 def made(wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSource]) -> Generator[Wanted, None, None]:
@@ -374,24 +364,3 @@ def made(wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSour
         source, number = taken.pop(0)
         source.check_files(number)
         yield source, number
-
-
-@contextmanager
-def progress_bars(sizes: dict[TokenizedSource, int]) -> Iterator[tuple[Progress, dict[TokenizedSource, TaskID]]]:
-    """How far it is, on the terminal of the main process only."""
-    columns: list[Any] = [
-        TextColumn("tokenising {task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    ]
-    console = open_console(stderr=True)
-    hidden = not (is_main_process() and console.is_interactive)
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        names = {source: reported_name(source.work.source) for source in sizes}
-        yield (
-            progress,
-            {source: progress.add_task(names[source], total=size or None) for source, size in sizes.items()},
-        )
