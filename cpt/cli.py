@@ -44,7 +44,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
     },
     "Data and tokenizer": {
         "data": (
-            "cpt.commands.data.app:COMMANDS",
+            "cpt.commands.data_check:COMMANDS",
             "Check and preview documents; convert PDF, HTML, DOCX and EPUB; let a model rewrite them.",
         ),
         "tokenizer": (
@@ -56,11 +56,11 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "Count what a run will read of each source, before it starts.",
         ),
         "contamination": (
-            "cpt.commands.contamination:command",
+            "cpt.commands.data_check:command",
             "Find training documents that hold what the model will be judged by.",
         ),
         "prepare": (
-            "cpt.commands.data.prepare:command",
+            "cpt.commands.prepare:command",
             "Read, filter, tokenise and pack a recipe's documents ahead of its run.",
         ),
         "store": ("cpt.commands.store:COMMANDS", "List, verify or prune the tokens that are kept between runs."),

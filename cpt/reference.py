@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from cpt.checkpoints.rotation import RULES
 from cpt.cli import GROUPS, application
-from cpt.data.filters.filters import FILTERS, TRANSFORMS
+from cpt.data.readers.filters import FILTERS, TRANSFORMS
 from cpt.evaluation.tasks import DOMAIN_TEST, domain_test_of_recipe, task_of_recipe
 from cpt.optim.build import OPTIMIZERS
 from cpt.optim.schedules import SCHEDULES

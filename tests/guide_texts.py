@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from cpt.commands.demo.corpus import read_topics, split_code
-from cpt.data.examples.encoders import MARKS
+from cpt.data.examples.encoder import MARKS
 from cpt.tokenizer.train_bpe import SPECIAL_TOKENS, train_bpe
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))

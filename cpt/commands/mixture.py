@@ -16,7 +16,7 @@ from rich.table import Table
 from cpt.console import open_console
 from cpt.data.build import PreparedData, SourceReport, build_data, refused, rows_of_run
 from cpt.data.mixture import asked_shares, shares_over
-from cpt.data.readers.forms import form_of_stage
+from cpt.data.readers.columns import form_of_stage
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Data, Recipe

@@ -14,8 +14,8 @@ import typer
 
 from cpt.analysis.compare import surroundings
 from cpt.command_line import refuse_ignored
-from cpt.data.readers.files import hash_file, states_of
 from cpt.data.readers.opening import is_url
+from cpt.data.readers.sources import hash_file, states_of
 from cpt.errors import CheckpointError, CptError, DataError, LaunchError, ResourceError, TrainingError
 from cpt.files import size_and_hash
 from cpt.hardware import count_cpu_cores, find_gpus

@@ -20,8 +20,8 @@ from cpt.data.mixture import MixtureRows, Stretch, Turns, asked_shares, lengths_
 from cpt.data.open_sources import open_sources
 from cpt.data.packing import Layout
 from cpt.data.read_ahead import ReadAhead
+from cpt.data.readers.columns import form_of_source, refuse_layout, with_form
 from cpt.data.readers.documents import absurd_share
-from cpt.data.readers.forms import form_of_source, refuse_layout, with_form
 from cpt.data.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
 from cpt.data.store.shards import shuffled
 from cpt.data.store.token_files import StoredDocuments
@@ -168,7 +168,7 @@ class PreparedData:
     disk_bytes: int | None
     """That large sources may take on this machine's disk."""
     form: str = "document"
-    """What the rows are: see `cpt.data.readers.forms`."""
+    """What the rows are: see `cpt.data.readers.columns`."""
     held_out_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Of each held-out set with files of its own: file -> xxh3-128 of its content."""
     judges: list[TokenizedSource] = field(default_factory=list)
@@ -270,7 +270,7 @@ def build_data(
         budget: how long the run is, to tell how often it reads each source.
         cache_dir: where tokens are kept; by default $CPT_CACHE or ~/.cache/cpt.
         whole: make all of every source.
-        form: of the sources' rows: documents, or examples (`cpt.data.readers.forms`); by default each source's own.
+        form: of the sources' rows: documents, or examples (`cpt.data.readers.columns`); by default each source's own.
 
     Raises:
         DataError: a source is missing, bad or empty after its filters.

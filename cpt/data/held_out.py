@@ -10,12 +10,11 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, publish_derived
 from cpt.data.contamination import texts_of, work_of
-from cpt.data.examples.segments import fitting
+from cpt.data.examples.encoder import fitting
 from cpt.data.packing import FORMAT, Layout, Row
+from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.documents import absurd_share
-from cpt.data.readers.files import kind_of
-from cpt.data.readers.forms import form_of_source
-from cpt.data.readers.sources import files_with_sizes, pieces_of
+from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of
 from cpt.data.selection import is_held_out, longest_held_out
 from cpt.data.store.token_files import StoredDocuments
 from cpt.errors import DataError
@@ -35,7 +34,7 @@ class HeldOutSet:
     """Which of the documents behind the rows are the set's; None where rows were made by hand, and documents cannot be
     told apart."""
     form: str = "document"
-    """What the rows are: see `cpt.data.readers.forms`."""
+    """What the rows are: see `cpt.data.readers.columns`."""
 
 
 def held_out_set(

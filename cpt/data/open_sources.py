@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cpt.cache import key_of
-from cpt.data.examples.encoders import encoder_of
-from cpt.data.filters.filters import ComponentLists, build_filters, build_transforms, sift
-from cpt.data.readers.documents import BadRow, Document, complaint
-from cpt.data.readers.forms import columns_named
+from cpt.data.examples.encoder import encoder_of
+from cpt.data.readers.columns import columns_named, columns_of
+from cpt.data.readers.documents import BadRow, Document, Piece, complaint
+from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.readers.opening import format_of
-from cpt.data.readers.sources import Piece, files_with_sizes, find_function, kind_of, read_piece, states_of
-from cpt.data.readers.values import columns_of
+from cpt.data.readers.sources import files_with_sizes, find_function, kind_of, read_piece, states_of
 from cpt.data.store.shards import ShardWork, plan_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, key_content, order_of

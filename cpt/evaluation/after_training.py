@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from cpt.data.contamination import Contamination, find_contamination
-from cpt.data.filters.decontamination import Judged
 from cpt.data.open_sources import unchecked_sources
-from cpt.data.readers.forms import ONE_A_ROW, form_of_stage, sections_of
+from cpt.data.readers.columns import ONE_A_ROW, form_of_stage, sections_of
+from cpt.data.readers.decontamination import Judged
 from cpt.data.readers.sources import files_with_sizes
 from cpt.errors import CptError, DataError
 from cpt.evaluation.domain_test import Question, domain_test

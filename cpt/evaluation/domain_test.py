@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cpt.data.readers.chat import MARK, PART
+from cpt.data.readers.example import MARK, PART
 from cpt.errors import DataError
 from cpt.evaluation.judged_sets import HeldOutText
 

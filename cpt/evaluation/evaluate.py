@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.data.readers.forms import ONE_A_ROW
+from cpt.data.readers.columns import ONE_A_ROW
 from cpt.errors import CheckpointError, DataError, RecipeError
 from cpt.evaluation.document_losses import document_losses
 from cpt.evaluation.domain_test import KINDS, Question, domain_test

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment
 
 from cpt.data.contamination import Contamination
-from cpt.data.filters.decontamination import REASON
+from cpt.data.readers.decontamination import REASON
 from cpt.errors import CheckpointError
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.held_out_examples import ExampleSet, read_example_sets

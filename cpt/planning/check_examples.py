@@ -6,12 +6,11 @@ from itertools import islice
 from transformers import PreTrainedTokenizerBase
 
 from cpt.data.examples.chat_template import Refused
-from cpt.data.examples.encoder import ExampleEncoder
-from cpt.data.examples.encoders import encoder_of
+from cpt.data.examples.encoder import ExampleEncoder, encoder_of
 from cpt.data.open_sources import keyed_sources
+from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.documents import Document
 from cpt.data.readers.example import example_of
-from cpt.data.readers.forms import form_of_source, sections_of
 from cpt.data.readers.sources import kind_of, pieces_of, read_piece
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError

@@ -9,9 +9,9 @@ from huggingface_hub.errors import GatedRepoError
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.data.examples.encoders import encoder_of
+from cpt.data.examples.encoder import encoder_of
 from cpt.data.open_sources import keyed_sources
-from cpt.data.readers.forms import sections_of
+from cpt.data.readers.columns import sections_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.hub import TOKENIZER, WEIGHTS, hub_is_reachable, is_cached, refuse_unreachable

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from cpt.data.readers.forms import form_of_stage
+from cpt.data.readers.columns import form_of_stage
 from cpt.models.compiled import (
     UNDER_FSDP,
     UNDER_ZERO3,

@@ -17,8 +17,8 @@ from cpt.checkpoints.rotation import find_rule
 from cpt.data.contamination import small_sets
 from cpt.data.held_out import size_warnings
 from cpt.data.open_sources import check_sources, keyed_sources, unchecked_sources
-from cpt.data.readers.files import kind_of
-from cpt.data.readers.forms import form_of_source, sections_of
+from cpt.data.readers.columns import form_of_source, sections_of
+from cpt.data.readers.sources import kind_of
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.domain_test import FEWEST_QUESTIONS
 from cpt.evaluation.paired import FEW, FEWEST, TOO_FEW

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
-from cpt.data.filters.built_in import language_identifier
 from cpt.data.readers.documents import BadRow, Document, Piece
-from cpt.data.readers.files import CONVERTED
+from cpt.data.readers.filters import language_identifier
 from cpt.data.readers.opening import format_of
-from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of, read_piece
+from cpt.data.readers.sources import CONVERTED, files_with_sizes, kind_of, pieces_of, read_piece
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError
 from cpt.recipe.paths import TEXT_FILES

@@ -6,7 +6,7 @@ from typing import Any, Self, cast
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
-from cpt.data.readers.forms import form_of_stage
+from cpt.data.readers.columns import form_of_stage
 from cpt.models.recomputing import Recomputing, read_recomputing
 from cpt.models.varlen_attention import VARLEN, why_not_varlen
 from cpt.optim.adamw import automatic_dtype

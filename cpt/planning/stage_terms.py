@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from cpt.data.readers.forms import form_of_stage
+from cpt.data.readers.columns import form_of_stage
 from cpt.errors import CptError, RecipeError
 from cpt.models.config import load_config
 from cpt.planning.facts import ModelFacts, facts_of

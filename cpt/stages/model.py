@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
-from cpt.data.readers.forms import form_of
+from cpt.data.readers.columns import form_of
 from cpt.errors import RecipeError
 from cpt.models.adapters import START_IN_THE_BASE
 from cpt.models.build import build_model

@@ -6,7 +6,7 @@ import xxhash
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.data.build import PreparedData, build_data
-from cpt.data.readers.forms import form_of_stage
+from cpt.data.readers.columns import form_of_stage
 from cpt.models.build import DTYPES
 from cpt.models.hashes import hash_weights
 from cpt.optim.schedules import phases_in_tokens

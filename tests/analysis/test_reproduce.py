@@ -22,7 +22,7 @@ from cpt.commands.reproduce import (
     repetition_of,
     report,
 )
-from cpt.data.readers.files import hash_file
+from cpt.data.readers.sources import hash_file
 from cpt.errors import DataError, ResourceError
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.runs.folder import Metrics, RunRecord

@@ -4,7 +4,7 @@ import os
 import fsspec
 import pytest
 
-from cpt.data.readers.files import files_of, kind_of, states_of, tell_formats
+from cpt.data.readers.sources import files_of, kind_of, states_of, tell_formats
 from cpt.errors import DataError
 from cpt.recipe.schema import Source
 

@@ -2,7 +2,7 @@ import copy
 
 import pytest
 
-from cpt.data.examples.encoders import MARKS, MiddleEncoder
+from cpt.data.examples.encoder import MARKS, MiddleEncoder
 from cpt.data.store.tokenization import DocumentEncoder
 
 PREFIX, SUFFIX, MIDDLE = MARKS[0]

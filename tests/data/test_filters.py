@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data.filters.filters import build_filters, reason_to_drop
+from cpt.data.readers.filters import build_filters, reason_to_drop
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Component
 

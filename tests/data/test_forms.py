@@ -1,10 +1,6 @@
 import pytest
 
-from cpt.data.readers.forms import (
-    form_of,
-    form_of_source,
-    with_form,
-)
+from cpt.data.readers.columns import form_of, form_of_source, with_form
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Data, Evaluation, HeldOut, Source
 

@@ -1,4 +1,4 @@
-from cpt.data.filters.filters import c4_lines, normalise
+from cpt.data.readers.filters import c4_lines, normalise
 
 
 def view(text):

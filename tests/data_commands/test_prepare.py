@@ -4,7 +4,7 @@ from typer.testing import CliRunner
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cli import application
-from cpt.commands.data.prepare import prepare_recipe, prepare_shard
+from cpt.commands.prepare import prepare_recipe, prepare_shard
 from cpt.data.build import build_data
 from cpt.data.store import shards as plan
 from cpt.errors import DataError, RecipeError

@@ -4,9 +4,8 @@ import shutil
 import pytest
 from tiny_documents import PAGE, SENTENCE, chapter, write_docx, write_epub, write_pdf
 
-from cpt.data.documents import ingest as ingesting
-from cpt.data.documents import output
-from cpt.data.documents.ingest import ingest
+from cpt.data import ingest as ingesting
+from cpt.data.ingest import ingest
 from cpt.errors import LaunchError, ResourceError
 from cpt.files import locked
 
@@ -110,7 +109,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path, monkeypatch, sto
         (library / f"{number:02}.txt").write_text(f"{number} {SENTENCE}\n")
     monkeypatch.setattr(ingesting, "BATCH_FILES", 4)
     ingest([library], tmp_path / "straight")
-    write = output.write_lines
+    write = ingesting.write_lines
 
     def stop(file, lines):
         if file.name == stops_at:
@@ -118,7 +117,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path, monkeypatch, sto
         write(file, lines)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(output, "write_lines", stop)
+        patch.setattr(ingesting, "write_lines", stop)
         ingest([library], tmp_path / "out")
     done = ingest([library], tmp_path / "out")
     assert done.num_known == 8 and bytes_of(tmp_path / "out") == bytes_of(tmp_path / "straight")

@@ -17,7 +17,7 @@ from launching import BIN, ROOT, launch, losses
 from safetensors.torch import load_file
 from tiny import write_documents, write_recipe
 
-from cpt.commands.data.prepare import prepare_recipe
+from cpt.commands.prepare import prepare_recipe
 from cpt.recipe.load import load_recipe
 
 PROGRAM = Path(__file__).with_name("batches_of_rank.py")

@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 from cpt.checkpoints.manifest import read_manifest
 from cpt.checkpoints.resume import choose_checkpoint
 from cpt.checkpoints.safe_load import load_data
-from cpt.data.filters.decontamination import load_runs
+from cpt.data.readers.decontamination import load_runs
 from cpt.errors import CptError, Interrupted
 from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events

@@ -1,9 +1,10 @@
-"""Turn examples into ids, with the segment that each token belongs to: what is context, what is learned, what is
-chosen or rejected."""
+"""Turn examples into ids, with the segment that each token belongs to: context, learned, or unwanted.
+
+Also documents with gaps to fill, and what of an example fits into a row."""
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
@@ -11,17 +12,86 @@ from typing import Any, NamedTuple
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from xxhash import xxh3_128_hexdigest
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from cpt.data.examples.chat_template import Refused, Span, control_pattern, same_every_day
-from cpt.data.examples.segments import CONTEXT, LEARNED, ROW, UNWANTED, Segments
-from cpt.data.examples.writer import ExampleWriter, Written
-from cpt.data.readers.chat import NOT_TOKEN
-from cpt.data.readers.example import example_of
-from cpt.data.readers.forms import form_of_source
+from cpt.data.examples.chat_template import ExampleWriter, Refused, Span, Written, control_pattern, same_every_day
+from cpt.data.readers.columns import form_of_source
+from cpt.data.readers.example import NOT_TOKEN, example_of
+from cpt.data.store.token_files import StoredDocuments
 from cpt.data.store.tokenization import DocumentEncoder, Ids
 from cpt.errors import DataError, RecipeError
-from cpt.recipe.schema import DocumentSource
+from cpt.recipe.schema import DocumentSource, Source
+
+CONTEXT, LEARNED, UNWANTED, ROW = 0, 1, 2, 3
+"""Read and not learned; learned (the assistant's words, what was chosen or wanted); rejected or unwanted; a byte of
+the row."""
+Segments = NDArray[np.uint8]
+Int64 = NDArray[np.int64]
+NOTHING_LEARNED = "nothing to learn within sequence_length"
+LONG_PROMPT = "prompt longer than sequence_length"
+
+
+class Fitting(NamedTuple):
+    numbers: Int64
+    lengths: Int64
+    """Stored ids of each that its row is made of."""
+    tokens: Int64
+    """Tokens of each that the model reads."""
+    left_out: dict[str, int]
+
+
+def fitting(documents: StoredDocuments, chosen: Int64, form: str, sequence_length: int) -> Fitting:
+    """Which of the chosen documents fit, and how much of each: a document all of it, an example cut at its end.
+
+    A conversation needs a token to learn behind its first one; others need room for a completion behind their prompt,
+    or for the prompt.
+    """
+    lengths = np.diff(documents.offsets)[chosen]
+    if form == "document":
+        return Fitting(chosen, lengths, lengths, {})
+    if form == "conversation":
+        cut = np.minimum(lengths, sequence_length)
+        fits, reason = learns_of(documents, sequence_length)[chosen], NOTHING_LEARNED
+        tokens = cut
+    else:
+        prompts = context_of(documents)[chosen]
+        fits, reason = prompts < sequence_length + (form == "prompt"), LONG_PROMPT
+        cut, tokens = lengths, prompts if form == "prompt" else lengths
+    left_out = {} if fits.all() else {reason: int((~fits).sum())}
+    return Fitting(chosen[fits], cut[fits], tokens[fits], left_out)
+
+
+def context_of(documents: StoredDocuments) -> Int64:
+    return of_each(
+        documents, lambda segments, begins, ends: np.add.reduceat(segments == CONTEXT, begins, dtype=np.int64)
+    )
+
+
+def learns_of(documents: StoredDocuments, sequence_length: int) -> NDArray[np.bool_]:
+    """Whether each document has a token to learn among its first `sequence_length`, but for the very first, which
+    nothing stands before."""
+
+    def learns(segments: Segments, begins: Int64, ends: Int64) -> Int64:
+        lasts = np.minimum(ends, begins + sequence_length)
+        bounds = np.stack([np.minimum(begins + 1, ends - 1), lasts], axis=1).ravel()
+        found = np.maximum.reduceat(np.append(segments, np.uint8(CONTEXT)), bounds)[::2]
+        return (found == LEARNED) & (lasts - begins > 1)
+
+    return of_each(documents, learns).astype(bool)
+
+
+def of_each(documents: StoredDocuments, function: Callable[[Segments, Int64, Int64], NDArray[Any]]) -> NDArray[Any]:
+    """What a function gives for the segments of each folder, and where in them its documents begin and end."""
+    found = [
+        function(part.segments, part.offsets[:-1], part.offsets[1:])
+        for part in documents.parts
+        if part.description.documents
+    ]
+    return np.concatenate([np.empty(0, np.int64), *found])
+
+
+# --- encoder ---
+
 
 VERSION = 3  # counts up when an example gets other ids, segments or bytes
 
@@ -44,7 +114,7 @@ class ExampleEncoder(DocumentEncoder):
 
     def __init__(self, encoder: DocumentEncoder, source: DocumentSource, key: str) -> None:
         vars(self).update(vars(encoder))
-        if encoder._slow is not None:
+        if encoder.slow_tokenizer is not None:
             raise RecipeError(
                 f"`{key}`: the tokenizer `{encoder.name}` is a slow one (Python), which does not report the characters"
                 " of its tokens. Set `tokenizer.path` to one with a tokenizer.json."
@@ -65,7 +135,7 @@ class ExampleEncoder(DocumentEncoder):
         return {
             name: value
             for name, value in super().__getstate__().items()
-            if name not in ("_whole", "_control", "writer")
+            if name not in ("whole_tokenizer", "control", "writer")
         }
 
     @cached_property
@@ -90,10 +160,10 @@ class ExampleEncoder(DocumentEncoder):
         return ids, lengths
 
     def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64], Segments]:
-        written = [self._write(text) for text in texts]
-        tokens = iter(self._tokens([one for some in written for one in some]))
+        written = [self.write(text) for text in texts]
+        tokens = iter(self.tokenize([one for some in written for one in some]))
         parts = [
-            self._example(text, [(one, next(tokens)) for one in some])
+            self.example_ids(text, [(one, next(tokens)) for one in some])
             for text, some in zip(texts, written, strict=True)
         ]
         ids = np.concatenate([np.empty(0, self.dtype), *(ids for ids, _ in parts)]).astype(self.dtype, copy=False)
@@ -108,19 +178,19 @@ class ExampleEncoder(DocumentEncoder):
         if self.form != "conversation":
             return super().bytes_learned(texts, raw)
         return np.array(
-            [sum(num_bytes_learned(one, self.writer.control) for one in self._write(text)) for text in texts], np.int64
+            [sum(num_bytes_learned(one, self.writer.control) for one in self.write(text)) for text in texts], np.int64
         )
 
-    def _write(self, text: str) -> list[Written]:
+    def write(self, text: str) -> list[Written]:
         try:
             return self.writer.write(text)
         except Refused as problem:
             raise DataError(f"an example cannot be written: {problem}. It begins: {text[:80]!r}") from problem
 
-    def _example(self, text: str, sequences: Sequence[tuple[Written, Tokens]]) -> tuple[Ids, Segments]:
-        framed = [self._framed(written, tokens) for written, tokens in sequences]
+    def example_ids(self, text: str, sequences: Sequence[tuple[Written, Tokens]]) -> tuple[Ids, Segments]:
+        framed = [self.with_bos_and_eos(written, tokens) for written, tokens in sequences]
         if self.form == "preference":
-            return self._preference(*framed)
+            return self.preference_ids(*framed)
         ((ids, learned),) = framed
         if self.form == "document":  # a chat of which all is learned
             return ids, np.full(len(ids), LEARNED, np.uint8)
@@ -134,7 +204,7 @@ class ExampleEncoder(DocumentEncoder):
         both = np.concatenate([ids, np.frombuffer(row, np.uint8).astype(self.dtype)])
         return both, np.repeat(np.array([CONTEXT, ROW], np.uint8), [len(ids), len(row)])
 
-    def _preference(
+    def preference_ids(
         self, chosen: tuple[Ids, NDArray[np.bool_]], rejected: tuple[Ids, NDArray[np.bool_]]
     ) -> tuple[Ids, Segments]:
         """The prompt once, as far as both have the same ids, then what was chosen and what was rejected."""
@@ -148,7 +218,7 @@ class ExampleEncoder(DocumentEncoder):
             np.array([CONTEXT, LEARNED, UNWANTED], np.uint8), [len(part) for part in parts]
         )
 
-    def _framed(self, written: Written, tokens: Tokens) -> tuple[Ids, NDArray[np.bool_]]:
+    def with_bos_and_eos(self, written: Written, tokens: Tokens) -> tuple[Ids, NDArray[np.bool_]]:
         """With BOS and EOS, each once; and whether each token is learned."""
         ids, spans = tokens.ids, unmarked(written)
         text = written.text.replace(NOT_TOKEN, "")
@@ -163,60 +233,64 @@ class ExampleEncoder(DocumentEncoder):
             np.concatenate([np.zeros(len(before), bool), learned, np.full(len(after), written.learns_end)]),
         )
 
-    def _tokens(self, written: Sequence[Written]) -> list[Tokens]:
+    def tokenize(self, written: Sequence[Written]) -> list[Tokens]:
         found: list[Tokens | None] = [None] * len(written)
         whole = [number for number, one in enumerate(written) if one.is_chat and NOT_TOKEN not in one.text]
-        encodings = self._whole.encode_batch([written[number].text for number in whole], add_special_tokens=False)
+        encodings = self.whole_tokenizer.encode_batch(
+            [written[number].text for number in whole], add_special_tokens=False
+        )
         for number, encoding in zip(whole, encodings, strict=True):
-            found[number] = self._as_tokens(encoding, 0)
+            found[number] = self.as_tokens(encoding, 0)
         others = [number for number, tokens in enumerate(found) if tokens is None]
         pieces = [
-            self._pieces(written[number]) for number in others
+            self.split_at_control_tokens(written[number]) for number in others
         ]  # text, control token, text, control token ... text
         texts = iter(
-            self._fast.encode_batch([piece for some in pieces for piece in some[::2]], add_special_tokens=False)
+            self.fast_tokenizer.encode_batch(
+                [piece for some in pieces for piece in some[::2]], add_special_tokens=False
+            )
         )
         for number, some in zip(others, pieces, strict=True):
-            found[number] = self._joined(some, texts)
+            found[number] = self.join_pieces(some, texts)
         return [tokens for tokens in found if tokens is not None]
 
-    def _pieces(self, written: Written) -> list[str]:
+    def split_at_control_tokens(self, written: Written) -> list[str]:
         """A text cut at its control tokens; one that the template did not write has none."""
-        pieces = self._control.split(written.text) if written.is_chat else [written.text]
+        pieces = self.control.split(written.text) if written.is_chat else [written.text]
         return [piece.replace(NOT_TOKEN, "") for piece in pieces]
 
-    def _joined(self, pieces: Sequence[str], texts: Any) -> Tokens:
+    def join_pieces(self, pieces: Sequence[str], texts: Any) -> Tokens:
         at, parts = 0, list[Tokens]()
         for number, piece in enumerate(pieces):
             if number % 2:
                 ids = np.array([self.control_tokens[piece]], self.dtype)
                 parts.append(Tokens(ids, np.array([at]), np.array([at + len(piece)])))
             else:
-                parts.append(self._spelled_out(self._as_tokens(next(texts), at)))
+                parts.append(self.without_special(self.as_tokens(next(texts), at)))
             at += len(piece)
         return Tokens(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
-    def _as_tokens(self, encoding: tokenizers.Encoding, at: int) -> Tokens:
+    def as_tokens(self, encoding: tokenizers.Encoding, at: int) -> Tokens:
         offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int64, 2 * len(encoding.ids)) + at
         return Tokens(np.array(encoding.ids, self.dtype), offsets[::2], offsets[1::2])
 
-    def _spelled_out(self, tokens: Tokens) -> Tokens:
+    def without_special(self, tokens: Tokens) -> Tokens:
         """With the pieces of their spelling for special ids that stand for text."""
-        found = np.flatnonzero(self._is_special[tokens.ids])
+        found = np.flatnonzero(self.is_special[tokens.ids])
         if not len(found):
             return tokens
-        spelled = {at: self._spelled(self._special[int(tokens.ids[at])]) for at in found.tolist()}
+        spelled = {at: self.spelling_of(self.special_tokens[int(tokens.ids[at])]) for at in found.tolist()}
         ids = [spelled.get(at, [number]) for at, number in enumerate(tokens.ids.tolist())]
         counts = [len(some) for some in ids]
         flat = np.array(list(chain.from_iterable(ids)), self.dtype)
         return Tokens(flat, np.repeat(tokens.starts, counts), np.repeat(tokens.ends, counts))
 
     @cached_property
-    def _whole(self) -> tokenizers.Tokenizer:
-        return tokenizers.Tokenizer.from_str(self._model)
+    def whole_tokenizer(self) -> tokenizers.Tokenizer:
+        return tokenizers.Tokenizer.from_str(self.model_json)
 
     @cached_property
-    def _control(self) -> re.Pattern[str]:
+    def control(self) -> re.Pattern[str]:
         return control_pattern(list(self.control_tokens))
 
 
@@ -257,3 +331,80 @@ def overlapping(tokens: Tokens, spans: Sequence[Span]) -> NDArray[np.bool_]:
     starts, ends = np.array(spans).T
     span = np.searchsorted(starts, tokens.ends, "left") - 1
     return (span >= 0) & (tokens.starts < ends[span])
+
+
+# --- encoders ---
+
+
+MARKS = [  # before the prefix, the suffix and the middle
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+]
+
+
+class MiddleEncoder(DocumentEncoder):
+    """Encodes a share of the documents as prefix, suffix, middle, or as suffix, prefix, middle; the others as they
+    are.
+
+    Which documents, and where they are cut, follows from the hash of their text. Cuts lie between any two characters,
+    as they do where an editor asks, so the parts are encoded by themselves.
+    """
+
+    def __init__(self, encoder: DocumentEncoder, options: Mapping[Any, float], key: str) -> None:
+        vars(self).update(vars(encoder))
+        self.options = {"rate": 0.5, "suffix_first_rate": 0.5, **options}
+        ids = [[encoder.id_of(mark) for mark in marks] for marks in MARKS]
+        self.marks = next(([id_ for id_ in found if id_ is not None] for found in ids if None not in found), [])
+        if not self.marks:
+            known = "; ".join(" ".join(marks) for marks in MARKS)
+            raise RecipeError(
+                f"`{key}.fill_in_the_middle`: the tokenizer `{encoder.name}` has no marks for it (looked for {known})."
+                " Remove the key, or add such tokens to the tokenizer."
+            )
+        self.fingerprint = xxh3_128_hexdigest(f"{encoder.fingerprint} {self.marks} {self.options}".encode())
+
+    def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
+        parts = [self.parts_of(text) for text in texts]
+        ids, lengths = super().encode([part for some in parts for part in some])
+        first = 0 if self.bos is None else 1
+        each = iter(part[first:-1] for part in np.split(ids, lengths.cumsum()[:-1]))  # without BOS and EOS
+        documents = [self.joined([next(each) for _ in some], text) for some, text in zip(parts, texts, strict=True)]
+        return np.concatenate([np.empty(0, self.dtype), *documents]), np.array(
+            [len(ids) for ids in documents], np.int64
+        )
+
+    def parts_of(self, text: str) -> list[str]:
+        if drawn(text, "rate") >= self.options["rate"]:
+            return [text]
+        one, other = sorted(int(drawn(text, cut) * (len(text) + 1)) for cut in ("one", "other"))
+        return [text[:one], text[one:other], text[other:]]
+
+    def joined(self, parts: list[Ids], text: str) -> Ids:
+        """One document of the parts' ids; suffix first is written as StarCoder and most since do (the paper's SPM,
+        variant 2)."""
+        before, end = np.array([] if self.bos is None else [self.bos], self.dtype), np.array([self.eos], self.dtype)
+        if len(parts) == 1:
+            return np.concatenate([before, parts[0], end])
+        prefix_mark, suffix_mark, middle_mark = np.array(self.marks, self.dtype)[:, None]
+        prefix, middle, suffix = parts
+        if drawn(text, "order") < self.options["suffix_first_rate"]:
+            return np.concatenate([before, prefix_mark, suffix_mark, suffix, middle_mark, prefix, middle, end])
+        return np.concatenate([before, prefix_mark, prefix, suffix_mark, suffix, middle_mark, middle, end])
+
+
+def drawn(text: str, purpose: str) -> float:
+    return xxh3_64_intdigest(f"fill in the middle {purpose}\n{text}".encode()) / 2**64
+
+
+# --- encoders ---
+
+
+def encoder_of(source: DocumentSource, encoder: DocumentEncoder, key: str) -> DocumentEncoder:
+    """The tokenizer's encoder, as the source asks for it."""
+    if source.chat is not None:  # which names the form of examples too
+        return ExampleEncoder(encoder, source, key)
+    if isinstance(source, Source) and source.fill_in_the_middle is not None:
+        return MiddleEncoder(encoder, source.fill_in_the_middle, key)
+    return encoder

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -237,3 +238,57 @@ def absurd_share(name: str, where: str, size: int, total: int, num_documents: in
         f"{name}: one of {num_documents:,} documents{f' ({where})' if where else ''} makes up {size / total:.0%} of"
         f" the {unit}. Is it one document? The filter `length` with `max_characters` drops such."
     )
+
+
+# --- values ---
+
+
+def clean(text: object, column: str) -> str:
+    """A value that is a text, and one that can be written as UTF-8."""
+    if not isinstance(text, str):
+        raise BadValue("null" if text is None else "wrong type", f"`{column}` is {kind(text)}, expected a string")
+    if "\0" in text:
+        raise BadValue("NUL byte", f"a NUL byte at character {text.index(chr(0))} of `{column}`: this is no text")
+    return text
+
+
+def refuse_surrogates(text: str) -> str:
+    """Half a character is no text; files' readers notice it by themselves, Python functions may give it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        raise BadValue(
+            "lone surrogate", f"a lone surrogate (half of a character) at character {problem.start}"
+        ) from problem
+    return text
+
+
+def decode(raw: bytes) -> str:
+    """UTF-8 text of a text file."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        if raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            raise BadValue("UTF-16", "UTF-16, expected UTF-8", 0) from problem
+        what = f"invalid UTF-8 at byte {problem.start} (0x{raw[problem.start]:02x})"
+        raise BadValue("invalid UTF-8", what, problem.start) from problem
+    if "\0" in text:
+        raise BadValue("NUL byte", f"a NUL byte at byte {raw.index(0)}: this is no text", raw.index(0))
+    return text
+
+
+def kind(value: object) -> str:
+    names = {
+        type(None): "null",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+        str: "a string",
+    }
+    return names.get(type(value), f"of type {type(value).__name__}")
+
+
+def first_line(problem: BaseException) -> str:
+    return (str(problem).splitlines() or [type(problem).__name__])[0]

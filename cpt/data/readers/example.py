@@ -1,53 +1,247 @@
-"""An example as a document: its parts as one text, and the parts back from it; also columns as turns, and templates.
+"""A row as text: a column or a template of a document; all parts of an example, which are read back from the text.
 
-Before each part is U+001D (the control character "group separator") with the part's name. A part is a transcript
-(`chat.py`), a plain text, or JSON (`tools`, `columns`). A chat without tools is the transcript alone, and a plain text
-is itself."""
+Filters and transforms read the text. It is the same for every tokenizer: its hash decides what is held out, and its
+bytes are those of bits per byte. What the model reads is what the tokenizer's chat template makes of the messages
+(`chat_template.py`).
+
+A message is a line with its role behind U+001E (the control character "record separator"), then its content. Other
+keys of a message (tool calls, a name, the reasoning) follow its role as JSON. Before each part of an example is U+001D
+("group separator") with the part's name. A part is a transcript, a plain text, or JSON (`tools`, `columns`). A chat
+without tools is the transcript alone, and a plain text is itself."""
 
 import datetime
 import decimal
 import json
+import math
 import string
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from cpt.data.readers.chat import (
-    MARK,
-    PART,
-    Message,
-    as_json,
-    messages_of,
-    refuse_control,
-    shown,
-    transcript,
-    usual_message,
+from cpt.data.readers.columns import (
+    columns_in,
+    columns_of_row,
+    form_of_source,
+    missing_column,
+    score_column,
+    template_columns,
 )
-from cpt.data.readers.documents import BadValue
-from cpt.data.readers.forms import BESIDE, ELSEWHERE, NAMED, columns_named, form_of_source
-from cpt.errors import RecipeError
-from cpt.recipe.schema import DocumentSource, Source
+from cpt.data.readers.documents import BadValue, Document, Origin, clean, kind
+from cpt.recipe.schema import DocumentSource
 
 
-@cache
-def template_columns(template: str) -> tuple[str, ...]:
-    """The columns that a template names, each once."""
+def document_of(row: Mapping[str, object], source: DocumentSource, origin: Origin, number: int) -> Document:
+    column = score_column(source)
+    return Document(
+        text_of(row, source), origin, number, math.nan if column is None else score_of(value_of(row, column), column)
+    )
+
+
+def score_of(value: object, column: str) -> float:
+    """A number, or a text that is one, as in csv files."""
     try:
-        parts = list(string.Formatter().parse(template))
+        score = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+    except ValueError:
+        score = math.nan
+    if math.isnan(score):
+        raise BadValue(
+            "null" if value is None else "wrong type", f"`{column}` is {kind(value)}, expected a number to order by"
+        )
+    return score
+
+
+def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
+    if source.chat is not None:
+        columns = columns_of_row(row, source)
+        if "text" not in columns:
+            return clean(example_text(row, source, columns), ", ".join(columns.values()))
+        return refuse_marks(written_text(row, source))
+    return written_text(row, source)
+
+
+def refuse_marks(text: str) -> str:
+    """A plain text among examples, which must not look like one."""
+    if text.startswith(CONTROL):
+        raise BadValue("control character", f"it begins with U+{ord(text[0]):04X}: this is no text")
+    return text
+
+
+def written_text(row: Mapping[str, object], source: DocumentSource) -> str:
+    if source.template is None:
+        return clean(value_of(row, source.text_column), source.text_column)
+    values = {column: value_of(row, column) for column in template_columns(source.template)}
+    return clean(
+        source.template.format(**{column: filled_in(value, column) for column, value in values.items()}),
+        "the template's text",
+    )
+
+
+def value_of(row: Mapping[str, object], column: str) -> object:
+    if column not in row:
+        raise missing_column(list(row), column)
+    return row[column]
+
+
+def filled_in(value: object, column: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise BadValue(
+            "null" if value is None else "wrong type", f"`{column}` is {kind(value)}, expected a string or a number"
+        )
+    return str(value)
+
+
+# --- chat ---
+
+
+ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool", "function_response": "tool"}
+"""What `from` says, and how chat templates call it."""
+CALLS = "function_call"
+
+
+def usual_message(message: object) -> object:
+    """A message with `value` instead of `content` as chat templates want it; anything else as it is."""
+    if (
+        not isinstance(message, Mapping)
+        or "value" not in message
+        or "content" in message
+        or not {"from", "role"} & set(message)
+    ):
+        return message
+    said = message.get("from", message.get("role"))
+    more = {key: value for key, value in message.items() if key not in ("from", "role", "value")}
+    if said == CALLS:
+        return {"role": "assistant", "content": None, "tool_calls": calls_in(message["value"]), **more}
+    return {"role": ROLES.get(str(said), said), "content": message["value"], **more}
+
+
+def calls_in(value: object) -> list[dict[str, Any]]:
+    """The calls that a text holds as JSON: one, or a list of them."""
+    try:
+        calls = json.loads(value) if isinstance(value, str) else value
     except ValueError as problem:
-        raise RecipeError(
-            f"the template {template!r} is none ({problem}). Write a column as {{title}}, a brace as {{{{."
-        ) from problem
-    names = [name for _, name, _, _ in parts if name is not None]
-    odd = [name for name in names if not name or set(name) & set(".[]") or name.isdigit()]
-    if odd or not names or any(form or conversion for _, _, form, conversion in parts):
-        raise RecipeError(f"the template {template!r} must name columns, as in {{title}}, and nothing else in braces.")
-    return tuple(dict.fromkeys(names))
+        raise BadValue("not a chat", f"a {CALLS} is {str(value)[:80]!r}, expected JSON: {problem}") from problem
+    calls = calls if isinstance(calls, list) else [calls]
+    if not all(isinstance(call, Mapping) and isinstance(call.get("name"), str) for call in calls):
+        raise BadValue("not a chat", f"a {CALLS} is {str(value)[:80]!r}, expected {{name: ..., arguments: {{...}}}}")
+    return [{"type": "function", "function": dict(call)} for call in calls]
 
 
-def columns_in(written: str) -> tuple[str, ...]:
-    """The columns that an entry of `chat` means: its only one, or those of a template."""
-    return template_columns(written) if "{" in written else (written,)
+# --- chat ---
+
+
+PART = "\x1d"
+"""Stands before each part of an example (`examples.py`)."""
+MARK = "\x1e"
+NOT_TOKEN = "\x1f"
+"""Stands inside what looks like a special token in a message, until it is encoded (`chat_encoder.py`)."""
+CONTROL = (PART, MARK, NOT_TOKEN)
+KEYS = ("role", "content")
+Message = dict[str, Any]
+
+
+def transcript(chat: object, column: str) -> str:
+    if chat is None:
+        raise BadValue("no value", f"`{column}` is null, expected a list of messages")
+    if not isinstance(chat, list) or not chat:
+        raise not_a_chat(f"`{column}` is {shown(chat)}")
+    return "\n".join(f"{MARK}{role}\n{content}" for role, content in (message_of(message, column) for message in chat))
+
+
+def message_of(message: object, column: str) -> tuple[str, str]:
+    """Role, with what the message has besides, and content of a message; it may be null beside tool calls."""
+    message = usual_message(message)
+    if not isinstance(message, dict):
+        raise not_a_chat(f"`{column}` holds {shown(message)}")
+    role, content = (message.get(key) for key in KEYS)
+    more = {str(key): value for key, value in message.items() if value is not None and key not in KEYS}
+    if isinstance(content, list):
+        content = text_of_parts(content, column)
+    if content is None and "tool_calls" in more:
+        content, more = "", {"content": None, **more}
+    if (
+        not isinstance(role, str)
+        or not isinstance(content, str)
+        or not role.strip()
+        or len(role.splitlines()) != 1
+        or " {" in role
+    ):
+        raise not_a_chat(f"`{column}` holds {shown(message)}")
+    refuse_control(f"{role}{content}", f"a message of `{column}`")
+    return f"{role} {as_json(more, f'a message of `{column}`')}" if more else role, content
+
+
+def text_of_parts(parts: list[Any], column: str) -> str:
+    """The text of a content that is a list of parts, {type: text, text: ...}."""
+    for part in parts:
+        if (
+            not isinstance(part, Mapping)
+            or not isinstance(part.get("text"), str)
+            or part.get("type", "text") != "text"
+        ):
+            what = f"a part of type `{part['type']}`" if isinstance(part, Mapping) and "type" in part else shown(part)
+            raise BadValue(
+                "not a chat", f"`{column}` holds {what} in a message: only texts are learned from, no images or sounds"
+            )
+    return "".join(part["text"] for part in parts)
+
+
+def messages_of(text: str) -> list[Message]:
+    """The messages of a transcript; none where it is not one."""
+    if not text.startswith(MARK):
+        return []
+    parts = [part.partition("\n") for part in text[1:].split(MARK)]
+    ends = [1] * (len(parts) - 1) + [0]  # the line break before the next message
+    return [
+        as_message(head, content[: len(content) - end]) for (head, _, content), end in zip(parts, ends, strict=True)
+    ]
+
+
+def as_message(head: str, content: str) -> Message:
+    role, brace, more = head.partition(" {")
+    if not brace:
+        return {"role": role, "content": content}
+    try:
+        return {"role": role, "content": content, **json.loads(brace[1:] + more, strict=False)}
+    except ValueError:  # a transform changed it
+        return {"role": head, "content": content}
+
+
+def as_json(value: object, where: str) -> str:
+    for text in texts_in(value):
+        refuse_control(text, where)
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as problem:
+        raise BadValue("wrong value", f"{where} cannot be written as JSON: {problem}") from problem
+
+
+def texts_in(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from texts_in(item)
+    elif isinstance(value, Mapping):
+        yield from map(str, value)
+        for item in value.values():
+            yield from texts_in(item)
+
+
+def refuse_control(text: str, where: str) -> None:
+    for mark in CONTROL:
+        if mark in text:
+            raise BadValue("control character", f"U+{ord(mark):04X} in {where}: this is no text")
+
+
+def not_a_chat(what: str) -> BadValue:
+    return BadValue("not a chat", f"{what}, expected a list of messages: {{role: a word, content: a text}}")
+
+
+def shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# --- example ---
 
 
 def filled_lines(template: str, row: Mapping[str, object]) -> str:
@@ -77,11 +271,6 @@ def text_in(value: object, column: str) -> str:
     return str(value)
 
 
-# --- turns ---
-
-
-BEFORE = ("system", "history")
-"""What `chat` may name besides: it comes before the messages of an example, and a row need not have it."""
 SIDES = {"user": "prompt", "assistant": "completion", "chosen": "chosen", "rejected": "rejected"}
 """Columns that are one message each where `chat` names a `user`, and which part of an example they are."""
 
@@ -140,11 +329,6 @@ def value_in(row: Mapping[str, object], written: str) -> object:
     return filled_lines(written, row) if "{" in written else row.get(written)
 
 
-def columns_of_turns(named: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns that `chat` means, each once."""
-    return tuple(dict.fromkeys(column for written in named.values() for column in columns_in(written)))
-
-
 def system_turn(text: object) -> list[Message]:
     return [{"role": "system", "content": text}] if isinstance(text, str) and text.strip() else []
 
@@ -179,9 +363,6 @@ def has_system(talk: list[object]) -> bool:
     return isinstance(first, Mapping) and first.get("role") == "system"
 
 
-# --- example ---
-
-
 LABELS = {"true": True, "1": True, "false": False, "0": False}
 Words = str | list[Message]
 
@@ -197,56 +378,6 @@ class Example(NamedTuple):
     label: bool = False
     tools: list[dict[str, Any]] | None = None
     columns: dict[str, Any] | None = None
-
-
-def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, str]:
-    """What an example of the source is made of, each with its column, among the columns that are there."""
-    form, named = form_of_source(source), columns_named(source)
-    has_tools = "tools" in named or "tools" in found and form != "document"
-    tools = {"tools": named.get("tools", "tools")} if has_tools else {}
-    before = {name: named[name] for name in BEFORE if name in named}
-    chosen = {name: column for name, column in named.items() if name not in BESIDE}
-    if not chosen:
-        chosen = usual_columns(form, found, source)
-    if "text" in chosen:  # or its template's: read as in any document
-        return chosen
-    for column in [*(columns_in(written)[0] for written in chosen.values()), *tools.values()]:
-        if column not in found:
-            raise BadValue("missing column", f"no column `{column}`. It has: {', '.join(map(str, found)) or 'none'}")
-    return {**before, **chosen, **tools}
-
-
-def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> dict[str, str]:
-    """Those with the names that they have in most files; of several kinds of examples, the first that is there."""
-    if form == "conversation" and (source.template is not None or source.text_column != "text"):
-        return {"text": source.text_column}
-    known = [*({name: name for name in names} for names in NAMED[form]), *ELSEWHERE.get(form, ())]
-    for columns in sorted(
-        known, key=lambda columns: set(columns) == {"chosen", "rejected"}
-    ):  # rather with what was asked
-        if all(columns_in(written)[0] in found for written in columns.values()):
-            return columns
-    if form == "conversation" and source.text_column in found:
-        return {"text": source.text_column}
-    nearest = min(NAMED[form], key=lambda names: len({*names} - {*found}))
-    wanted = " and ".join(f"`{name}`" for name in nearest if name not in found)
-    say = "{" + ", ".join(f"{name}: COLUMN" for name in NAMED[form][0]) + "}"
-    has = ", ".join(map(str, found)) or "none"
-    raise BadValue(
-        "missing columns",
-        f"no column {wanted}, which stages that learn from a {form} read. It has: {has}."
-        f" {what_text_is_for(source, found)}Say which they are: `chat: {say}`",
-    )
-
-
-def what_text_is_for(source: DocumentSource, found: Sequence[str]) -> str:
-    """Of rows that seem to be plain texts, how a recipe may use them; nothing of others."""
-    column = source.text_column
-    if column not in found and source.template is None:
-        return ""
-    if isinstance(source, Source):
-        return f"Stages cpt and sft train on plain text (`text_column: {column}`), this one does not. "
-    return f"To measure the bits per byte of plain text, write `template: '{{{column}}}'`. "
 
 
 def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mapping[str, str]) -> str:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import cannot_keep, default_cache_dir, write_once
-from cpt.data.readers.documents import BadRow, BadValue, Document, File, Origin
+from cpt.data.readers.documents import BadRow, BadValue, Document, File, Origin, first_line, refuse_surrogates
+from cpt.data.readers.example import document_of
 from cpt.data.readers.opening import format_of
-from cpt.data.readers.values import document_of, first_line, refuse_surrogates
 from cpt.errors import CptError, DataError, ResourceError
 from cpt.files import read_sealed, sealed
 from cpt.ranks import is_main_process
@@ -188,7 +188,7 @@ def find(asked: HubRequest, key: str) -> HubDataset:
         memory.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise cannot_keep(memory.parent, problem) from problem
-    write_once(memory, sealed(found._asdict()))
+    write_once(memory, sealed({"commit": found.commit, "files": found.files}))
     return found
 
 

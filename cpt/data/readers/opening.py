@@ -34,7 +34,7 @@ class RemoteFile(io.RawIOBase):
     def __init__(self, path: str, begin: int = 0, stop: int | None = None) -> None:
         self._at, self._stop = begin, sys.maxsize if stop is None else stop
         self._system, self._name = fsspec.core.url_to_fs(path)
-        self._file: Any = self._ask(lambda: self._system.open(self._name, "rb", cache_type="none"))
+        self._file: Any = self.ask(lambda: self._system.open(self._name, "rb", cache_type="none"))
 
     def readable(self) -> bool:
         return True
@@ -43,7 +43,7 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = self._ask(self._size) if whence == io.SEEK_END else self._at if whence == io.SEEK_CUR else 0
+        base = self.ask(self.size) if whence == io.SEEK_END else self._at if whence == io.SEEK_CUR else 0
         self._at = base + offset
         return self._at
 
@@ -52,7 +52,7 @@ class RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         limit = self._stop - self._at if self._at < self._stop else PAST_STOP
-        data = self._ask(lambda: self._read(min(len(buffer), limit)))
+        data = self.ask(lambda: self.read_at(min(len(buffer), limit)))
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
@@ -62,27 +62,27 @@ class RemoteFile(io.RawIOBase):
             self._file.close()
         super().close()
 
-    def _size(self) -> int:
+    def size(self) -> int:
         try:
             return int(self._file.seek(0, io.SEEK_END))
         except ValueError:  # fsspec's error for a stream
-            self._fetch_whole()
+            self.fetch_whole()
             return int(self._file.seek(0, io.SEEK_END))
 
-    def _read(self, wanted: int) -> bytes:
-        size = self._size()
+    def read_at(self, wanted: int) -> bytes:
+        size = self.size()
         for _ in range(2):
             try:
                 self._file.seek(self._at)
                 return bytes(self._file.read(max(0, min(wanted, size - self._at))))
             except ValueError:  # fsspec's error for a server without ranges
-                self._fetch_whole()
+                self.fetch_whole()
         raise AssertionError("a file in memory can be read")
 
-    def _fetch_whole(self) -> None:
+    def fetch_whole(self) -> None:
         self._file = io.BytesIO(self._system.cat_file(self._name))
 
-    def _ask(self, function: Callable[[], Result]) -> Result:
+    def ask(self, function: Callable[[], Result]) -> Result:
         """Ask an HTTP server again while it is busy or gone; fsspec's other file systems retry by themselves."""
         if is_http(self._system):
             return persistently(function)

@@ -1,30 +1,45 @@
 """Read a source of the recipe: its files, the pieces that they are read in, and the documents in them."""
 
+import glob
+import logging
+import os
+import re
+import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import fsspec
 import pyarrow as pa
+from xxhash import xxh3_128
 
+from cpt.data.readers.columns import refuse_texts
 from cpt.data.readers.documents import BadRow as BadRow
-from cpt.data.readers.documents import BadValue, Origin, complaint
+from cpt.data.readers.documents import BadValue, File, Origin, clean, complaint, first_line, kind, refuse_surrogates
 from cpt.data.readers.documents import Document as Document
 from cpt.data.readers.documents import Piece as Piece
-from cpt.data.readers.files import cannot_read, files_of, tell_formats
-from cpt.data.readers.files import hash_file as hash_file
-from cpt.data.readers.files import kind_of as kind_of
-from cpt.data.readers.files import states_of as states_of
-from cpt.data.readers.forms import refuse_texts
-from cpt.data.readers.hub import fetch, hub_files, read_hub
-from cpt.data.readers.opening import compression_of, format_of, is_url, is_whole, size_of
-from cpt.data.readers.tables import read_arrow, read_parquet
-from cpt.data.readers.text_formats import read_delimited, read_json, read_json_lines, read_text
-from cpt.data.readers.values import clean, document_of, first_line, kind, refuse_surrogates
-from cpt.errors import CptError, DataError, RecipeError
+from cpt.data.readers.example import document_of
+from cpt.data.readers.formats import read_arrow, read_delimited, read_json, read_json_lines, read_parquet, read_text
+from cpt.data.readers.hub import cannot_fetch, fetch, hub_files, is_hub_file, read_hub
+from cpt.data.readers.opening import (
+    KNOWN,
+    compression_of,
+    format_of,
+    is_http,
+    is_url,
+    is_whole,
+    open_plain,
+    persistently,
+    size_of,
+)
+from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.plugins import check_options, find, user_code_error
-from cpt.recipe.paths import TEXT_FILES
+from cpt.ranks import is_main_process
+from cpt.recipe.paths import DOCUMENT_FILES, TEXT_FILES, is_function, is_local
 from cpt.recipe.schema import DocumentSource
 
 Reader = Callable[[Piece, DocumentSource], Iterator[Document | BadRow]]
@@ -184,3 +199,183 @@ def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRo
             yield document
         except BadValue as bad:
             yield BadRow(bad.reason, bad.detail, origin, number)
+
+
+# --- files ---
+
+
+log = logging.getLogger("cpt")
+GLOB = re.compile(r"[*?\[]")
+CONVERTED = {".pdf", ".html", ".htm", ".docx", ".epub"}  # by `cpt data ingest`
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # what `datasets` saves beside its arrow files
+TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
+ASKED_AT_ONCE = 16
+
+
+def kind_of(path: str) -> Literal["local", "url", "function", "hub"]:
+    if is_url(path):
+        return "url"
+    if is_function(path) and not Path(path).exists():  # a file may be called so
+        return "function"
+    return "local" if is_local(path) or not HUB_ID.fullmatch(path) else "hub"
+
+
+def files_of(source: DocumentSource, key: str) -> list[File]:
+    """The files that a source means, local, behind a URL or on the Hub, in order; none of a function or of what only
+    `datasets` can read."""
+    kind = kind_of(source.path)
+    if kind == "hub":
+        return hub_files(source, key).files or []
+    return find_local(source, key) if kind == "local" else find_remote(source, key) if kind == "url" else []
+
+
+def find_local(source: DocumentSource, key: str) -> list[File]:
+    path = Path(source.path).expanduser()
+    if (path / "dataset_dict.json").is_file():  # saved by `datasets`, one folder a split
+        path = path / source.split
+    try:
+        if path.is_dir():
+            folder = os.path.join(path, "") if path != Path() else ""
+            files = [as_file(folder + name, found) for name, found in walk(path) if is_document(name)]
+        else:
+            names = [str(path)] if path.is_file() else glob.glob(str(path), recursive=True)
+            files = [as_file(name, found) for name in names if stat.S_ISREG((found := os.stat(name)).st_mode)]
+            for file in files:
+                refuse_unknown(file.name, key)
+    except OSError as problem:
+        raise cannot_read(problem.filename or source.path, problem, key) from problem
+    if not files and path.is_dir():
+        raise DataError(f"{path}: the folder holds no {KNOWN} file. Set `{key}.path`.")
+    if not files:
+        what = "no file matches" if GLOB.search(source.path) else "no such file or folder"
+        where = f"(looked from {Path.cwd()}). Set `{key}.path`; a dataset on the Hub is written `owner/name`."
+        raise DataError(f"{source.path}: {what} {where}")
+    return sorted(files, key=lambda file: file.name.split(os.sep))
+
+
+def walk(folder: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """Every file of a folder and the folders in it, by its name from there; links to folders are not followed."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from walk(Path(entry.path), f"{below}{entry.name}/")
+            elif entry.is_file():
+                yield below + entry.name, entry.stat()
+
+
+def as_file(name: str, found: os.stat_result) -> File:
+    return File(name, found.st_size, str(found.st_mtime_ns))
+
+
+def is_document(name: str) -> bool:
+    """True for a file of a known kind that is not hidden, by its name from the source's folder."""
+    *folders, last = name.split("/")
+    return (
+        format_of(last) in DOCUMENT_FILES
+        and last not in DATASETS_OWN
+        and not any(part.startswith(".") for part in (*folders, last))
+    )
+
+
+def find_remote(source: DocumentSource, key: str) -> list[File]:
+    """The files that a URL means: one, those that match, or all of a known kind below it."""
+    try:
+        system, name = fsspec.core.url_to_fs(source.path)
+        if GLOB.search(source.path):
+            found = {file: info for file, info in system.glob(name, detail=True).items() if info["type"] == "file"}
+        elif format_of(name) in DOCUMENT_FILES:
+            found = {name: info_of(system, name)}
+        else:
+            found = {
+                file: info
+                for file, info in system.find(name, detail=True).items()
+                if format_of(file) in DOCUMENT_FILES
+            }
+        # The listing of an HTTP server has nothing but names.
+        unsized = [file for file, info in found.items() if info.get("size") is None]
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            found |= zip(unsized, pool.map(lambda file: info_of(system, file), unsized), strict=True)
+    except ImportError as problem:
+        raise ResourceError(
+            f"{source.path}: {first_line(problem)}. Install it, or set `{key}.path` to what is here."
+        ) from problem
+    except FileNotFoundError:
+        found = {}
+    except (OSError, ValueError) as problem:
+        raise cannot_read(source.path, problem, key) from problem
+    if not found:
+        raise DataError(f"{source.path}: no such file. Set `{key}.path`.")
+    files = [
+        File(str(system.unstrip_protocol(file)), int(info.get("size") or 0), version_of(info))
+        for file, info in found.items()
+    ]
+    for file in files:
+        refuse_unknown(file.name, key)
+    return sorted(files)
+
+
+def info_of(system: fsspec.AbstractFileSystem, name: str) -> Mapping[str, Any]:
+    return persistently(lambda: dict(system.info(name))) if is_http(system) else dict(system.info(name))
+
+
+def version_of(info: Mapping[str, Any]) -> str:
+    """The first thing a server says of a file that changes with it, empty where it says nothing."""
+    return next((str(info[tag]) for tag in TAGS if info.get(tag)), "")
+
+
+def refuse_unknown(file: str, key: str) -> None:
+    """A file that was asked for must be of a known kind."""
+    if format_of(file) not in DOCUMENT_FILES:
+        suffix = Path(file).suffix
+        convert = f"Convert it first: cpt data ingest {file} --output FOLDER. " if suffix.lower() in CONVERTED else ""
+        raise DataError(f"{file}: cannot read a `{suffix}` file. Expected {KNOWN}. {convert}Set `{key}.path`.")
+
+
+def tell_formats(source: DocumentSource) -> None:
+    """Log what is in a folder, and what is skipped: `corpus: 12 jsonl, 3 parquet, 2 skipped: .png`; of hidden folders
+    nothing."""
+    folder = Path(source.path).expanduser()
+    if kind_of(source.path) != "local" or not is_main_process() or not folder.is_dir():
+        return
+    paths = sorted(Path(name) for name, _ in walk(folder))
+    paths = [path for path in paths if not any(part.startswith(".") for part in path.parts[:-1])]
+    read = Counter(format_of(path.name).removeprefix(".") for path in paths if is_document(str(path)))
+    skipped = Counter(path.suffix or path.name for path in paths if not is_document(str(path)))
+    parts = [f"{count:,} {name}" for name, count in read.most_common()]
+    if links := sorted(path.name for path in folder.iterdir() if path.is_symlink() and not path.is_file()):
+        parts.append(f"not followed: the link(s) {', '.join(links)}")
+    if skipped:
+        parts.append(f"{skipped.total():,} skipped: {', '.join(sorted(skipped))}")
+    log.info(f"{source.path}: {', '.join(parts)}")
+
+
+def states_of(source: DocumentSource, key: str) -> list[tuple[str, int, str]]:
+    """Name, size and version (time of change, or the server's tag) of each file: equal states, equal content.
+
+    There is none of a function, and of a dataset on the Hub that only `datasets` can read.
+    """
+    files = files_of(source, key)
+    if kind_of(source.path) == "local":
+        return [(str(Path(file.name).absolute()), file.size, file.version) for file in files]
+    return [(file.name, file.size, file.version) for file in files]
+
+
+def hash_file(file: Path | str, key: str) -> str:
+    """xxh3-128 of a file's bytes."""
+    digest = xxh3_128()
+    try:
+        with open_plain(str(file)) as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+    except OSError as problem:
+        raise cannot_read(str(file), problem, key) from problem
+    return digest.hexdigest()
+
+
+def cannot_read(file: str, problem: Exception, key: str) -> CptError:
+    """What to say of a file that the machine, or a server, does not give us."""
+    if is_hub_file(file):
+        return cannot_fetch(file, problem, key)
+    reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else first_line(problem)
+    return DataError(f"{file}: cannot be read ({reason}). Set `{key}.path`.")

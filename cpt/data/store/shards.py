@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from cpt.cache import key_of, publish_once
-from cpt.data.filters.filters import ComponentLists, build_filters, build_transforms, sift
+from cpt.data.readers.columns import score_column
 from cpt.data.readers.documents import (
     Document,
     Listed,
@@ -28,8 +28,8 @@ from cpt.data.readers.documents import (
     count_reasons,
     write_bad_rows,
 )
+from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.readers.sources import pieces_of, read_piece
-from cpt.data.readers.values import score_column
 from cpt.data.store.token_files import (
     ShardDescription,
     SourceDescription,

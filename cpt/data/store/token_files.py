@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from cpt.cache import key_of
-from cpt.data.readers.values import first_line
+from cpt.data.readers.documents import first_line
 from cpt.errors import DataError, ResourceError
 from cpt.files import NO_SPACE, make_durable, sealed, size_and_hash, unsealed
 

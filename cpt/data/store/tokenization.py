@@ -70,10 +70,10 @@ class Gigatoken:
     """Encodes with gigatoken; its tables are built when the first text comes, in each process anew."""
 
     def __init__(self, model: str) -> None:
-        self._model = model
+        self.model_json = model
 
     def __getstate__(self) -> dict[str, str]:
-        return {"_model": self._model}
+        return {"model_json": self.model_json}
 
     def __call__(self, texts: Sequence[str]) -> Flat:
         """The ids of all texts, and how many each has.
@@ -92,7 +92,7 @@ class Gigatoken:
     def _tokenizer(self) -> Any:
         import gigatoken
 
-        return gigatoken.Tokenizer.from_json(without_special_tokens(self._model))
+        return gigatoken.Tokenizer.from_json(without_special_tokens(self.model_json))
 
 
 def gigatoken_version() -> str | None:
@@ -183,20 +183,20 @@ class DocumentEncoder:
         vocabulary = tokenizer.get_vocab()
         self.dtype = np.dtype(np.uint16 if max(vocabulary.values()) < 2**16 else np.uint32)
         self.engine = f"tokenizers {tokenizers.__version__}" if tokenizer.is_fast else type(tokenizer).__name__
-        self._slow = None if tokenizer.is_fast else tokenizer
-        self._model = (
+        self.slow_tokenizer = None if tokenizer.is_fast else tokenizer
+        self.model_json = (
             backend_as_text(tokenizer) if tokenizer.is_fast else json.dumps([self.engine, sorted(vocabulary.items())])
         )
         self.fingerprint = xxh3_128_hexdigest(
-            f"{self._model} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}".encode()
+            f"{self.model_json} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}".encode()
         )
-        self._special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+        self.special_tokens = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
         # The unknown token may be in a text, but not where it is the EOS too, as GPT-2's is.
         if tokenizer.unk_token_id not in (self.eos, self.bos):
-            self._special.pop(tokenizer.unk_token_id, None)
-        self._is_special = np.zeros(max([*vocabulary.values(), *self._special]) + 1, bool)
-        self._is_special[list(self._special)] = True
-        edges = np.flatnonzero(np.diff(self._is_special, prepend=False, append=False)).tolist()
+            self.special_tokens.pop(tokenizer.unk_token_id, None)
+        self.is_special = np.zeros(max([*vocabulary.values(), *self.special_tokens]) + 1, bool)
+        self.is_special[list(self.special_tokens)] = True
+        edges = np.flatnonzero(np.diff(self.is_special, prepend=False, append=False)).tolist()
         self._special_ranges = list(zip(edges[::2], edges[1::2], strict=True))
         self._gigatoken: Gigatoken | None = None
         self.chat_template = chat_template_of(tokenizer)
@@ -209,13 +209,13 @@ class DocumentEncoder:
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process gets; it builds the fast tokenizer from its text, and only where it is needed."""
-        return {name: value for name, value in vars(self).items() if name != "_fast"}
+        return {name: value for name, value in vars(self).items() if name != "fast_tokenizer"}
 
     def proven_for(self, documents: Sequence[str]) -> "DocumentEncoder":
         """An encoder of the same ids for texts like these: gigatoken's where all of them, and many hard strings, come
         out the same."""
         version = gigatoken_version()
-        if self._slow is not None:
+        if self.slow_tokenizer is not None:
             return self
         if version is None:
             log.info(
@@ -223,8 +223,8 @@ class DocumentEncoder:
                 " install gigatoken"
             )
             return self
-        gigatoken = Gigatoken(self._model)
-        reason = why_not(self._model, self._by_hugging_face, gigatoken, documents)
+        gigatoken = Gigatoken(self.model_json)
+        reason = why_not(self.model_json, self._by_hugging_face, gigatoken, documents)
         if reason is not None:
             log.info(f"{version} is not used for this tokenizer: {reason}. Hugging Face's does the work, more slowly.")
             return self
@@ -263,26 +263,26 @@ class DocumentEncoder:
 
     def id_of(self, token: str) -> int | None:
         """The id of a token of the vocabulary, None where it is not one."""
-        return self._fast.token_to_id(token) if self._slow is None else None
+        return self.fast_tokenizer.token_to_id(token) if self.slow_tokenizer is None else None
 
     def _encode_batch(self, texts: Sequence[str]) -> Flat:
         return self._gigatoken(texts) if self._gigatoken is not None else self._by_hugging_face(texts)
 
     def _by_hugging_face(self, texts: Sequence[str]) -> Flat:
-        if self._slow is None:
+        if self.slow_tokenizer is None:
             parts = [
                 np.array(encoding.ids, self.dtype)
-                for encoding in self._fast.encode_batch_fast(list(texts), add_special_tokens=False)
+                for encoding in self.fast_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
             ]
         else:
             options = {"add_special_tokens": False, "split_special_tokens": True}
-            encoded = self._slow(list(texts), **options)["input_ids"] if texts else []
+            encoded = self.slow_tokenizer(list(texts), **options)["input_ids"] if texts else []
             parts = [np.array(ids, self.dtype) for ids in encoded]
         return np.concatenate([np.empty(0, self.dtype), *parts]), np.array([len(part) for part in parts], np.int64)
 
     @cached_property
-    def _fast(self) -> tokenizers.Tokenizer:
-        fast = tokenizers.Tokenizer.from_str(self._model)
+    def fast_tokenizer(self) -> tokenizers.Tokenizer:
+        fast = tokenizers.Tokenizer.from_str(self.model_json)
         fast.encode_special_tokens = True  # is not part of the text
         return fast
 
@@ -292,15 +292,17 @@ class DocumentEncoder:
         # There are none in the texts of most tokenizers, and comparing is ten times as fast as looking up.
         if not any(np.any(ids - ids.dtype.type(first) < last - first) for first, last in self._special_ranges):
             return ids, lengths
-        found = np.flatnonzero(self._is_special[ids])
-        spelled = [np.array(self._spelled(self._special[number]), self.dtype) for number in ids[found].tolist()]
+        found = np.flatnonzero(self.is_special[ids])
+        spelled = [
+            np.array(self.spelling_of(self.special_tokens[number]), self.dtype) for number in ids[found].tolist()
+        ]
         lengths = lengths.copy()
         np.add.at(lengths, np.searchsorted(lengths.cumsum(), found, side="right"), [len(part) - 1 for part in spelled])
         others = np.split(np.delete(ids, found), found - np.arange(len(found)))  # before, between and after them
         parts = [part for pair in zip(others, [*spelled, spelled[0][:0]], strict=True) for part in pair]
         return np.concatenate(parts), lengths
 
-    def _spelled(self, token: str) -> list[int]:
+    def spelling_of(self, token: str) -> list[int]:
         if len(token) < 2:
             raise RecipeError(
                 f"the tokenizer has `{token}`, one character, as a special token, so text cannot be told from it."
@@ -310,7 +312,7 @@ class DocumentEncoder:
         ids: list[int] = []
         for part in (token[:half], token[half:]):
             found = self._encode_batch([part])[0]
-            ids += self._spelled(part) if self._is_special[found].any() else found.tolist()
+            ids += self.spelling_of(part) if self.is_special[found].any() else found.tolist()
         return ids
 
 

@@ -16,8 +16,8 @@ from rich.progress import Progress
 
 from cpt.cache import hold, key_of, write_once
 from cpt.console import open_console
-from cpt.data.filters.filters import ComponentLists, code_of, module_text
 from cpt.data.readers.documents import FILE_NAME, Listed, refuse_too_many, write_bad_rows
+from cpt.data.readers.filters import ComponentLists, code_of, module_text
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import hash_file, kind_of, states_of
 from cpt.data.store.parallel import map_in_order, num_workers

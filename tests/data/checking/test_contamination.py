@@ -5,8 +5,8 @@ import pytest
 
 from cpt.data.build import build_data
 from cpt.data.contamination import find_contamination, with_decontamination
-from cpt.data.filters.decontamination import Judged
-from cpt.data.filters.filters import build_filters, reason_to_drop
+from cpt.data.readers.decontamination import Judged
+from cpt.data.readers.filters import build_filters, reason_to_drop
 from cpt.recipe.schema import Component, Data, Evaluation, HeldOut, Source
 
 WORDS = [f"word{number}" for number in range(5000)]

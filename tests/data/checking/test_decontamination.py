@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from cpt.data.filters.decontamination import Judged, read_runs
+from cpt.data.readers.decontamination import Judged, read_runs
 
 WORDS = [f"word{number}" for number in range(5000)]
 

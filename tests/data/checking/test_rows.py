@@ -1,7 +1,7 @@
 import json
 
-from cpt.commands.data import check as check_rows
-from cpt.commands.data.check import count_source
+from cpt.commands import data_check as check_rows
+from cpt.commands.data_check import read_source
 from cpt.recipe.schema import Source
 
 
@@ -16,7 +16,7 @@ def write(folder, count=1000):
 def test_processes_and_pieces_change_nothing(tmp_path, monkeypatch):
     write(tmp_path)
     source = Source(path=str(tmp_path))
-    alone = count_source(source, "k")
+    alone = read_source(source, "k")
     monkeypatch.setattr(check_rows, "PIECE_BYTES", 5000)
     monkeypatch.setenv("CPT_WORKERS", "2")
-    assert count_source(source, "k") == alone
+    assert read_source(source, "k") == alone

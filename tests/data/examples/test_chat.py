@@ -1,7 +1,7 @@
 import pytest
 
-from cpt.data.readers.chat import MARK, NOT_TOKEN, PART, messages_of, transcript
 from cpt.data.readers.documents import BadValue
+from cpt.data.readers.example import MARK, NOT_TOKEN, PART, messages_of, transcript
 
 CALL = [{"type": "function", "function": {"name": "add", "arguments": {"b": 2, "a": [1, None, "\n<|im_end|> é"]}}}]
 

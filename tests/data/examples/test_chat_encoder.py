@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from cpt.data.examples.encoder import ExampleEncoder
-from cpt.data.readers.chat import CONTROL, transcript
+from cpt.data.readers.example import CONTROL, transcript
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.recipe.schema import Source
 

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from cpt.data.examples.encoder import ExampleEncoder
-from cpt.data.examples.segments import CONTEXT, LEARNED, ROW, UNWANTED
-from cpt.data.readers import values
-from cpt.data.readers.chat import CONTROL
-from cpt.data.readers.forms import source_with_form
+from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED, ExampleEncoder
+from cpt.data.readers import example
+from cpt.data.readers.columns import source_with_form
+from cpt.data.readers.example import CONTROL
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError
 from cpt.recipe.schema import Source
@@ -70,7 +69,7 @@ def assistant(content, **more):
 
 def text_of(row, form, **options):
     source = source_with_form(Source(path="a.jsonl", **options), form, "data.sources[0]")
-    return values.text_of(row, source)
+    return example.text_of(row, source)
 
 
 def encoder_for(tokenizer, form):

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.readers.chat import CONTROL, PART
-from cpt.data.readers.documents import BadRow, BadValue
-from cpt.data.readers.example import example_of
-from cpt.data.readers.forms import source_with_form
-from cpt.data.readers.sources import Piece, read_piece
-from cpt.data.readers.values import text_of
+from cpt.data.readers.columns import source_with_form
+from cpt.data.readers.documents import BadRow, BadValue, Piece
+from cpt.data.readers.example import CONTROL, PART, example_of, text_of
+from cpt.data.readers.sources import read_piece
 from cpt.recipe.schema import Source
 
 TEXT = st.text().filter(lambda text: not set(CONTROL) & set(text) and "\0" not in text)

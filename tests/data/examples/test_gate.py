@@ -1,7 +1,7 @@
 import pytest
 
-from cpt.data.examples.encoders import encoder_of
-from cpt.data.examples.gate import (
+from cpt.commands.data_check import read_source
+from cpt.data.examples.check import (
     DROPPED,
     ECHO,
     EMPTY,
@@ -12,12 +12,10 @@ from cpt.data.examples.gate import (
     SAME,
     TRUNCATED,
     Inspector,
-    inspect_source,
     missing_tokens,
 )
-from cpt.data.examples.segments import LONG_PROMPT, NOTHING_LEARNED
-from cpt.data.readers.forms import source_with_form
-from cpt.data.readers.sources import pieces_of
+from cpt.data.examples.encoder import LONG_PROMPT, NOTHING_LEARNED, encoder_of
+from cpt.data.readers.columns import source_with_form
 from cpt.data.store.tokenization import DocumentEncoder
 
 CHATML = (
@@ -42,11 +40,11 @@ def talk(*contents):
 def inspect(talking, rows_file):
     """`inspect("conversation", rows)`: kind -> the lines of its first rows."""
 
-    def run(form, rows, *, template=CHATML, filters=(), piece_bytes=2**20, workers=0, **options):
+    def run(form, rows, *, template=CHATML, filters=(), **options):
         source = source_with_form(rows_file("a", rows, **options), form, "k")
         encoder = encoder_of(source, DocumentEncoder(talking(template)), "k")
-        inspector = Inspector(source, "k", {"k.filters": list(filters)}, {}, encoder, 100)
-        found = inspect_source(inspector, pieces_of(source, "k", piece_bytes), workers)
+        inspector = Inspector("a", {"k.filters": list(filters)}, {}, encoder, 100)
+        found = read_source(source, "k", inspector).examples
         assert set(found.counts) == set(found.rows)
         return {kind: [int(where.rpartition(":")[2]) for where in found.where(kind, LISTED)] for kind in found.counts}
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from cpt.data.readers.chat import messages_of, transcript
+from cpt.data.readers.example import messages_of, transcript
 
 
 def read(*messages):

@@ -1,8 +1,7 @@
 import pytest
 
-from cpt.data.readers.example import example_of
-from cpt.data.readers.forms import source_with_form
-from cpt.data.readers.values import text_of
+from cpt.data.readers.columns import source_with_form
+from cpt.data.readers.example import example_of, text_of
 from cpt.recipe.schema import Source
 
 ASKED, ANSWERED = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.filters.built_in import (
+from cpt.data.readers.filters import (
     c4,
     fineweb,
     gopher_quality,

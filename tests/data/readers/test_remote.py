@@ -9,8 +9,7 @@ import pytest
 
 from cpt.data.readers import opening as remote
 from cpt.data.readers.documents import Document
-from cpt.data.readers.files import files_of, states_of
-from cpt.data.readers.sources import pieces_of, read_piece
+from cpt.data.readers.sources import files_of, pieces_of, read_piece, states_of
 from cpt.errors import DataError
 from cpt.recipe.schema import Source
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cpt.data.readers import text_formats
+from cpt.data.readers import formats as text_formats
 from cpt.data.readers.documents import Document, Piece
-from cpt.data.readers.text_formats import lines_of
+from cpt.data.readers.formats import lines_of
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1000, 2999, 5000, 12_000])

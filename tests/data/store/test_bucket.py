@@ -4,7 +4,7 @@ import shutil
 import pytest
 from faulty_store import FaultyStore
 
-from cpt.commands.data.prepare import upload
+from cpt.commands.prepare import upload
 from cpt.data.build import build_data
 from cpt.data.store import shards
 from cpt.data.store import shards as plan

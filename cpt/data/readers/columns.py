@@ -1,11 +1,14 @@
-"""The form of a source's rows, documents or examples of four kinds, follows from the columns of a stage's trainer.
+"""Which columns of a row a document or example is made of.
 
-An example is a document whose text holds all of its parts (`example.py`). Its form travels with its source, as a
-further entry of `chat`."""
+The form of a source's rows, documents or examples of four kinds, follows from the columns of a stage's trainer. It
+travels with the source, as a further entry of `chat`."""
 
+import string
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TypeVar
 
+from cpt.data.readers.documents import BadValue
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Data, DocumentSource, Evaluation, Recipe, Source
 from cpt.recipe.stage_columns import columns_of_stage
@@ -167,3 +170,152 @@ def sections_of(recipe: Recipe) -> tuple[Data, Evaluation]:
     form = form_of_stage(recipe.stage)
     refuse_layout(recipe.data, form)
     return with_form(recipe.data, recipe.evaluation, form)
+
+
+# --- example ---
+
+
+@cache
+def template_columns(template: str) -> tuple[str, ...]:
+    """The columns that a template names, each once."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as problem:
+        raise RecipeError(
+            f"the template {template!r} is none ({problem}). Write a column as {{title}}, a brace as {{{{."
+        ) from problem
+    names = [name for _, name, _, _ in parts if name is not None]
+    odd = [name for name in names if not name or set(name) & set(".[]") or name.isdigit()]
+    if odd or not names or any(form or conversion for _, _, form, conversion in parts):
+        raise RecipeError(f"the template {template!r} must name columns, as in {{title}}, and nothing else in braces.")
+    return tuple(dict.fromkeys(names))
+
+
+def columns_in(written: str) -> tuple[str, ...]:
+    """The columns that an entry of `chat` means: its only one, or those of a template."""
+    return template_columns(written) if "{" in written else (written,)
+
+
+BEFORE = ("system", "history")
+"""What `chat` may name besides: it comes before the messages of an example, and a row need not have it."""
+
+
+def columns_of_turns(named: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns that `chat` means, each once."""
+    return tuple(dict.fromkeys(column for written in named.values() for column in columns_in(written)))
+
+
+def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, str]:
+    """What an example of the source is made of, each with its column, among the columns that are there."""
+    form, named = form_of_source(source), columns_named(source)
+    has_tools = "tools" in named or "tools" in found and form != "document"
+    tools = {"tools": named.get("tools", "tools")} if has_tools else {}
+    before = {name: named[name] for name in BEFORE if name in named}
+    chosen = {name: column for name, column in named.items() if name not in BESIDE}
+    if not chosen:
+        chosen = usual_columns(form, found, source)
+    if "text" in chosen:  # or its template's: read as in any document
+        return chosen
+    for column in [*(columns_in(written)[0] for written in chosen.values()), *tools.values()]:
+        if column not in found:
+            raise BadValue("missing column", f"no column `{column}`. It has: {', '.join(map(str, found)) or 'none'}")
+    return {**before, **chosen, **tools}
+
+
+def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> dict[str, str]:
+    """Those with the names that they have in most files; of several kinds of examples, the first that is there."""
+    if form == "conversation" and (source.template is not None or source.text_column != "text"):
+        return {"text": source.text_column}
+    known = [*({name: name for name in names} for names in NAMED[form]), *ELSEWHERE.get(form, ())]
+    for columns in sorted(
+        known, key=lambda columns: set(columns) == {"chosen", "rejected"}
+    ):  # rather with what was asked
+        if all(columns_in(written)[0] in found for written in columns.values()):
+            return columns
+    if form == "conversation" and source.text_column in found:
+        return {"text": source.text_column}
+    nearest = min(NAMED[form], key=lambda names: len({*names} - {*found}))
+    wanted = " and ".join(f"`{name}`" for name in nearest if name not in found)
+    say = "{" + ", ".join(f"{name}: COLUMN" for name in NAMED[form][0]) + "}"
+    has = ", ".join(map(str, found)) or "none"
+    raise BadValue(
+        "missing columns",
+        f"no column {wanted}, which stages that learn from a {form} read. It has: {has}."
+        f" {what_text_is_for(source, found)}Say which they are: `chat: {say}`",
+    )
+
+
+def what_text_is_for(source: DocumentSource, found: Sequence[str]) -> str:
+    """Of rows that seem to be plain texts, how a recipe may use them; nothing of others."""
+    column = source.text_column
+    if column not in found and source.template is None:
+        return ""
+    if isinstance(source, Source):
+        return f"Stages cpt and sft train on plain text (`text_column: {column}`), this one does not. "
+    return f"To measure the bits per byte of plain text, write `template: '{{{column}}}'`. "
+
+
+# --- values ---
+
+
+def score_column(source: DocumentSource) -> str | None:
+    """The column that documents are ordered by; None where there is no order, or a function that tells it."""
+    order = source.order_by if isinstance(source, Source) else None
+    return None if order is None or ":" in order else order
+
+
+def columns_of_row(row: Mapping[str, object], source: DocumentSource) -> Mapping[str, str]:
+    """What the row's example is made of; columns that are null in it count only where no others are there."""
+    try:
+        return example_columns(source, [name for name, value in row.items() if value is not None])
+    except BadValue:
+        return example_columns(source, list(row))
+
+
+def columns_of(source: DocumentSource, found: Sequence[str] | None = None) -> Sequence[str]:
+    """The columns that the text is made of, and the one that it is ordered by.
+
+    Args:
+        found: those that are there, of which examples take what they find.
+    """
+    texts = text_columns(source) if source.chat is None else columns_of_examples(source, found)
+    order = score_column(source)
+    return texts if order is None or order in texts else (*texts, order)
+
+
+def text_columns(source: DocumentSource) -> tuple[str, ...]:
+    return (source.text_column,) if source.template is None else template_columns(source.template)
+
+
+def columns_of_examples(source: DocumentSource, found: Sequence[str] | None) -> tuple[str, ...]:
+    form, named = form_of_source(source), columns_of_turns(columns_named(source))
+    if form == "document" or found is None:
+        return named or (NAMED[form][0][0],)
+    if form == "prompt":  # a reward may want any
+        return tuple(dict.fromkeys([*named, *found]))
+    usual = [name for names in NAMED[form] for name in names] + list(
+        text_columns(source) if form == "conversation" else ()
+    )
+    usual += [name for columns in ELSEWHERE.get(form, ()) for name in columns_of_turns(columns)]
+    wanted = dict.fromkeys([*(named or usual), "tools"])
+    return tuple(name for name in wanted if name in found or name in needed_columns(source))
+
+
+def needed_columns(source: DocumentSource) -> tuple[str, ...]:
+    """The columns that the recipe names for examples, without those that a row need not have."""
+    return columns_of_turns({name: written for name, written in columns_named(source).items() if name not in BEFORE})
+
+
+def check_columns(found: Sequence[str], source: DocumentSource) -> None:
+    """Refuse a file without the columns that the text is made of."""
+    wanted = columns_of(source)
+    if form_of_source(source) != "document":
+        order, is_text = score_column(source), "text" in example_columns(source, found)
+        wanted = [*(text_columns(source) if is_text else needed_columns(source)), *(() if order is None else (order,))]
+    for column in wanted:
+        if column not in found:
+            raise missing_column(found, column)
+
+
+def missing_column(found: Sequence[str], column: str) -> BadValue:
+    return BadValue("missing column", f"no column `{column}`. It has: {', '.join(map(str, found)) or 'none'}")

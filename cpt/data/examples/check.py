@@ -5,24 +5,25 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from cpt.data.examples.chat_template import ASSISTANT
-from cpt.data.examples.encoder import ExampleEncoder
-from cpt.data.examples.segments import CONTEXT, LEARNED, LONG_PROMPT, NOTHING_LEARNED, UNWANTED, Segments
-from cpt.data.filters.filters import ComponentLists, build_filters, build_transforms, sift
-from cpt.data.readers.chat import Message
-from cpt.data.readers.documents import Document, Origin, Piece
-from cpt.data.readers.example import Example, Words, example_of
-from cpt.data.readers.sources import read_piece
-from cpt.data.store.parallel import map_in_order
+from cpt.data.examples.encoder import (
+    CONTEXT,
+    LEARNED,
+    LONG_PROMPT,
+    NOTHING_LEARNED,
+    UNWANTED,
+    ExampleEncoder,
+    Segments,
+)
+from cpt.data.readers.documents import Document, Origin
+from cpt.data.readers.example import Example, Message, Words, example_of
+from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.store.shards import batches
-from cpt.recipe.schema import DocumentSource
-from cpt.recipe.sense_data import reported_name
 
 NO_END = "no token that ends a turn is learned"
 MASKED = "all labels masked"
@@ -39,7 +40,7 @@ CUT = (TRUNCATED, NOTHING_LEARNED, LONG_PROMPT)
 LISTED = 20  # rows of each kind
 LAST = 3  # tokens of a turn among which its end is: blanks may follow it
 CONTROL_LIKE = re.compile(r"<\|[\w.-]+\|>|<｜[^｜>\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]")
-WORKERS_IMPORT = ("cpt.data.examples.gate", "transformers.utils.chat_template_utils")
+WORKERS_IMPORT = ("cpt.data.examples.check", "transformers.utils.chat_template_utils")
 Place = tuple[Origin, int]
 
 
@@ -78,39 +79,34 @@ class ExampleReport:
 
 @dataclass(frozen=True)
 class Inspector:
-    """Looks through pieces of a source; travels to worker processes."""
+    """Checks a source's examples; travels to worker processes."""
 
-    source: DocumentSource
-    key: str
+    source_name: str
     filters: ComponentLists
     transforms: ComponentLists
     encoder: ExampleEncoder
     sequence_length: int
+    are_repeats_wrong: bool = True
 
-    def __call__(self, piece: Piece) -> ExampleReport:
+    def __call__(self, documents: Iterator[Document]) -> ExampleReport:
         found = ExampleReport()
-        for batch in batches(
-            self.examples(islice(read_piece(self.source, piece, self.key), self.source.max_documents), found)
-        ):
-            self.inspect(
-                [text for text, _ in batch], [(document.origin, document.number) for _, document in batch], found
-            )
+        for batch in batches(self.examples(documents, found)):
+            places = [(document.origin, document.number) for _, document in batch]
+            self.inspect([text for text, _ in batch], places, found)
         return found
 
-    def examples(self, items: Iterator[object], found: ExampleReport) -> Iterator[tuple[str, Document]]:
+    def examples(self, documents: Iterator[Document], found: ExampleReport) -> Iterator[tuple[str, Document]]:
         """What the run would train on; examples that the template does not take are counted."""
         transforms, filters = build_transforms(self.transforms), build_filters(self.filters)
-        for item in items:
-            if not isinstance(item, Document):
-                continue
-            view = {"text": item.text, "source": reported_name(self.source), "where": item.near}
+        for document in documents:
+            view = {"text": document.text, "source": self.source_name, "where": document.near}
             for text, dropped in sift(view, transforms, filters):
                 if dropped is not None:
                     continue
                 if (refusal := self.encoder.reason_to_drop(text)) is not None:
-                    found.find(f"{DROPPED}{refusal}", (item.origin, item.number))
+                    found.find(f"{DROPPED}{refusal}", (document.origin, document.number))
                 else:
-                    yield text, item
+                    yield text, document
 
     def inspect(self, texts: Sequence[str], places: Sequence[Place], found: ExampleReport) -> None:
         found.examples += len(texts)
@@ -127,16 +123,6 @@ class Inspector:
         for kind, numbers in faults_of_length(lengths, segments, self.encoder.form, self.sequence_length).items():
             for number in numbers:
                 found.find(kind, places[number])
-
-
-def inspect_source(inspector: Inspector, pieces: Sequence[Piece], workers: int) -> ExampleReport:
-    found = ExampleReport()
-    if inspector.source.max_documents is not None:  # counted from the first on
-        pieces, workers = pieces[:1], 0
-    for part in map_in_order(lambda: inspector, pieces, workers, WORKERS_IMPORT):
-        found.add(part)
-    found.find_repeated()
-    return found
 
 
 def missing_tokens(encoder: ExampleEncoder) -> list[str]:

@@ -1,1 +1,0 @@
-"""`cpt data` and `cpt prepare`."""

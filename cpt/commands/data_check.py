@@ -1,0 +1,346 @@
+"""`cpt data check` reads every row before a run does; `cpt contamination` finds evaluation documents among them."""
+
+import json
+import sys
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from cpt.command_line import refuse_ignored, show_log
+from cpt.console import open_console
+from cpt.data.contamination import Contamination, find_contamination, is_refused
+from cpt.data.examples.check import CUT, WORKERS_IMPORT, WRONG, ExampleReport, Inspector, missing_tokens
+from cpt.data.examples.encoder import ExampleEncoder, encoder_of
+from cpt.data.open_sources import filters_of, keyed_sources, transforms_of
+from cpt.data.readers.columns import form_of_source, sections_of
+from cpt.data.readers.decontamination import Judged
+from cpt.data.readers.documents import (
+    BadRow,
+    Document,
+    Listed,
+    Piece,
+    absurd_share,
+    count_reasons,
+    listed,
+    refuse_too_many,
+)
+from cpt.data.readers.sources import pieces_of, read_piece
+from cpt.data.store.parallel import map_in_order, num_workers
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.errors import CptError, DataError, RecipeError
+from cpt.plugins import did_you_mean
+from cpt.recipe.load import load_recipe
+from cpt.recipe.paths import is_document_file
+from cpt.recipe.schema import Data, DocumentSource, Recipe, Source
+from cpt.recipe.sense_data import reported_name
+
+COMMANDS = {  # name -> module:function
+    "check": "cpt.commands.data_check:check_command",
+    "preview": "cpt.commands.data_preview:preview_command",
+    "ingest": "cpt.commands.data_ingest:ingest_command",
+    "rewrite": "cpt.commands.data_ingest:rewrite_command",
+}
+
+
+# --- check ---
+
+
+PIECE_BYTES, EXAMPLE_PIECE_BYTES = 16 * 2**20, 2 * 2**20  # examples are encoded, which takes longer
+PIECES_ALONE = 2  # with more pieces, starting processes is worth it
+BAD_ROWS_SHOWN, EXAMPLES_SHOWN = 20, 5
+TRUNCATED_SHARE = 0.05
+
+RecipePath = Annotated[Path, typer.Argument(help="The recipe's YAML file.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")]
+OneSource = Annotated[str | None, typer.Option(help="Only the source of this name.")]
+
+
+def check_command(
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="The recipe's YAML file, or a folder or file of documents.")
+    ],
+    overrides: Overrides = None,
+    source: OneSource = None,
+    output: Annotated[
+        Path | None, typer.Option(help="List all bad rows in this file, one JSON object a line.")
+    ] = None,
+    truncated_share: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="Of examples: more than this share longer than data.sequence_length is a mistake."
+        ),
+    ] = TRUNCATED_SHARE,
+) -> None:
+    """Read every row of every source and report bad rows. Exit code 2: a run would stop at them, or learn what is
+    wrong.
+
+    Example: cpt data check recipe.yaml --output bad_rows.jsonl
+    """
+    console, loaded = open_console(), None
+    if recipe.is_dir() or is_document_file(recipe.name):
+        if overrides or source:
+            raise RecipeError(f"{recipe} holds documents; key=value and --source need a recipe.")
+        data = Data(sources=[Source(path=str(recipe))])
+        sources: list[tuple[str, DocumentSource]] = [("data.sources[0]", data.sources[0])]
+    else:
+        loaded = load_recipe(recipe, overrides or ())
+        data, sources = loaded.data, list(chosen_sources(loaded, source))
+    has_examples = any(form_of_source(one) != "document" for _, one in sources)
+    refuse_ignored(
+        {"--truncated-share": truncated_share != TRUNCATED_SHARE and not has_examples},
+        "on documents: a long one continues in the next row",
+    )
+    plain_encoder = None
+    if loaded is not None and has_examples:
+        from cpt.tokenizer.load import load_tokenizer  # seconds
+
+        plain_encoder = DocumentEncoder(load_tokenizer(loaded.tokenizer, loaded.model))
+    bad_rows: list[Listed] = []
+    mistakes: list[CptError] = []
+    for key, one in sources:
+        inspector = None
+        try:
+            if plain_encoder is not None and form_of_source(one) != "document":
+                inspector = inspector_of(data, one, key, plain_encoder)
+        except CptError as problem:
+            mistakes.append(problem)
+        try:
+            report = read_source(one, key, inspector)
+        except CptError as problem:
+            mistakes.append(problem)
+            continue
+        bad_rows += report.bad
+        show_documents(console, reported_name(one), report)
+        mistakes += mistakes_in_documents(data, one, key, report)
+        if report.examples.counts:
+            show_examples(console, reported_name(one), report.examples)
+            mistakes += mistakes_in_examples(one, key, report.examples, truncated_share)
+    if output is not None:
+        output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in bad_rows))
+    for mistake in mistakes:
+        console.print(f"{type(mistake).__name__}: {mistake}", style="red", markup=False)
+    console.print(
+        f"{recipe}: {len(mistakes)} mistake(s)." if mistakes else f"{recipe}: a run can read all of it.", markup=False
+    )
+    raise typer.Exit(2 if mistakes else 0)
+
+
+def chosen_sources(recipe: Recipe, name: str | None) -> Iterator[tuple[str, DocumentSource]]:
+    keyed = list(keyed_sources(*sections_of(recipe)))
+    names = [reported_name(one) for _, one in keyed]
+    if name is not None and name not in names:
+        raise RecipeError(f"no source is called `{name}`.{did_you_mean(name, names)} There is: {', '.join(names)}.")
+    yield from ((key, one) for key, one in keyed if name in (None, reported_name(one)))
+
+
+def inspector_of(data: Data, source: DocumentSource, key: str, plain_encoder: DocumentEncoder) -> Inspector:
+    """What checks a source's examples.
+
+    Raises:
+        RecipeError: the tokenizer does not go with its template.
+    """
+    encoder = encoder_of(source, plain_encoder, key)
+    assert isinstance(encoder, ExampleEncoder)
+    if missing := missing_tokens(encoder):
+        raise RecipeError(
+            f"`tokenizer.path`: the chat template of `{encoder.name}` writes {', '.join(missing)}, which is no token"
+            " of the tokenizer. Add it as a special token, or use the template that belongs to the tokenizer."
+        )
+    filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
+    are_repeats_wrong = data.deduplicate is None
+    return Inspector(reported_name(source), filters, transforms, encoder, data.sequence_length, are_repeats_wrong)
+
+
+# --- reading ---
+
+
+@dataclass
+class SourceReport:
+    """What is in a source, or in a part of it."""
+
+    documents: int = 0
+    empty: int = 0
+    """Documents without any visible character, among the others."""
+    num_characters: int = 0
+    longest: tuple[str, int] = ("", 0)
+    """The place of the longest document, and its characters."""
+    bad: list[Listed] = field(default_factory=list)
+    examples: ExampleReport = field(default_factory=ExampleReport)
+
+    def add(self, other: "SourceReport") -> None:
+        self.documents += other.documents
+        self.empty += other.empty
+        self.num_characters += other.num_characters
+        self.longest = max(self.longest, other.longest, key=lambda longest: longest[1])
+        self.bad += other.bad
+        self.examples.add(other.examples)
+
+
+def read_source(source: DocumentSource, key: str, inspector: Inspector | None = None) -> SourceReport:
+    """Read a source once, in several processes if it is large.
+
+    Raises:
+        CptError: the source is missing, or a file cannot be read at all.
+    """
+    pieces = pieces_of(source, key, PIECE_BYTES if inspector is None else EXAMPLE_PIECE_BYTES)
+    # A limit counts over all pieces in order, which only one process can do.
+    jobs = [[piece] for piece in pieces] if source.max_documents is None else [pieces]
+    workers = num_workers() if len(jobs) > PIECES_ALONE else 0
+    imports = () if inspector is None else WORKERS_IMPORT
+    whole = SourceReport()
+    for part in map_in_order(lambda: partial(read_part, source, key, inspector), jobs, workers, imports):
+        whole.add(part)
+    if inspector is not None and inspector.are_repeats_wrong:
+        whole.examples.find_repeated()
+    return whole
+
+
+def read_part(source: DocumentSource, key: str, inspector: Inspector | None, pieces: Sequence[Piece]) -> SourceReport:
+    report = SourceReport()
+    rows = chain.from_iterable(read_piece(source, piece, key) for piece in pieces)
+    documents = islice(counted(rows, report), source.max_documents)
+    if inspector is None:
+        deque(documents, maxlen=0)
+    else:
+        report.examples = inspector(documents)
+    return report
+
+
+def counted(rows: Iterable[Document | BadRow], report: SourceReport) -> Iterator[Document]:
+    """The documents among the rows, while they and the bad rows are counted."""
+    for row in rows:
+        if isinstance(row, BadRow):
+            report.bad.append(listed(row))
+            continue
+        report.documents += 1
+        report.empty += not row.text or row.text.isspace()
+        report.num_characters += len(row.text)
+        if len(row.text) > report.longest[1]:
+            report.longest = row.where, len(row.text)
+        yield row
+
+
+# --- what was found ---
+
+
+def show_documents(console: Console, name: str, report: SourceReport) -> None:
+    reasons = Counter(count_reasons(report.bad))
+    table = Table("source", "documents", "of these empty", "characters", "bad rows", "why")
+    numbers = report.documents, report.empty, report.num_characters, reasons.total()
+    why = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.most_common())
+    table.add_row(escape(name), *(f"{number:,}" for number in numbers), why, style="yellow" if why else None)
+    console.print(table)
+    for row in report.bad[:BAD_ROWS_SHOWN]:
+        byte = "" if row["byte"] is None else f" (byte {row['byte']:,})"
+        console.print(f"  {row['where']}: {row['detail']}{byte}", style="yellow", markup=False)
+    if len(report.bad) > BAD_ROWS_SHOWN:
+        console.print(f"  ... and {len(report.bad) - BAD_ROWS_SHOWN:,} more; --output FILE lists all of them")
+    where, longest = report.longest
+    if giant := absurd_share(name, where, longest, report.num_characters, report.documents, "characters"):
+        console.print(giant, style="yellow", markup=False)
+
+
+def mistakes_in_documents(data: Data, source: DocumentSource, key: str, report: SourceReport) -> list[CptError]:
+    """What a run would stop at."""
+    num_bad = sum(row["rows"] for row in report.bad)
+    if report.bad and data.on_bad_row == "error":
+        fix = f"Fix them ({key}.path), or write `data.on_bad_row: skip`."
+        return [DataError(f"{source.path}: {num_bad:,} bad row(s). {fix}")]
+    try:
+        refuse_too_many(num_bad, report.documents, data.max_bad_share, source.path, key, report.bad)
+    except DataError as problem:
+        return [problem]
+    if report.documents == report.empty:
+        return [DataError(f"{source.path}: no document with any text. Set `{key}.path`.")]
+    return []
+
+
+def show_examples(console: Console, name: str, found: ExampleReport) -> None:
+    """A line for each fault, with its first rows."""
+    table = Table("rows", "fault", Column("which", overflow="fold"), title=f"{name}: {found.examples:,} examples")
+    for fault, count in found.counts.most_common():
+        more = f" and {count - EXAMPLES_SHOWN:,} more" if count > EXAMPLES_SHOWN else ""
+        where = escape(", ".join(found.where(fault, EXAMPLES_SHOWN)) + more)
+        table.add_row(f"{count:,}", escape(fault), where, style="yellow")
+    console.print(table)
+
+
+def mistakes_in_examples(
+    source: DocumentSource, key: str, found: ExampleReport, truncated_share: float
+) -> list[CptError]:
+    """What makes training wrong: one wrong row, or many that do not fit into `data.sequence_length`."""
+    cut = sum(found.counts[fault] for fault in CUT) / max(1, found.examples)
+    is_much = cut > truncated_share
+    wrong = [fault for fault in found.counts if fault in WRONG or fault in CUT and is_much]
+    if not wrong:
+        return []
+    listing = "; ".join(f"{found.counts[fault]:,} x {fault} ({found.where(fault, 1)[0]})" for fault in wrong)
+    much = f" {cut:.1%} do not fit into `data.sequence_length`: raise it (or --truncated-share)." if is_much else ""
+    fix = f"Fix the rows or drop them by a filter (`{key}.filters`)."
+    return [DataError(f"{source.path}: {listing}. {fix}{much}")]
+
+
+# --- contamination ---
+
+
+SHOWN = 20
+
+
+def command(
+    recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="Look for the questions of this lm-eval task too. Repeat it.")
+    ] = None,
+    task_folder: Annotated[Path | None, typer.Option(help="YAML files of your own lm-eval tasks.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with up to 100 places of each source.")] = False,
+) -> None:
+    """Search all training sources for the evaluation's documents.
+
+    Exit code 2 where a training document holds half of an evaluation document or is half made of one. Exact copies are
+    counted too. No run trains on them, so they alone give exit code 0.
+
+    Example: cpt contamination recipe.yaml --task hellaswag --json > found.json
+    """
+    show_log(stderr=as_json)
+    refuse_ignored({"--task-folder": task_folder is not None and not task}, "without --task")
+    loaded = load_recipe(recipe, overrides or ())
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():  # of lm-eval, and of the log
+        found = find_contamination(*sections_of(loaded), questions(task or (), task_folder))
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+        raise typer.Exit(2 if found.num_contaminated else 0)
+    for hit in found.hits[:SHOWN]:
+        typer.echo(str(hit))
+    if found.num_contaminated > SHOWN:
+        typer.echo(f"... and {found.num_contaminated - SHOWN:,} more: --json lists up to 100 of each source")
+    typer.echo(f"{found.summary()}{what_becomes_of_them(found, loaded)}")
+    raise typer.Exit(2 if found.num_contaminated else 0)
+
+
+def what_becomes_of_them(found: Contamination, recipe: Recipe) -> str:
+    if not found.num_contaminated:
+        return ""
+    if is_refused(recipe.data):
+        return " The run reads them: `data.filters` refuses to leave them out (`own_evaluation: false`)."
+    return (
+        " A run leaves out what it holds of the recipe's held-out sets; against tasks, give `decontaminate` files:"
+        " `against: [...]`."
+    )
+
+
+def questions(tasks: Sequence[str], folder: Path | None) -> Iterator[Judged]:
+    if tasks:
+        from cpt.evaluation.tasks import task_texts  # imports torch, which takes seconds
+
+        yield from (Judged(*question) for question in task_texts(tasks, folder))

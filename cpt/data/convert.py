@@ -1,0 +1,431 @@
+"""Convert PDF, HTML, EPUB and DOCX to Markdown: what a file is, by its content or else its suffix, and its text."""
+
+import ctypes
+import html
+import io
+import posixpath
+import re
+import unicodedata
+import zipfile
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from io import BytesIO
+from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
+from xml.parsers.expat import ExpatError
+
+from cpt.data.readers.opening import format_of
+from cpt.errors import ResourceError
+
+SUFFIXES = {".pdf": "pdf", ".docx": "docx", ".epub": "epub", ".txt": "txt"} | dict.fromkeys(
+    (".html", ".htm", ".xhtml"), "html"
+)
+SUFFIXES |= dict.fromkeys((".md", ".markdown"), "md")
+OLD_OFFICE, ZIP = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"PK\x03\x04"
+# Atomic, so that a thousand comments are not tried in all their combinations.
+HTML = re.compile(r"(?>\s+|<\?xml[^>]*>|<!--.*?-->)*+<(!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL)
+CJK = "\u3000-\u30ff\u3400-\u9fff\uff01-\uff60"  # Chinese and Japanese letters and signs, which no blanks part
+CHARSET = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Converted:
+    text: str
+    title: str | None = None
+    pages: int | None = None  # of formats that have pages
+
+
+class NotConverted(Exception):  # noqa: N818 -- it is caught where it is raised, and becomes a line of failed.jsonl
+    """Why a file gives no document."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        """The reason in a few words that many files share, to count by, and what exactly is wrong with this one."""
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail or reason
+
+
+def kind_of(raw: bytes, name: str) -> str:
+    """`pdf`, `html`, `docx`, `epub`, `md` or `txt`.
+
+    Raises:
+        NotConverted: it is empty, or none of these.
+    """
+    suffix = format_of(name)
+    marked = kind_by_content(raw)
+    if (kind := marked or SUFFIXES.get(suffix)) is None:
+        raise NotConverted("unknown kind", f"a `{suffix}` file, expected {', '.join(SUFFIXES)}")
+    if kind in ("pdf", "docx", "epub") and marked is None:
+        raise NotConverted("not what its suffix says", f"it contains no {kind.upper()}")
+    return kind
+
+
+def kind_by_content(raw: bytes) -> str | None:
+    """The kind where the content is marked; None for text."""
+    head = raw[:4096]
+    if not head:
+        raise NotConverted("empty file")
+    if b"%PDF-" in head[:1024]:  # readers accept that much before the mark
+        return "pdf"
+    if head.startswith(OLD_OFFICE):
+        raise NotConverted(
+            "encrypted or old Office file",
+            "a .doc of before 2007, or one with a password. Save it as .docx without one",
+        )
+    if head.startswith(ZIP):
+        try:
+            with zipfile.ZipFile(BytesIO(raw)) as archive:
+                names = set(archive.namelist())
+        except (zipfile.BadZipFile, NotImplementedError, ValueError) as problem:
+            raise NotConverted("damaged zip", str(problem)) from problem
+        if kind := "epub" if "META-INF/container.xml" in names else "docx" if "word/document.xml" in names else None:
+            return kind
+        raise NotConverted("unknown kind", "a zip file that is neither EPUB nor DOCX")
+    encoding = "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+    return "html" if HTML.match(head.decode(encoding, errors="replace")) else None
+
+
+def decode(raw: bytes, *, is_html: bool = False) -> str:
+    """Text by its byte order mark, else as a page declares, else UTF-8, else windows-1252 as in browsers, where it can
+    be that."""
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return raw.decode("utf-16", errors="replace")
+    declared = CHARSET.search(raw[:4096]) if is_html else None
+    for encoding in (*([declared[1].decode()] if declared else []), "utf-8-sig"):
+        try:
+            return raw.decode(encoding).removeprefix("\ufeff")
+        except (UnicodeDecodeError, LookupError):
+            continue
+    if sum(byte > 127 for byte in raw) > len(raw) / 4:  # no Latin script has so many accents
+        raise NotConverted(
+            "unknown encoding", "neither UTF-8 nor windows-1252. Convert it: iconv -f ENCODING -t utf-8"
+        )
+    return raw.decode("cp1252", errors="replace")
+
+
+# --- markup ---
+
+
+MAX_UNPACKED_BYTES = 512 * 2**20
+PLAIN = ["a", "abbr", "b", "cite", "code", "del", "em", "i", "ins", "kbd", "mark", "q", "s"]
+PLAIN += ["samp", "strong", "tt", "u", "var"]
+NO_TEXT = ("button", "iframe", "noscript", "rp", "rt", "select", "svg", "template", "textarea", ".headerlink")
+MENUS: tuple[str, ...] = ("nav", "footer", "[role=navigation]", "[role=search]", ".navbar", ".navheader", ".navfooter")
+MENUS += (".sphinxsidebar", ".related", ".footer")
+RAISED, LOWERED = "\ue001", "\ue002"  # around superscripts and subscripts until they become 2^10 and H_2O
+SCRIPT = re.compile(f"([{RAISED}{LOWERED}])([^{RAISED}{LOWERED}]*)\\1")
+PREFORMATTED = re.compile(r"(<pre\b.*?</pre\s*>)", re.DOTALL | re.IGNORECASE)
+CJK_LINE_END = re.compile(rf"(?<=[{CJK}])\s*\n\s*(?=[{CJK}])")
+TITLE = re.compile(r"<title\b[^>]*>(.*?)</title", re.DOTALL | re.IGNORECASE)
+EMPTY_ELEMENT = re.compile(
+    r"<(?!(?:area|base|br|col|hr|img|input|link|meta|wbr)\b)([\w:-]+)((?:\s[^<>]*)?)/>", re.IGNORECASE
+)
+WORD_STYLES = "p[style-name='Title'] => h1:fresh\np[style-name='Subtitle'] => h2:fresh"
+CODE_STYLES = ("Source Code", "Code", "HTML Preformatted", "Preformatted Text")
+WORD_STYLES += "".join(f"\np[style-name='{name}'] => pre:separator('\\n')" for name in CODE_STYLES)
+IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".webp", ".svg", ".ttf", ".otf", ".woff", ".woff2", ".mp3", ".mp4")
+
+
+def convert_html(raw: bytes) -> Converted:
+    """All text of a page except menus and footers that are marked as such, unless there is nothing else."""
+    page = decode(raw, is_html=True)
+    title = TITLE.search(page)
+    return Converted(markdown_of(page) or markdown_of(page, skip=()), html.unescape(title[1]) if title else None)
+
+
+def markdown_of(page: str, skip: tuple[str, ...] = MENUS) -> str:
+    """Headings, lists, tables and code as Markdown; links and emphasis as plain text."""
+    import html_to_markdown
+
+    if "xhtml" in page[:1000] or page.lstrip().startswith("<?xml"):
+        page = EMPTY_ELEMENT.sub(r"<\1\2></\1>", page)  # an HTML parser would not see that it ends
+    parts = [
+        CJK_LINE_END.sub("", part) if number % 2 == 0 else part for number, part in enumerate(PREFORMATTED.split(page))
+    ]
+    parts[::2] = [re.sub(r"\s+", " ", part) for part in parts[::2]]
+    options = html_to_markdown.ConversionOptions(
+        bullets="-",
+        sup_symbol=RAISED,
+        sub_symbol=LOWERED,
+        compact_tables=True,
+        autolinks=False,
+        skip_images=True,
+        extract_metadata=False,
+        strip_tags=PLAIN,
+        exclude_selectors=[*NO_TEXT, *skip],
+        preprocessing=html_to_markdown.PreprocessingOptions(enabled=False),  # it drops forms, which hold whole pages
+    )
+    return SCRIPT.sub(script_text, html_to_markdown.convert("".join(parts), options).content or "").strip()
+
+
+def script_text(found: re.Match[str]) -> str:
+    """`^2`, `_(i+1)`; the brackets of a footnote's mark are enough."""
+    text = found[2].strip()
+    if not text or text[0] in "[(":
+        return text
+    return ("^" if found[1] == RAISED else "_") + (text if re.fullmatch(r"[-+\u2212]?\w+", text) else f"({text})")
+
+
+def convert_docx(raw: bytes) -> Converted:
+    """The document's text, tables, lists and footnotes; comments, headers and deleted text are left out."""
+    import mammoth
+
+    with open_archive(raw, "") as archive:
+        core = archive.read("docProps/core.xml") if "docProps/core.xml" in archive.namelist() else b"<x/>"
+        page = mammoth.convert_to_html(io.BytesIO(raw), style_map=WORD_STYLES, convert_image=lambda image: []).value
+        return Converted(markdown_of(page), ElementTree.fromstring(core).findtext(".//{*}title"))
+
+
+def convert_epub(raw: bytes) -> Converted:
+    """The chapters of a book, in reading order."""
+    with open_archive(raw, IMAGES) as archive:
+        container = ElementTree.fromstring(archive.read("META-INF/container.xml"))
+        name = next((str(one.get("full-path")) for one in container.iterfind(".//{*}rootfile")), "")
+        package = ElementTree.fromstring(archive.read(name))
+        files = {
+            one.get("id"): unquote(str(one.get("href")))
+            for one in package.iterfind(".//{*}item")
+            if "html" in str(one.get("media-type"))
+        }
+        spine = [str(one.get("idref")) for one in package.iterfind(".//{*}itemref") if one.get("linear") != "no"]
+        chapters = [
+            posixpath.normpath(posixpath.join(posixpath.dirname(name), files[one])) for one in spine if one in files
+        ]
+        if "META-INF/encryption.xml" in archive.namelist():
+            encrypted = ElementTree.fromstring(archive.read("META-INF/encryption.xml")).iterfind(
+                ".//{*}CipherReference"
+            )
+            if {unquote(str(one.get("URI"))) for one in encrypted} & set(chapters):
+                raise NotConverted("encrypted", "its chapters are encrypted (digital rights management)")
+        if not chapters:
+            raise NotConverted("damaged", "its package lists no chapters")
+        texts = [markdown_of(decode(archive.read(chapter), is_html=True), skip=()) for chapter in chapters]
+    return Converted("\n\n".join(filter(None, texts)), package.findtext(".//{*}title"))
+
+
+@contextmanager
+def open_archive(raw: bytes, unread: tuple[str, ...] | str) -> Iterator[zipfile.ZipFile]:
+    """A zip file that unpacks to no more than the limit: zipfile reads no more of a member than the file states.
+
+    Args:
+        unread: suffixes of members that are not going to be read.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            members = [one for one in archive.infolist() if not (unread and one.filename.lower().endswith(unread))]
+            if any(one.flag_bits & 1 for one in members):
+                raise NotConverted("encrypted", "the zip file has a password")
+            if (size := sum(one.file_size for one in members)) > MAX_UNPACKED_BYTES:
+                limit = MAX_UNPACKED_BYTES // 2**20
+                raise NotConverted(
+                    "too large when unpacked", f"{size:,} bytes, the limit is {limit} MiB. Is it a zip bomb?"
+                )
+            yield archive
+    except (KeyError, OSError) as problem:
+        raise NotConverted("damaged", str(problem)) from problem
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as problem:
+        raise NotConverted("damaged zip", str(problem)) from problem
+    except (ElementTree.ParseError, ExpatError) as problem:
+        raise NotConverted("damaged XML", str(problem)) from problem
+
+
+# --- pdf ---
+
+
+PASSWORD_ERROR = 4  # of pdfium
+LINE_END_HYPHEN = "\x02"  # how pdfium reports it
+BULLET = re.compile(r"^[\u2022\u2023\u25aa\u25ab\u25cf\u25cb\u25e6\u2043\u2219\u00b7\uf0b7] *")
+ITEM = re.compile(r"- |\(?(?:\d{1,3}|[a-z])[.)] ")
+STOP = re.compile(r"""[.!?:;\u3002\uff01\uff1f]["'\u201d\u2019)\]]*$""")
+LEADERS = re.compile(r"(?:\s?[.\u2026\u30fb]){4,}\s*(?:\d+|[ivxlc]+)?")  # of a table of contents, with the page
+WORD = re.compile(r"[^\W\d_]+")
+MARGIN, MIN_PAGES, SHORT_LINE, BLANK = 0.08, 3, 0.7, 0.15
+
+
+def convert_pdf(raw: bytes) -> Converted:
+    import pypdfium2
+
+    try:
+        document = pypdfium2.PdfDocument(raw)
+        pages = without_running_lines([lines_and_margins(document[number]) for number in range(len(document))])
+        title = document.get_metadata_value("Title")
+        outline: dict[int, dict[str, int]] = defaultdict(dict)  # page -> title -> level
+        for bookmark in document.get_toc():
+            if (target := bookmark.get_dest()) is not None and (key := key_of(bookmark.get_title())):
+                outline[target.get_index()].setdefault(key, min(bookmark.level + 1, 6))
+    except pypdfium2.PdfiumError as problem:
+        if problem.err_code == PASSWORD_ERROR:
+            raise NotConverted("encrypted", "a password is needed to open it") from problem
+        raise NotConverted("damaged", str(problem)) from problem
+    text = text_of(pages, outline)
+    if not text:
+        raise NotConverted("no text, a scan?", f"none on {len(pages):,} page(s). Run OCR on it first")
+    if sum(one in "\ufffd\ufffe\uffff" or unicodedata.category(one) == "Co" for one in text) > 0.3 * len(text):
+        raise NotConverted("no readable text", "its fonts do not map glyphs to characters. Run OCR on it first")
+    return Converted(text, title, len(pages))
+
+
+def key_of(text: str) -> str:
+    """The letters and digits alone, to compare a line with a title."""
+    return re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", text).casefold())
+
+
+def lines_of(page: str) -> list[str]:
+    """The lines of a page with text in them; a line that ends with a hyphen keeps pdfium's mark of it."""
+    text = page.replace(LINE_END_HYPHEN, f"{LINE_END_HYPHEN}\n").replace("\ufffe", f"{LINE_END_HYPHEN}\n")
+    lines = [" ".join(LEADERS.sub("", line).split(" ")).strip(" \t\r") for line in text.split("\n")]
+    return [unicodedata.normalize("NFC", BULLET.sub("- ", line)) for line in lines if line]
+
+
+def lines_and_margins(page: Any) -> tuple[list[str], set[str]]:
+    """The lines of a page, and the keys of those in its top and bottom margins."""
+    text, height = page.get_textpage(), page.get_height()
+    margins = text.get_text_bounded(bottom=(1 - MARGIN) * height), text.get_text_bounded(top=MARGIN * height)
+    return lines_of(text_of_page(text)), {running_key(line) for margin in margins for line in lines_of(margin)}
+
+
+def text_of_page(page: Any) -> str:
+    """pdfium's characters. A blank that pdfium guessed stays where glyphs are apart: in wide fonts it guesses too
+    many."""
+    from pypdfium2 import raw
+
+    box, right, characters = raw.FS_RECTF(), 0.0, list[str]()
+    guessed = False
+    for index in range(page.count_chars()):
+        character = chr(raw.FPDFText_GetUnicode(page, index))
+        if character == " " and raw.FPDFText_IsGenerated(page, index) == 1:
+            guessed = True
+            continue
+        raw.FPDFText_GetLooseCharBox(page, index, ctypes.byref(box))
+        if guessed and box.left - right > BLANK * (box.top - box.bottom):
+            characters.append(" ")
+        characters.append(character)
+        guessed, right = False, box.right
+    return "".join(characters)
+
+
+def without_running_lines(pages: Sequence[tuple[list[str], set[str]]]) -> list[list[str]]:
+    """The pages without headers, footers and page numbers: lines in the margins that recur, digits aside."""
+    times = Counter(key for _, margins in pages for key in margins)
+    return [
+        [line for line in lines if (key := running_key(line)) not in margins or times[key] < MIN_PAGES]
+        for lines, margins in pages
+    ]
+
+
+def running_key(line: str) -> str:
+    """The same for `Chapter 2, page 17` and `Chapter 2, page 18`."""
+    return re.sub(r"\d+|\b[ivxlc]+\b|\s", "#", line.casefold()).replace("#", "")
+
+
+def text_of(pages: Sequence[Sequence[str]], outline: Mapping[int, Mapping[str, int]]) -> str:
+    widths = sorted(len(line) for page in pages for line in page)
+    full = widths[int(0.9 * len(widths))] if widths else 0
+    words = Counter(word.casefold() for page in pages for line in page for word in WORD.findall(line))
+    blocks: list[str] = []
+    is_open = False  # whether the next line continues the last block
+    for number, page in enumerate(pages):
+        position = 0
+        while position < len(page):
+            count, level = heading_at(page, position, outline.get(number, {}))
+            if count:
+                blocks.append(f"{'#' * level} {' '.join(page[position : position + count])}")
+                position, is_open = position + count, False
+                continue
+            line = page[position]
+            if is_open and not ITEM.match(line):
+                blocks[-1] = joined(blocks[-1], line, words)
+            else:
+                blocks.append(line)
+            is_open = line.endswith(LINE_END_HYPHEN) or not (len(line) < SHORT_LINE * full)
+            is_open = is_open and not (STOP.search(line) and len(line) < 0.9 * full)
+            position += 1
+    text = "\n\n".join(blocks).replace(LINE_END_HYPHEN, "-")
+    text = re.sub(r"(?m)(^- .*)\n\n(?=- )", r"\1\n", text)
+    # pdfium gives characters beyond the first plane in two halves
+    text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return re.sub(f"(?<=[{CJK}]) +(?=[{CJK}])", "", text).strip()
+
+
+def heading_at(page: Sequence[str], start: int, titles: Mapping[str, int]) -> tuple[int, int]:
+    """How many lines from here are a title of the outline, numbered or not, and its level; 0 for none."""
+    key = ""
+    for count, line in enumerate(page[start : start + 3] if titles else (), 1):
+        if count > 1 and STOP.search(page[start]):
+            break
+        key += key_of(line)
+        for title, level in titles.items():
+            number = key.removesuffix(title)  # `42` of `4.2 The title`
+            if key.endswith(title) and (len(number) < 3 or len(number) < 15 and any(map(str.isdigit, number))):
+                return count, level
+    return 0, 0
+
+
+def joined(text: str, line: str, words: Counter[str]) -> str:
+    """The line behind the text; a hyphen at its end goes where the document has the whole word elsewhere."""
+    if not text.endswith(LINE_END_HYPHEN):
+        return text + ("" if re.search(f"[{CJK}]$", text) else " ") + line
+    before, after = WORD.findall(text[:-1])[-1:], WORD.findall(line)[:1]
+    known = before and after and words[(before[0] + after[0]).casefold()]
+    return text[:-1] + ("" if line[:1].islower() or known else "-") + line
+
+
+# --- convert ---
+
+
+LIBRARIES = {
+    "html_to_markdown": "html-to-markdown",
+    "mammoth": "mammoth",
+    "pypdfium2": "pypdfium2",
+}  # module -> package
+NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff\ud800-\udfff]")
+
+
+def convert_plain(raw: bytes) -> Converted:
+    """Text as it is, with one kind of line end."""
+    if "\0" in (text := decode(raw)):
+        raise NotConverted("not text", "it contains a NUL byte")
+    return Converted(text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def convert_markdown(raw: bytes) -> Converted:
+    """The same; a heading at the beginning is the title."""
+    title = re.match(r"\s*# +(.+)", (plain := convert_plain(raw)).text)
+    return replace(plain, title=title and title[1])
+
+
+CONVERTERS: dict[str, tuple[Callable[[bytes], Converted], tuple[str, ...]]] = {  # with the modules that they import
+    "pdf": (convert_pdf, ("pypdfium2",)),
+    "html": (convert_html, ("html_to_markdown",)),
+    "docx": (convert_docx, ("mammoth", "html_to_markdown")),
+    "epub": (convert_epub, ("html_to_markdown",)),
+    "md": (convert_markdown, ()),
+    "txt": (convert_plain, ()),
+}
+
+
+def with_clean_text(document: Converted, *, tidy: bool = True) -> Converted:
+    """Without control characters and soft hyphens; if `tidy`, also without blanks at line ends and double blank
+    lines."""
+    text = NOT_TEXT.sub("", document.text)
+    if tidy:
+        text = re.sub(r"\n{3,}", "\n\n", "\n".join(map(str.rstrip, text.split("\n")))).strip("\n")
+    if not text.strip():
+        raise NotConverted("no text", "there is no text in it")
+    return replace(document, text=text, title=" ".join(NOT_TEXT.sub("", document.title or "").split()) or None)
+
+
+def require_libraries() -> None:
+    """Stop before anything is converted.
+
+    Raises:
+        ResourceError: libraries are missing; with the command that installs them.
+    """
+    if missing := [name for module, name in LIBRARIES.items() if find_spec(module) is None]:
+        raise ResourceError(
+            f"documents are read with {', '.join(missing)}, not installed here. Run: pip install 'cpt[documents]'"
+        )

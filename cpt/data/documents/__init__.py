@@ -1,1 +1,0 @@
-"""Documents of other formats (PDF, DOCX, EPUB, HTML) as text."""

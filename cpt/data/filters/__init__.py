@@ -1,1 +1,0 @@
-"""Which documents stay, and what is changed in them."""

@@ -1,0 +1,337 @@
+"""Convert files and folders of documents into jsonl that a recipe's source reads; a second run converts only new ones.
+
+Each batch of files writes one shard, then its part of the journal. A process that is killed between the two writes the
+same shard again."""
+
+import hashlib
+import logging
+import multiprocessing
+import resource
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from importlib import import_module
+from importlib.metadata import version
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+
+from cpt.data.convert import (
+    CONVERTERS,
+    LIBRARIES,
+    MAX_UNPACKED_BYTES,
+    SUFFIXES,
+    NotConverted,
+    kind_of,
+    with_clean_text,
+)
+from cpt.data.readers.opening import compression_of, format_of, open_file
+from cpt.data.store.parallel import map_in_order, num_workers
+from cpt.errors import DataError
+from cpt.files import output_locked, read_json_lines, write_atomic
+
+BATCH_FILES = 256  # whose texts are in memory together, and make one file of the output
+MEMORY_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    path: str
+    size: int = 0
+    mtime_ns: int = 0
+    sha256: str | None = None
+    kind: str | None = None
+    shard: int | None = None  # number of the shard that holds the document
+    reason: str | None = None  # why there is no document
+    detail: str | None = None  # for a duplicate: the other file
+
+
+@dataclass
+class Ingested:
+    folder: Path
+    failed_file: Path
+    num_shards: int = 0  # in the folder, those of earlier runs included
+    passed_over: Counter[str] = field(default_factory=Counter)  # suffix -> files in folders that are no documents
+    num_known: int = 0  # files that an earlier run has converted or listed
+    num_changed: int = 0  # of these, files that have changed since
+    new: dict[str, Counter[str]] = field(
+        default_factory=dict
+    )  # by kind: files, documents, pages, characters, duplicates, failed
+    misnamed: int = 0  # new documents of another kind than their suffix says
+    failed: list[JournalEntry] = field(default_factory=list)  # of the inputs, those without a document, now or before
+
+
+def ingest(
+    inputs: Sequence[Path],
+    output: Path,
+    *,
+    max_seconds: float = 120.0,
+    retry_failed: bool = False,
+    tell: Callable[[int, int], None] = lambda done, of: None,
+) -> Ingested:
+    """Convert the new files among the inputs, and add them to the output folder.
+
+    A file that cannot be converted is listed. A file that has changed since it was converted keeps its old text. The
+    bytes do not depend on the number of workers (CPT_WORKERS), nor on interruptions.
+
+    Args:
+        max_seconds: time limit of a file's conversion.
+        retry_failed: try files again that an earlier run could not convert.
+        tell: called with the number of files that are done, and of all.
+
+    Raises:
+        DataError: an input does not exist.
+        ResourceError: the output folder cannot be written.
+        LaunchError: another process writes there.
+    """
+    files, passed_over = find_documents(inputs, output)
+    names = {path: str(path).encode("utf-8", "backslashreplace").decode() for path in files}
+    with output_locked(output, output / ".ingest/lock", "cpt data ingest"):
+        folder = OutputFolder(output)
+        known = {path: folder.entries[name] for path, name in names.items() if name in folder.entries}
+        changed = {path for path, entry in known.items() if has_changed(path, entry)}
+        again = {path for path, entry in known.items() if entry.reason and (retry_failed or path in changed)}
+        todo = [path for path in files if path not in known or path in again]
+        done = Ingested(output, folder.failed_file, passed_over=passed_over, num_known=len(files) - len(todo))
+        done.num_changed = len(changed - again)
+        holders = {str(one.sha256): one.path for one in folder.entries.values() if one.shard is not None}
+        for start in range(0, len(todo), BATCH_FILES):
+            entries, rows = [], []
+            batch = todo[start : start + BATCH_FILES]
+            for number, (entry, row) in enumerate(convert_all(batch, holders, max_seconds), start + 1):
+                recorded = record(entry, row, folder.number, holders, done)
+                entries.append(recorded)
+                rows += [row] if row is not None and recorded.shard is not None else []
+                tell(number, len(todo))
+            folder.write(entries, rows)
+        folder.list_failed()
+        done.num_shards = len(list(output.glob("documents-*.jsonl")))
+        done.failed = [one for name in names.values() if (one := folder.entries[name]).reason not in (None, DUPLICATE)]
+    return done
+
+
+def has_changed(path: Path, entry: JournalEntry) -> bool:
+    found = path.stat()
+    return (entry.size, entry.mtime_ns) != (found.st_size, found.st_mtime_ns)
+
+
+def convert_all(
+    paths: Sequence[Path], holders: dict[str, str], seconds: float
+) -> Iterator[tuple[JournalEntry, dict[str, Any] | None]]:
+    """What became of each file, in order. There is always a worker process: only a process without threads may
+    fork."""
+    prepare = partial(FileConverter, seconds, MEMORY_BYTES, frozenset(holders))
+    return map_in_order(prepare, paths, min(len(paths), max(1, num_workers())))
+
+
+def record(
+    entry: JournalEntry, row: dict[str, Any] | None, shard: int, holders: dict[str, str], done: Ingested
+) -> JournalEntry:
+    """Count a file, and say where its document is, or why there is none."""
+    counts = done.new.setdefault(entry.kind or "unknown", Counter())
+    counts["files"] += 1
+    if (sha256 := str(entry.sha256)) in holders:
+        counts["duplicates"] += 1
+        return replace(entry, reason=DUPLICATE, detail=holders[sha256])
+    if row is None:
+        counts["failed"] += 1
+        return entry
+    counts.update(documents=1, pages=row.get("pages", 0), characters=len(row["text"]))
+    done.misnamed += SUFFIXES.get(format_of(entry.path)) != entry.kind
+    holders[sha256] = entry.path
+    return replace(entry, shard=shard)
+
+
+# --- kinds ---
+
+
+def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Counter[str]]:
+    """The files that were named and the documents below folders, sorted; and the suffixes of the other files there,
+    counted.
+
+    Raises:
+        DataError: an input does not exist, or is a folder in the output.
+    """
+    files, others, ours = list[Path](), Counter[str](), output.resolve()
+    for path in inputs:
+        if path.is_dir() and path.resolve().is_relative_to(ours):
+            raise DataError(
+                f"{path} is in the output folder {output}, whose files are no input. Give another folder as --output."
+            )
+        if not path.is_dir() and not path.is_file():
+            raise DataError(
+                f"{path}: no such file or folder (looked from {Path.cwd()}). Give files or folders of documents."
+            )
+        files += [] if path.is_dir() else [path]
+        for file in sorted(path.rglob("*")) if path.is_dir() else ():
+            hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+            if hidden or not file.is_file() or file.resolve().is_relative_to(ours):
+                continue
+            if format_of(file.name) in SUFFIXES:
+                files.append(file)
+            else:
+                is_compressed = format_of(file.name) != file.suffix.lower()
+                suffix = "".join(file.suffixes[-2:]) if is_compressed else file.suffix
+                others[suffix.lower() or "no suffix"] += 1
+    return list(dict.fromkeys(files)), others
+
+
+# --- convert ---
+
+
+@dataclass(frozen=True)
+class FileConverter:
+    """Converts files in a worker process, each in a child of it, except those whose sha256 is known."""
+
+    seconds: float
+    memory_bytes: int
+    known: frozenset[str]
+
+    def __call__(self, path: Path) -> tuple[JournalEntry, dict[str, Any] | None]:
+        """What became of a file, and the line of a shard; nothing that is wrong with the file is raised."""
+        entry = JournalEntry(str(path).encode("utf-8", "backslashreplace").decode())
+        try:
+            found = path.stat()
+            entry = replace(entry, size=found.st_size, mtime_ns=found.st_mtime_ns)
+            raw = read_whole(str(path))
+            entry = replace(entry, sha256=hashlib.sha256(raw).hexdigest())
+            entry = replace(entry, kind=(kind := kind_of(raw, path.name)))
+            if entry.sha256 in self.known:
+                return entry, None
+            convert, modules = CONVERTERS[kind]
+            for module in modules:
+                import_module(module)  # once, before the fork
+            document = with_clean_text(
+                run_isolated(convert, raw, self.seconds, self.memory_bytes), tidy=kind not in ("md", "txt")
+            )
+        except NotConverted as problem:
+            return replace(entry, reason=problem.reason, detail=problem.detail), None
+        except OSError as problem:
+            return replace(entry, reason="cannot be read", detail=problem.strerror or str(problem)), None
+        converter = ", ".join(
+            f"{name} {version(name)}" for name in ["cpt", *(LIBRARIES[module] for module in modules)]
+        )
+        pages = {} if document.pages is None else {"pages": document.pages}
+        row = {
+            "text": document.text,
+            "path": entry.path,
+            "sha256": entry.sha256,
+            "format": kind,
+            "title": document.title,
+        }
+        return entry, {**row, **pages, "converter": converter}
+
+
+def read_whole(path: str) -> bytes:
+    """The file's bytes, decompressed where its name ends with .gz or .zst."""
+    with open_file(path) as stream:
+        raw = stream.read(MAX_UNPACKED_BYTES + 1 if compression_of(path) else -1)
+    if compression_of(path) and len(raw) > MAX_UNPACKED_BYTES:
+        raise NotConverted("too large when unpacked", f"the limit is {MAX_UNPACKED_BYTES // 2**20} MiB")
+    return raw
+
+
+# --- isolation ---
+
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+FORK = multiprocessing.get_context("fork")
+
+
+def run_isolated(
+    function: Callable[[Argument], Result], argument: Argument, seconds: float, memory_bytes: int
+) -> Result:
+    """What the function returns. Call it in a process without threads: it forks, so that imported libraries need no
+    second import.
+
+    Raises:
+        NotConverted: by the function itself; or it took too long, too much memory, crashed, or raised anything else.
+    """
+    receiving, sending = FORK.Pipe(duplex=False)
+    child = FORK.Process(target=answer, args=(function, argument, sending, seconds, memory_bytes))
+    child.start()
+    sending.close()
+    try:
+        is_result, given = receiving.recv()
+    except EOFError:
+        is_result, given = False, None
+    child.join()
+    if given is None and child.exitcode == -signal.SIGALRM:
+        raise NotConverted("took too long", f"more than {seconds:g} seconds")
+    if given is None:
+        code = child.exitcode or 0
+        raise NotConverted(
+            "the converter crashed", f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        )
+    if not is_result:
+        raise NotConverted(*given)
+    return given
+
+
+def answer(
+    function: Callable[[Argument], Any], argument: Argument, sending: Connection, seconds: float, memory_bytes: int
+) -> None:
+    """In the child: the kernel ends it after its time, whatever code it is in, and refuses it more memory."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    if sys.platform == "linux":  # elsewhere the limit has no effect
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    logging.disable()
+    try:
+        sending.send((True, function(argument)))
+    except NotConverted as problem:
+        sending.send((False, (problem.reason, problem.detail)))
+    except MemoryError:
+        sending.send((False, ("too much memory", f"more than {memory_bytes / 2**30:.1f} GiB")))
+    except Exception as problem:  # libraries raise anything at what they were not made for; the file is listed with it
+        sending.send((False, ("the converter failed", " ".join(f"{type(problem).__name__}: {problem}".split())[:500])))
+
+
+# --- output ---
+
+
+DUPLICATE = "duplicate"
+
+
+class OutputFolder:
+    """The shards and the journal, while they are written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.own = folder, folder / ".ingest"
+        self.failed_file = self.own / "failed.jsonl"
+        parts = sorted(self.own.glob("journal-*.jsonl"))
+        self.number = int(parts[-1].stem[-5:]) + 1 if parts else 0
+        self.entries: dict[str, JournalEntry] = {}
+        for entry in (JournalEntry(**line) for part in parts for line in read_json_lines(part)):
+            if entry.shard is None or self.shard(entry.shard).exists():  # else the file is converted again
+                self.entries[entry.path] = entry
+
+    def write(self, entries: Sequence[JournalEntry], rows: Sequence[dict[str, Any]]) -> None:
+        """Write what became of a batch of files, with its documents."""
+        if rows:
+            write_lines(self.shard(self.number), rows)
+        else:  # sources refuse an empty file
+            self.shard(self.number).unlink(missing_ok=True)
+        write_lines(self.own / f"journal-{self.number:05}.jsonl", map(asdict, entries))
+        self.entries |= {entry.path: entry for entry in entries}
+        self.number += 1
+
+    def list_failed(self) -> None:
+        """Write failed.jsonl: each file without a document, and why."""
+        keys = {"path": "path", "sha256": "sha256", "format": "kind", "reason": "reason", "detail": "detail"}
+        failed = [entry for entry in self.entries.values() if entry.reason is not None]
+        write_lines(self.failed_file, ({key: vars(entry)[name] for key, name in keys.items()} for entry in failed))
+
+    def shard(self, number: int) -> Path:
+        return self.folder / f"documents-{number:05}.jsonl"
+
+
+def write_lines(file: Path, lines: Iterable[dict[str, Any]]) -> None:
+    write_atomic(file, b"".join(orjson.dumps(line) + b"\n" for line in lines), durable=True)
