@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cpt.console import open_console
-from cpt.data.build import PreparedData, SourceReport, build_data, refused, rows_of_run
+from cpt.data.build import PreparedData, SourceReport, build_data, exceeds_max_epochs, rows_of_run
 from cpt.data.mixture import asked_shares, shares_over
 from cpt.data.readers.columns import form_of_stage
 from cpt.optim.schedules import phases_in_tokens
@@ -108,7 +108,7 @@ def find_obstacles(recipe: Recipe, section: Data, sources: list[SourceForecast],
     for number, (first, end) in enumerate(pairwise(ends)):  # a phase ends with the row that is nearest
         if first == end:
             yield f"`data.phases[{number}]` is shorter than a row of {length:,} tokens: nothing is read in it."
-    if short := [why for one in sources if (why := refused(recipe.data, one.name, one.epochs, one.tokens))]:
+    if short := [why for one in sources if (why := exceeds_max_epochs(recipe.data, one.name, one.epochs, one.tokens))]:
         yield f"This run is refused: {'; '.join(short)}."
 
 

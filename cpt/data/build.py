@@ -44,23 +44,24 @@ class SourceReport:
     documents: int
     """Trained on."""
     held_out: int
-    """Kept from training, because the model is judged by them or by an equal document of a held-out set."""
+    """Not trained on, because the model is evaluated on them or on an equal document of a held-out set."""
     dropped: dict[str, int]
     bad_rows: dict[str, int]
     lengths: dict[int, int]
-    """Documents trained on, by length: n, a power of two, stands for n up to 2n - 1 tokens."""
+    """Documents trained on, by length: n, a power of two, means n to 2n - 1 tokens."""
     tokens: int
-    """Of the documents trained on, once."""
+    """In the documents trained on, counted once."""
     rows: int
     padding: float
     """Share of the rows' positions that hold no token."""
     share: float
-    """Of the training tokens, as asked; of phases, over the whole run where its length is known, else of the first."""
+    """Requested share of the training tokens; with phases, over the whole run if its length is known, else of the
+    first."""
     files: dict[str, str]
     """File -> xxh3-128 of its content, once all of the source was read."""
     licence: str | None
     is_estimate: bool
-    """Whether the numbers follow from the windows read so far, because not all of the source was."""
+    """Whether the numbers are estimated from the windows read so far."""
 
 
 def report_on(rows: WindowedRows) -> SourceReport:
@@ -89,10 +90,10 @@ def report_on(rows: WindowedRows) -> SourceReport:
     )
 
 
-def tell(report: SourceReport, rows: WindowedRows) -> None:
+def log_report(report: SourceReport, rows: WindowedRows) -> None:
     known, windows = rows.known_so_far()
     where, longest = known.longest
-    # Of an example a row holds no more than its beginning.
+    # A long example is cut to one row, so it cannot be much of the data.
     is_whole = rows.layout.form == "document" and not report.is_estimate
     if is_whole and (giant := absurd_share(report.name, where, longest, report.tokens, report.documents)):
         log.warning(giant)
@@ -103,9 +104,6 @@ def tell(report: SourceReport, rows: WindowedRows) -> None:
         f"{report.name}: {about if report.is_estimate else ''}{report.documents:,} documents, {report.tokens:,} tokens"
         f" in {report.rows:,} rows ({report.padding:.2%} padding), {report.held_out:,} held out{dropped}{bad}"
     )
-
-
-# --- repeats ---
 
 
 def rows_of_run(data: Data, budget: Budget, rows_of_epoch: int) -> int:
@@ -130,31 +128,33 @@ def steps_of_epochs(data: Data, epochs: float, rows_of_epoch: int, rows_per_step
     return math.floor(steps) if any(source.max_epochs == epochs for source in data.sources) else math.ceil(steps)
 
 
-def refused(data: Data, name: str, epochs: float, tokens: int) -> str | None:
-    """Why a run that goes through the source of this name so often may not start."""
+def exceeds_max_epochs(data: Data, name: str, epochs: float, tokens: int) -> str | None:
+    """Why a run may not read this source so many times; None if it may."""
     source = next(source for source in data.sources if reported_name(source) == name)
     if source.max_epochs is None or epochs <= source.max_epochs:
         return None
     return f"`max_epochs` of `{name}`: it has {tokens:,} tokens, the run needs {epochs:.2f} times as many"
 
 
-def tell_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceReport], rows: int) -> None:
-    """Warn of the sources that a run of so many rows goes through more than once; refuse it where it may not."""
-    epochs = [count / report.rows for report, count in zip(reports, mixture.counts(rows), strict=True)]
-    told = list(zip(reports, epochs, strict=True))
-    if lacking := [why for report, times in told if (why := refused(data, report.name, times, report.tokens))]:
+def check_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceReport], rows: int) -> None:
+    """Warn about sources that a run of so many rows reads more than once.
+
+    Raises:
+        RecipeError: `max_epochs` of a source does not allow it.
+    """
+    epochs = [(report, count / report.rows) for report, count in zip(reports, mixture.counts(rows), strict=True)]
+    if lacking := [
+        why for report, times in epochs if (why := exceeds_max_epochs(data, report.name, times, report.tokens))
+    ]:
         raise RecipeError(
             f"{'; '.join(lacking)}. Lower its weight or the budget, add documents, or raise `max_epochs`."
         )
-    repeated = [f"{report.name} {times:.2f} times ({report.tokens:,} tokens)" for report, times in told if times > 1]
+    repeated = [f"{report.name} {times:.2f} times ({report.tokens:,} tokens)" for report, times in epochs if times > 1]
     if repeated and is_main_process():
         log.warning(
             f"The run reads more than there is: {', '.join(repeated)}, each time in another order. "
-            "`max_epochs` of a source would refuse it."
+            "Set `max_epochs` of a source to refuse this."
         )
-
-
-# --- prepared ---
 
 
 @dataclass(frozen=True)
@@ -166,27 +166,26 @@ class PreparedData:
     fingerprint: str
     """Changes when any training row, or the order of rows, does; moving or touching files changes nothing."""
     disk_bytes: int | None
-    """That large sources may take on this machine's disk."""
+    """How much of this machine's disk large sources may take."""
     form: str = "document"
-    """What the rows are: see `cpt.data.readers.columns`."""
+    """The form of the rows: see `cpt.data.readers.columns`."""
     held_out_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Of each held-out set with files of its own: file -> xxh3-128 of its content."""
+    """For each held-out set with its own files: file -> xxh3-128 of its content."""
     judges: list[TokenizedSource] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:
-        """Rows of one epoch. With `budget.epochs` this is exact and the same after a resume, because the whole of each
-        source is read first; otherwise it may be an estimate."""
+        """Rows of one epoch. Exact with `budget.epochs`, which reads all of each source first; else maybe an
+        estimate."""
         return sum(report.rows for report in self.sources)
 
     @property
     def num_tokens(self) -> int:
-        """Of all sources once; an estimate where one is."""
+        """Tokens of all sources, counted once; an estimate if that of a source is."""
         return sum(report.tokens for report in self.sources)
 
     def tokens(self, rows: int, first: int = 0) -> dict[str, float]:
-        """Each source's tokens, without padding, among the rows from `first` to `rows`; arithmetic, nothing is
-        read."""
+        """Each source's tokens, without padding, in the rows from `first` to `rows`; computed, not read."""
         counts = [upto - before for upto, before in zip(self.rows.counts(rows), self.rows.counts(first), strict=True)]
         return {
             report.name: count * rows.filled * rows.layout.sequence_length
@@ -206,7 +205,7 @@ class PreparedData:
         return {report.name: count / report.rows for report, count in zip(self.sources, counts, strict=True)}
 
     def read_ahead(self, first_row: int) -> ReadAhead | None:
-        """What makes the windows that a run from `first_row` on will come to, if there is any that is not there."""
+        """A thread to make the next windows of a run from `first_row` on; None if all are there."""
         counts = self.rows.counts(first_row)
         ahead = [
             number
@@ -221,7 +220,7 @@ class PreparedData:
         return ReadAhead(*chosen, self.disk_bytes)
 
     def state(self, first_row: int) -> dict[str, Any]:
-        """What a checkpoint keeps, to go on at `first_row` also where the store is empty."""
+        """The position of a checkpoint. With it a run resumes at `first_row`, on an empty store too."""
         counts = self.rows.counts(first_row)
         windows = {
             report.name: rows.state(turn)
@@ -232,22 +231,23 @@ class PreparedData:
         return {"fingerprint": self.fingerprint, "stretch": stretch, "row": row, "windows": windows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint kept."""
+        """Prepare to resume at the position of a checkpoint.
+
+        Raises:
+            DataError: the data have changed since.
+        """
         if state["fingerprint"] != self.fingerprint:
             raise DataError(
-                "the checkpoint was written with other data than the recipe gives now. Bring them back, or begin a new"
-                " run."
+                "the checkpoint was written with different data. Restore them, or start a new run: another `name`."
             )
         for report, rows in zip(self.sources, self.windowed, strict=True):
             if report.name in state["windows"]:
                 rows.restore(state["windows"][report.name])
 
 
-# --- build ---
-
-
 NO_EVALUATION = Evaluation()
-CLOSE_TO_ALL = 0.9  # of a source; from here on an estimate of its size will not do
+CLOSE_TO_ALL = 0.9  # of a source; from here on its size must be exact
+WINDOWS_ON_DISK = 4  # of each source: read, made next, kept for slower readers, and a spare
 
 
 def build_data(
@@ -261,23 +261,22 @@ def build_data(
     whole: bool = False,
     form: str = "document",
 ) -> PreparedData:
-    """Read, filter, tokenise, split and pack the sources; what was done before is found in `cache_dir`.
+    """Read, filter, tokenise, split and pack the sources; earlier work is reused from `cache_dir`.
 
-    Training documents that hold what the model is judged by are left out, unless the recipe refuses it
-    (`own_evaluation: false`). Of a source larger than `data.window_bytes`, only what the run begins with.
+    Training documents that contain evaluation text are dropped, unless the recipe says `own_evaluation: false`. Of a
+    source larger than `data.window_bytes`, only the beginning is made here.
 
     Args:
-        budget: how long the run is, to tell how often it reads each source.
-        cache_dir: where tokens are kept; by default $CPT_CACHE or ~/.cache/cpt.
+        budget: the length of the run, to check how often it reads each source.
+        cache_dir: where tokens are stored; by default $CPT_CACHE or ~/.cache/cpt.
         whole: make all of every source.
-        form: of the sources' rows: documents, or examples (`cpt.data.readers.columns`); by default each source's own.
+        form: documents, or examples (`cpt.data.readers.columns`); by default each source's own.
 
     Raises:
-        DataError: a source is missing, bad or empty after its filters.
-        RecipeError: a filter or its options do not exist, names are not unique, the run needs more of a source than
-        there is and may have,
-            or something needs the whole of a source that may not be on the disk as a whole.
-        ResourceError: the cache cannot be written, or the Hub not reached.
+        DataError: a source is missing, bad, or empty after its filters.
+        RecipeError: a filter or its options do not exist, names are not unique, a source has too few tokens for the
+            run, or `data.disk_bytes` is too small.
+        ResourceError: the cache is not writable, or the Hub is not reachable.
     """
     data, evaluation, form = as_asked(data, evaluation, form)
     cache = cache_dir or default_cache_dir()
@@ -328,18 +327,15 @@ class Builder:
             for rows in scarce:
                 rows.begin(all_windows=True)
             mixture, reports = self.mix(windowed)
-        self.tell(mixture, windowed, reports)
+        for report, rows in zip(reports, windowed, strict=True):
+            if is_main_process():
+                log_report(report, rows)
+        if self.budget is not None:
+            check_repeats(self.data, mixture, reports, self.num_rows(reports))
         held_out = self.held_out_sets(windowed, judges)
         files = {reported_name(judge.work.source): judge.finish().files for judge in judges}
         fingerprint = self.fingerprint(mixture, windowed)
         return PreparedData(mixture, windowed, held_out, reports, fingerprint, limit, self.form, files, judges)
-
-    def tell(self, mixture: MixtureRows, windowed: Sequence[WindowedRows], reports: Sequence[SourceReport]) -> None:
-        for report, rows in zip(reports, windowed, strict=True):
-            if is_main_process():
-                tell(report, rows)
-        if self.budget is not None:
-            tell_repeats(self.data, mixture, reports, self.num_rows(reports))
 
     def first_shards(self, source: TokenizedSource, *, needs_all: bool) -> list[Wanted]:
         if not source.plan.is_streamed or needs_all:
@@ -375,8 +371,7 @@ class Builder:
         ]
 
     def longest_held_out(self, source: TokenizedSource) -> int | None:
-        """Bytes of the longest document that may be held out of a source; None where its rows are examples, which are
-        short."""
+        """Bytes of the longest document that may be held out of a source; None for examples, which are short."""
         if self.evaluation.held_out_share is None or form_of_source(source.work.source) != "document":
             return None
         documents = source.documents(source.plan.held_out)
@@ -385,7 +380,7 @@ class Builder:
     def held_out_of_others(
         self, sources: Sequence[TokenizedSource], longest: Sequence[int | None]
     ) -> list[NDArray[np.uint64]]:
-        """For each source the texts that are held out of another one and too long to be held out of this one: neither
+        """For each source, the texts that are held out of another one and too long to be held out here: neither source
         trains on them."""
         share = self.evaluation.held_out_share
         if share is None or len(sources) == 1:
@@ -408,7 +403,7 @@ class Builder:
         return [one for group in groups for one in repeated_documents(group, kind, self.cache_dir)]
 
     def mix(self, windowed: Sequence[WindowedRows]) -> tuple[MixtureRows, list[SourceReport]]:
-        """The mixture whose tokens have the shares that the recipe asks for, and the reports with these shares."""
+        """The mixture with the requested shares of tokens, and the reports with these shares."""
         reports = [report_on(rows) for rows in windowed]
         asked = asked_shares(self.data, [report.tokens for report in reports])
         filled = np.array([rows.filled for rows in windowed])
@@ -419,7 +414,7 @@ class Builder:
         return mixture, [replace(report, share=share) for report, share in zip(reports, shares, strict=True)]
 
     def num_rows(self, reports: Sequence[SourceReport]) -> int:
-        """Of the whole run; 1 where its length is not known."""
+        """Rows of the whole run; 1 if its length is not known."""
         if self.budget is None:
             return 1
         return rows_of_run(self.data, self.budget, sum(report.rows for report in reports))
@@ -427,7 +422,7 @@ class Builder:
     def scarce(
         self, windowed: Sequence[WindowedRows], mixture: MixtureRows, reports: Sequence[SourceReport]
     ) -> list[WindowedRows]:
-        """Sources that the run may use up and may not repeat, and whose size is only estimated."""
+        """Sources of estimated size that the run may use up and `max_epochs` does not let it repeat."""
         counts = mixture.counts(self.num_rows(reports))
         return [
             rows
@@ -440,13 +435,13 @@ class Builder:
     def held_out_sets(
         self, windowed: Sequence[WindowedRows], judges: Sequence[TokenizedSource]
     ) -> dict[str, HeldOutSet]:
-        """The documents of each source that the hash of their text keeps from training, and the sets of the recipe."""
+        """The held-out share of each source, and the sets of `evaluation.perplexity`."""
         sets = {}
-        looked_at = 0
+        num_documents = 0
         for rows in windowed if self.evaluation.held_out_share is not None else []:
             shards, name = rows.tokenized.plan.held_out, reported_name(rows.tokenized.work.source)
             documents = rows.tokenized.documents(shards)
-            looked_at += len(documents)
+            num_documents += len(documents)
             chosen = rows.selection.held_out(documents, shards)
             if len(chosen):
                 sets[name] = held_out_set(name, documents, chosen, self.layout, self.cache_dir)
@@ -460,7 +455,7 @@ class Builder:
                     " not evaluated."
                 )
         if self.evaluation.held_out_share is not None and not sets:
-            raise DataError(nothing_held_out(self.evaluation.held_out_share, looked_at))
+            raise DataError(nothing_held_out(self.evaluation.held_out_share, num_documents))
         for judge in judges:
             documents, name = judge.documents(judge.plan.held_out), reported_name(judge.work.source)
             layout = replace(self.layout, form=form_of_source(judge.work.source))
@@ -468,8 +463,7 @@ class Builder:
         return sets
 
     def fingerprint(self, mixture: MixtureRows, windowed: Sequence[WindowedRows]) -> str:
-        """Hash of all that decides the rows: documents, packing, weights, seed, and the first places of the order
-        itself."""
+        """A hash of all that decides the rows: documents, packing, weights, seed, and the beginning of the order."""
         (stretch,) = mixture.stretches
         return key_of(
             {
@@ -498,9 +492,6 @@ def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evalu
     form = form_of_source(data.sources[0])
     refuse_layout(data, form)
     return data, evaluation, form
-
-
-WINDOWS_ON_DISK = 4  # of each source: read, made next, kept for slower readers, and a rest
 
 
 def why_all(data: Data, budget: Budget | None) -> str | None:
@@ -543,9 +534,6 @@ def check_names(data: Data, evaluation: Evaluation) -> None:
             raise RecipeError(
                 f"`{where}`: {', '.join(twice)} is the name of more than one. Give each a `name:` of its own."
             )
-
-
-# --- open mixture ---
 
 
 def open_mixture(
