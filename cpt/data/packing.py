@@ -2,15 +2,15 @@
 
 best_fit: the fullest row that still has room takes the next document, longest documents first
 (arxiv.org/abs/2404.10830). Documents longer than a row are cut into full rows and a rest, which is packed like a
-document. Padding stands only where nothing fits.
+document. There is padding only where nothing fits.
 concatenate: all documents one after the other, cut wherever a row is full; only the last row is padded, but most rows
 begin with the rest of a document whose beginning they do not see.
 sliding_window: windows of a row's length, one each `stride` tokens of a document, so that each token is read with
 something before it; tokens in several windows are learnt from several times. The windows are packed by best fit,
 because a document's last one may be short.
-none: each document, or piece of one, has a row of its own.
+none: one row for each document, or piece of one.
 token_budget: documents of similar length, as many as fit into a row's tokens when each is padded to the longest of
-them: a batch by itself, for models that cannot tell the documents of a packed row apart.
+them: one batch, for models that cannot keep the documents of a packed row apart.
 
 Whatever the packing, documents that share a row do so anew in each epoch: pieces of one length change places (see
 `Packing.pieces`)."""
@@ -60,12 +60,12 @@ class Packing:
         return len(self.first_piece) - 1
 
     def pieces(self, row: int, epoch: int) -> tuple[Int64, Int64]:
-        """Where the pieces of a row begin among the source's tokens, and how long they are.
+        """The start of each piece of a row among the source's tokens, and its length.
 
-        In epoch 0 they are those that were packed together. In each further epoch the pieces of one length change
-        places with each other, for each length by another map i -> a * i + b modulo their number. So rows stay as full
-        as they are, each piece stands in one row of each epoch, and nothing is computed but the row asked for. A piece
-        of a length of its own has no other place.
+        In epoch 0 these are the pieces that were packed together. In each later epoch the pieces of one length swap
+        places, for each length by another map i -> a * i + b modulo their number. So rows stay as full as they are,
+        each piece is in one row of each epoch, and only the requested row is computed. A piece of a unique length
+        stays.
         """
         first, after = self.first_piece[row : row + 2]
         lengths = self.lengths[first:after]
@@ -215,9 +215,6 @@ def open_packing(folder: Path) -> Packing:
     return Packing(*(open_array(folder / f"{field.name}.npy") for field in fields(Packing)))
 
 
-# --- rows ---
-
-
 Row = dict[str, torch.Tensor]
 NAMES = ("input_ids", "labels", "position_ids")
 IGNORED = -100  # the label that transformers leaves out of the loss
@@ -226,10 +223,10 @@ IGNORED = -100  # the label that transformers leaves out of the loss
 class PackedRows(Sequence[Row]):
     """Row r of a source, by number.
 
-    A row is {"input_ids", "labels", "position_ids"}, int64 of `sequence_length`. Positions begin anew with each
-    document, which is all that transformers needs to keep documents apart; a document's first token has no label,
-    since what stands before it is another document, and of an example only what is learned has labels. Padding comes
-    last, as a document of its own without labels.
+    A row is {"input_ids", "labels", "position_ids"}, int64 of `sequence_length`. Positions restart with each document,
+    which is all that transformers needs to keep documents apart. A document's first token has no label, because the
+    token before it belongs to another document; in an example only the learned tokens have labels. Padding comes last,
+    as a separate document without labels.
     """
 
     def __init__(self, documents: StoredDocuments, packing_folder: Path, sequence_length: int, pad: int) -> None:
@@ -246,7 +243,7 @@ class PackedRows(Sequence[Row]):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the rows, padding left out; where windows overlap these are more than the documents have."""
+        """Tokens in the rows, without padding; more than the documents have if windows overlap."""
         return int(self.packing.lengths.sum())
 
     @property
@@ -299,7 +296,7 @@ class PackedRows(Sequence[Row]):
 
 
 class PaddedRows(PackedRows):
-    """Rows of `packing: token_budget`: each is a batch by itself, whose documents do not share a sequence.
+    """Rows of `packing: token_budget`: each row is a batch, whose documents do not share a sequence.
 
     A row is {"input_ids", "labels", "position_ids", "attention_mask"}, int64 of [documents, longest]; together at most
     `sequence_length`.
@@ -343,9 +340,6 @@ def stack_rows(rows: Sequence[Row]) -> Row:
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-# --- rows ---
-
-
 class ExampleRows(PackedRows):
     """Row r of a source, by number.
 
@@ -365,7 +359,7 @@ class ExampleRows(PackedRows):
 
     @property
     def num_positions(self) -> int:
-        """There is no padding before a trainer puts rows together."""
+        """Rows are not padded before a trainer batches them."""
         return self.num_tokens
 
     def row(self, number: int, epoch: int) -> dict[str, Any]:  # type: ignore[override]
@@ -384,9 +378,6 @@ class ExampleRows(PackedRows):
         return {"prompt_ids": prompt, "completion_ids": wanted or unwanted, "label": bool(wanted)}
 
 
-# --- layout ---
-
-
 @dataclass(frozen=True)
 class Layout:
     sequence_length: int
@@ -397,14 +388,14 @@ class Layout:
 
     @property
     def is_one_a_row(self) -> bool:
-        """Whether each example is a row by itself, that a trainer makes tensors of."""
+        """Whether each example is one row, which a trainer turns into tensors."""
         return self.form in ONE_A_ROW
 
     def content(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "form" or value != "document"}
 
     def packer(self, starts: Int64, lengths: Int64, seed: int) -> Callable[[Path], None]:
-        """What writes the packing into an empty folder; an example that is a row by itself is never cut."""
+        """A function that writes the packing into an empty folder; an example with its own row is never cut."""
         if self.is_one_a_row:
             return partial(fill_packing, starts, lengths, int(lengths.max()), "none", seed, None)
         return partial(fill_packing, starts, lengths, self.sequence_length, self.packing, seed, self.stride)

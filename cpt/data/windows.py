@@ -1,4 +1,4 @@
-"""The rows of a source, window by window: each is packed and shuffled by itself, shortly before it is needed.
+"""The rows of a source, window by window: each is packed and shuffled separately, shortly before it is needed.
 
 Each window has an entry, a small file that stays when the window's tokens are removed. It says how many rows are
 before the window, so any place of the source is found at once."""
@@ -95,9 +95,6 @@ def by_power_of_two(lengths: NDArray[np.int64]) -> dict[int, int]:
     return {2**exponent: count for exponent, count in zip(exponents.tolist(), counts.tolist(), strict=True)}
 
 
-# --- total ---
-
-
 @dataclass(frozen=True)
 class Total:
     """The totals of one epoch of a source."""
@@ -133,21 +130,18 @@ def read_total(folder: Path) -> Total | None:
     return Total(**content, everything=None if everything is None else entry_of(everything))
 
 
-# --- windows ---
-
-
 OPENED = 2  # windows of a source that a process keeps open
 MARKS = "readers"
 
 
 @dataclass(frozen=True)
-class Here:
+class OpenWindow:
     first_turn: int
     end_turn: int
     order: str
-    """The seed that the order was asked for with."""
+    """The caller's seed."""
     seed: int
-    """Of the order inside the window."""
+    """The seed of the order inside the window."""
     epoch: int
     rows: PackedRows
 
@@ -155,11 +149,11 @@ class Here:
 class WindowedRows:
     """The rows of one source by turn, and what is known of its windows.
 
-    The first time through, the windows come in the order of the plan; in each further time they come in another order,
-    and the pieces of a window in other rows of it.
+    In the first epoch the windows come in the order of the plan. Each later epoch has another order of windows, and
+    puts the pieces of a window into other rows.
 
     Args:
-        max_epochs: how often the source may be gone through.
+        max_epochs: how often the source may be read.
         is_bounded: windows are removed behind the readers, who therefore leave marks of where they are.
     """
 
@@ -187,7 +181,7 @@ class WindowedRows:
         hold(self.folder, self)
         self._lock = threading.RLock()  # micro-batches may be made by several threads
         self._opened: OrderedDict[int, PackedRows] = OrderedDict()
-        self._here: Here | None = None
+        self._here: OpenWindow | None = None
         self._at: tuple[int, int] | None = None  # time through and window of the row read last
         self._entries: dict[int, WindowEntry] = {}
         self._near = 0  # a window whose entry is known, to search from
@@ -217,10 +211,9 @@ class WindowedRows:
 
     @property
     def filled(self) -> float:
-        """Share of `sequence_length` that tokens fill, in the first window that has rows: known before all is read,
-        and never another.
+        """Share of `sequence_length` that tokens fill, in the first window with rows: known early, and constant.
 
-        Examples that have a row each count as full rows, so shares are shares of examples.
+        Examples with a row each count as full rows, so shares are shares of examples.
         """
         if self.layout.is_one_a_row:
             return 1.0
@@ -232,31 +225,28 @@ class WindowedRows:
         """Whether every window was made and none has to be made again."""
         return self.total is not None and self.tokenized.description is not None
 
-    # --- the row of a turn ---
-
     def row_at(self, turn: int, seed: str) -> tuple[PackedRows, int, int]:
-        """The row whose turn it is, in an order drawn from the seed: the rows of its window, its number among them,
-        and the time through the source."""
+        """The row of a turn, in an order drawn from the seed: the rows of its window, its number there, the epoch."""
         here = self._here
         if here is None or not here.first_turn <= turn < here.end_turn or here.order != seed:
             with self._lock:
                 here = self._here = self.open_at(turn, seed)
         return here.rows, shuffled(turn - here.first_turn, len(here.rows), here.seed), here.epoch
 
-    def open_at(self, turn: int, seed: str) -> Here:
-        """Open the window of a turn, and leave a mark there where windows are removed behind the readers."""
+    def open_at(self, turn: int, seed: str) -> OpenWindow:
+        """Open the window of a turn, and leave a mark if windows are removed behind the readers."""
         epoch, window, place = self.find(turn)
         if self.is_bounded and (epoch, window) != self._at:
             self._at = epoch, window
             self.leave_mark(epoch, window)
         rows = self.window(window)
         number = seed_of(seed, epoch) if self.tokenized.plan.is_whole else seed_of(seed, epoch, window)
-        return Here(turn - place, turn - place + len(rows), seed, number, epoch, rows)
+        return OpenWindow(turn - place, turn - place + len(rows), seed, number, epoch, rows)
 
     def window(self, window: int) -> PackedRows:
         if window not in self._opened:
             self.prepare(window)
-            for rows in self._opened.values():  # where reading is over but for slower threads
+            for rows in self._opened.values():  # only slower threads still read there
                 rows.documents.free_memory()
             documents = self.tokenized.documents(self.tokenized.plan.windows[window])
             self._opened[window] = self.layout.open(documents, self.window_folder(window))
@@ -266,7 +256,7 @@ class WindowedRows:
         return self._opened[window]
 
     def find(self, turn: int) -> tuple[int, int, int]:
-        """The time through, the window and the place in it, of a turn."""
+        """The epoch, the window and the place in it, of a turn."""
         if self.total is None and (window := self.window_of(turn)) is not None:
             return 0, window, turn - self.entry(window).first_row
         assert self.total is not None
@@ -282,7 +272,7 @@ class WindowedRows:
         return epoch, windows[position], place - bounds[position]
 
     def window_of(self, row: int) -> int | None:
-        """The window of a row of the first time through, made now if it is not there; None after the last."""
+        """The window of a row of the first epoch, made now if it is missing; None after the last."""
         if self.total is not None and self.total.rows_of is not None:
             return bisect_right(self.total.first_rows, row) - 1 if row < self.total.rows else None
         window, step = self._near, 1
@@ -301,7 +291,7 @@ class WindowedRows:
         return window
 
     def order(self, epoch: int) -> tuple[list[int], list[int]]:
-        """The windows as they come in a further time through, and the rows before each."""
+        """The order of the windows in a later epoch, and the rows before each."""
         assert self.total is not None
         if epoch not in self._orders:
             windows = list(range(self.total.windows))
@@ -314,13 +304,11 @@ class WindowedRows:
         return self._orders[epoch]
 
     def window_at(self, epoch: int, place: int) -> int:
-        """The window that comes at a place in the order of a time through."""
+        """The window at a place in the order of an epoch."""
         return place if epoch == 0 else self.order(epoch)[0][place]
 
     def place_of(self, epoch: int, window: int) -> int:
         return window if epoch == 0 else self.order(epoch)[0].index(window)
-
-    # --- what is known of windows ---
 
     @property
     def total(self) -> Total | None:
@@ -390,7 +378,11 @@ class WindowedRows:
         return {"window": window, "entry": asdict(self.entry(window))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint kept."""
+        """Resume from `state`: write the entry of its window into an empty store, or compare it.
+
+        Raises:
+            DataError: the documents have changed.
+        """
         window, content = int(state["window"]), state["entry"]
         known = self.known_entry(window)
         if known is None:
@@ -399,19 +391,17 @@ class WindowedRows:
         elif known.digest != content["digest"]:
             raise DataError(other_documents(self.tokenized))
 
-    # --- make windows, and remove them ---
-
     def begin(self, *, all_windows: bool) -> None:
         """Make windows until there is a row, or all of them."""
         window = 0
         while self.total is None and (all_windows or self.tokenized.plan.is_ordered or not self.entry(window).rows):
             self.entry(window)
             if all_windows and self.is_bounded and window:
-                self.remove(window)  # only what is known of it was asked for
+                self.remove(window)  # only its entry was needed
             window += 1
 
     def prepare(self, window: int) -> None:
-        """Make a window that is not there, or is damaged."""
+        """Make a window that is missing or damaged."""
         entry = self.entry(window)
         if entry.rows and not has_sound_files(self.window_folder(window)):
             self.make(window)
@@ -456,7 +446,7 @@ class WindowedRows:
         self.keep(window, entry, is_last=chosen.is_limit_reached or window + 1 == len(self.tokenized.plan.windows))
 
     def is_new(self, window: int) -> bool:
-        """Whether its shards were in no window before; all parts of an ordered source are taken from the same ones."""
+        """Whether no earlier window has its shards; all parts of an ordered source share the same shards."""
         return window == 0 or not self.tokenized.plan.is_ordered
 
     def choose(self, window: int, tokens_before: int) -> tuple[StoredDocuments, Chosen]:
@@ -474,7 +464,7 @@ class WindowedRows:
         return documents, replace(chosen, documents=mine, is_limit_reached=False)
 
     def remove(self, window: int) -> None:
-        """Remove a window's tokens and how they are packed; what is known of it stays."""
+        """Remove a window's tokens and packing; its entry stays."""
         self._opened.pop(window, None)
         rmtree(self.window_folder(window), ignore_errors=True)
         self.tokenized.remove(self.own_shards(window))
@@ -484,7 +474,7 @@ class WindowedRows:
         return sum(map(size_of, [self.window_folder(window), *folders]))
 
     def window_folder(self, window: int) -> Path:
-        """How the window is packed; complete or not there."""
+        """The folder of the window's packing: complete or missing."""
         return self.folder / f"{window:06}"
 
     def own_shards(self, window: int) -> list[int]:
@@ -492,10 +482,8 @@ class WindowedRows:
         kept = set(self.tokenized.plan.held_out) if self.selection.held_out_share is not None else set()
         return [shard for shard in self.tokenized.plan.windows[window] if shard not in kept]
 
-    # --- marks of readers ---
-
     def marks(self) -> list[tuple[int, int]]:
-        """Time through and window where readers have been."""
+        """Epochs and windows where readers have been."""
         return [(int(path.name[:6]), int(path.name[7:])) for path in (self.folder / MARKS).glob("*")]
 
     def forget_marks(self) -> None:
@@ -507,12 +495,9 @@ class WindowedRows:
         (marks / f"{epoch:06}-{window:06}").touch()
 
 
-# --- complaints ---
-
-
 def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: int) -> None:
-    """Stop where the windows so far, of which `known` is the sum, have more bad rows than the recipe allows for all of
-    the source."""
+    """Stop if the windows so far (`known` is their sum) have more bad rows than the recipe allows for all of the
+    source."""
     plan, bad = tokenized.plan, sum(known.bad_rows.values())
     if plan.is_whole or not bad:
         return
@@ -522,7 +507,7 @@ def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: i
         source, key = tokenized.work.source, tokenized.work.key
         raise DataError(
             f"{source.path}: {bad:,} of the first {rows:,} rows are bad, more than `data.max_bad_share`"
-            f" ({tokenized.max_bad_share:.2%}) allows for all of it. Look at them: cpt data check. Fix the files"
+            f" ({tokenized.max_bad_share:.2%}) allows for all of it. List them: cpt data check. Fix the files"
             f" ({key}.path), or raise the share."
         )
 
@@ -545,15 +530,13 @@ def all_held_out(tokenized: TokenizedSource, entry: WindowEntry) -> str:
 
 
 def other_documents(tokenized: TokenizedSource) -> str:
-    """What to say where a window is not what it was."""
     return (
         f"{tokenized.work.source.path}: its documents are not those that the run began with, so it cannot continue."
-        f" Bring the files back ({tokenized.work.key}.path), or begin a new run: another `name`."
+        f" Restore the files ({tokenized.work.key}.path), or start a new run: another `name`."
     )
 
 
 def used_up(tokenized: TokenizedSource, max_epochs: float) -> str:
-    """What to say where a source may not be repeated (again)."""
     return (
         f"{tokenized.work.source.path}: used up after {max_epochs:g} time(s) through it. Lower its weight or the"
         f" budget, add documents, or raise `{tokenized.work.key}.max_epochs`."
