@@ -23,7 +23,7 @@ from cpt.recipe.schema import Data, Recipe
 from cpt.tokenizer.load import load_tokenizer
 
 CLOSE = 0.001  # a smaller deviation of a share is not reported
-WORTHWHILE_EPOCHS = 4  # up to so many repeats are about as good as new text (arxiv.org/abs/2305.16264)
+WORTHWHILE_EPOCHS = 4  # up to this many repeats are about as good as new text (arxiv.org/abs/2305.16264)
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class PhaseForecast:
     end_token: int
     seen: dict[str, float]
     until_learning_rate: float | None = None
-    """Where the recipe ends it by that: the share of the peak that the learning rate has fallen to."""
+    """The share of the learning rate's peak that ends the phase, if the recipe gives one."""
 
 
 @dataclass(frozen=True)
 class Forecast:
     name: str
     tokens: int
-    """Of the whole run, padding included."""
+    """Tokens of the whole run, padding included."""
     rows: int
     sources: list[SourceForecast]
     phases: list[PhaseForecast]
@@ -60,7 +60,7 @@ class Forecast:
 
 
 def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
-    """What this recipe's run will read; arithmetic on the prepared data, no row is looked at.
+    """Compute from the prepared data what this recipe's run will read; no row is opened.
 
     Raises:
         RecipeError: a phase ends at a learning rate that the schedule does not come to.
@@ -134,7 +134,7 @@ def find_deviations(sources: list[SourceForecast], rows: int) -> Iterator[str]:
 
 
 BARS = " ▁▂▃▄▅▆▇█"
-SHORTEST, LONGEST = 4, 20  # of the histogram: powers of two; what is shorter or longer stands at the ends
+SHORTEST, LONGEST = 4, 20  # of the histogram: powers of two; shorter and longer documents count at the ends
 
 
 def print_forecast(forecast: Forecast, console: Console) -> None:

@@ -31,8 +31,7 @@ class RowsOfSteps:
     """Ascending; each begins where a step would begin."""
 
     def first(self, step: int) -> int:
-        """Global number of the step's first row: also how many rows the run went through before it, those left out
-        included."""
+        """Global number of the step's first row, and so the number of rows before it, skipped ones included."""
         return shift_past_skipped(step * self.rows_per_step, self.left_out)
 
     def of(self, step: int) -> RowRange:
@@ -57,9 +56,6 @@ def shift_past_skipped(row: int, left_out: Iterable[RowRange]) -> int:
             break
         row += end - first
     return row
-
-
-# --- lengths ---
 
 
 Int64 = NDArray[np.int64]
@@ -90,9 +86,6 @@ def cut_documents(position_ids: Int64, labels: Int64, length: int) -> None:
         return
     position_ids %= length
     labels[position_ids == 0] = IGNORED
-
-
-# --- phases ---
 
 
 Shares = NDArray[np.float64]
@@ -148,9 +141,6 @@ def shares_over(changes: Changes, rows: int) -> Shares:
     return np.average([shares for _, shares in changes], axis=0, weights=held)
 
 
-# --- mixture ---
-
-
 ENDLESS = 10**12  # rows that can be asked for; sources begin anew, in another order, when they are used up
 SHARE_UNIT = 2**32  # weights are kept as whole numbers of this size, so that counting rows is exact
 
@@ -165,10 +155,10 @@ class SourceRows(Protocol):
 
 
 class Turns:
-    """Whose turn each global row is: arithmetic, exact, and as fast at row 10**11 as at row 0.
+    """The source of each global row: arithmetic, exact, and as fast at row 10**11 as at row 0.
 
-    Weights may change at given rows. Between two changes each source has its share to within two rows; what it is owed
-    is made up for after the next change, and turns are counted on, so that a source goes on where it was left.
+    Weights may change at given rows. Between two changes each source has its share to within two rows; the difference
+    is made up after the next change. Turns are counted across changes, so each source continues where it was.
 
     Args:
         changes: (row, weights of the sources from this row on), in the order of rows, the first from row 0 on. A
@@ -217,9 +207,8 @@ class Stretch:
 class MixtureRows(Dataset[Row]):
     """Endless rows of a weighted mixture, by global number.
 
-    Each source is gone through completely, in an order drawn from the seed, before it begins anew in another order,
-    also where the weights change in between. Among the first n rows each source has its share of n, to within one row
-    per source.
+    Each source is read completely, in an order drawn from the seed, before it starts again in another order, also if
+    the weights change in between. Among the first n rows each source has its share of n, to within one row per source.
 
     Args:
         stretches: the history of the run's data, in the order of rows, the first from row 0 on.

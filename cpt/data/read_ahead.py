@@ -23,7 +23,7 @@ class Stop(NamedTuple):
     epoch: int
     """Times that it went through the source before."""
     place: int
-    """Of the window, in this time's order."""
+    """The window's place in the order of this epoch."""
     window: int
 
 
@@ -50,7 +50,7 @@ class ReadAhead:
         self.shares, self.first_turns, self.disk_bytes = shares, first_turns, disk_bytes
         self.unwanted = threading.Event()
         self.begun: list[Stop] = []
-        """Whose shards are not all there yet."""
+        """Windows with missing shards."""
         self.needed: list[Stop] = []
         """From the readers on, as far as the thread is."""
         self.present = {

@@ -69,7 +69,7 @@ def map_in_order(
     except BrokenProcessPool as problem:
         raise ResourceError(
             "a worker process that read and tokenised documents died, most likely out of memory "
-            f"({' '.join(str(problem).split())[:300]}). What was finished is kept. Start again with fewer workers:"
+            f"({' '.join(str(problem).split())[:300]}). Finished work is stored. Start again with fewer workers:"
             " CPT_WORKERS=1."
         ) from problem
     finally:  # after an error, or where the caller stops early: what they leave half done is never used

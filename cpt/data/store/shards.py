@@ -46,7 +46,7 @@ from cpt.recipe.sense_data import reported_name
 
 Shard = list[Piece]
 FileState = tuple[str, int, str]  # name, size, version
-SHARD_BYTES = 16 * 2**20  # of files: a kill loses little, and opening a file costs nothing beside it
+SHARD_BYTES = 16 * 2**20  # of files: a kill loses little, and the time to open a file does not matter
 ORDERED_PARTS = 64  # of a source that is read by a score
 HELD_OUT_SHARDS = 8  # of a source in windows: its held-out set must be there before the first step
 
@@ -58,7 +58,7 @@ class Plan:
     shards: list[Shard]
     """In the order of the source's documents."""
     num_bytes: list[int]
-    """Of each shard's files or parts of files, about; 0 where it is not known."""
+    """Size of each shard's files or parts of files, about; 0 if unknown."""
     windows: list[list[int]]
     """Shards of each window, by number, in the order of training."""
     held_out: list[int]
@@ -82,7 +82,7 @@ class Plan:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the files' names below their common folder, and of how they are cut; moving them changes nothing."""
+        """A hash of the cut and of the file names below their common folder, which may move."""
         paths = {piece.path for shard in self.shards for piece in shard}
         root = commonpath(paths) if len(paths) > 1 else str(Path(next(iter(paths))).parent)
         cuts = [[[piece.path.removeprefix(root), piece.start, piece.stop] for piece in shard] for shard in self.shards]
@@ -101,7 +101,7 @@ def plan_of(
     """Cut a source up.
 
     Args:
-        states: of its files; none for what has no size and comes one row after the other, which is one shard.
+        states: of its files; empty for a stream of rows without size, which is one shard.
         window_bytes: of files, from which on there are several windows; None for a single one.
         seed: decides the order of the windows.
         ordered: whether documents have a score that they are read by, for which all must be there.
@@ -154,12 +154,9 @@ def in_windows(order: Sequence[int], num_bytes: Sequence[int], first_bytes: int,
 
 
 def bytes_of(piece: Piece, size_of: dict[str, int]) -> int:
-    """Of a piece; 0 where the size is not known."""
+    """The size of a piece; 0 if unknown."""
     size = size_of.get(piece.path) or size_of.get(str(Path(piece.path).absolute())) or 0
     return max(0, (size if piece.stop is None else piece.stop) - piece.start)
-
-
-# --- shards ---
 
 
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
@@ -168,20 +165,20 @@ SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
 
 @dataclass(frozen=True)
 class ShardWork:
-    """What is done to each shard of a source; travels to worker processes."""
+    """How each shard of a source is made; sent to worker processes."""
 
     source: DocumentSource
     key: str
-    """Where the source stands in the recipe, for messages: `data.sources[0]`."""
+    """The source's key in the recipe, for messages: `data.sources[0]`."""
     filters: ComponentLists
     transforms: ComponentLists
     encoder: DocumentEncoder
     on_bad_row: OnBadRow
     folder: Path
     enough_tokens: int | None = None
-    """Of a source that comes one row after the other, maybe without end: after so many tokens the rest is not read."""
+    """Where to stop reading a stream of rows, which may be endless."""
     prove_on_the_way: bool = False
-    """The encoder is proven on the first documents that come, where a source cannot be looked into beforehand."""
+    """Prove the encoder on the first documents of a stream, which cannot be sampled before."""
 
     def __call__(self, shard: Shard, name: str) -> None:
         """Fetch or make the shard in a folder of that name, if it is not there yet."""
@@ -244,7 +241,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
 
 
 def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
-    """What tells a document's place in the order that the source asks for."""
+    """The function for a document's score in the order that the source requests."""
     if not isinstance(source, Source) or source.order_by is None:
         return None
     function = None if score_column(source) else find("score", source.order_by, {})
@@ -343,9 +340,6 @@ def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[st
     return texts
 
 
-# --- order ---
-
-
 # Rows; below it grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 of 1,000, 0.004 from 65,536 on).
 SMALL = 2**16
 
@@ -356,8 +350,7 @@ def seed_of(*parts: object) -> int:
 
 
 def shuffled(place: int, size: int, seed: int) -> int:
-    """Where a permutation of `size` rows, drawn from the seed, puts `place`; without storing it where it would be
-    large."""
+    """Where a permutation of `size` rows, drawn from the seed, puts `place`; a large one is not stored."""
     if size < SMALL:
         return int(permutation(size, seed)[place])
     return index_shuffle()(place, max_index=size - 1, seed=seed, rounds=4)

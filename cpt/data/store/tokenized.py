@@ -39,11 +39,10 @@ from cpt.recipe.schema import DocumentSource, Source
 from cpt.recipe.sense_data import reported_name
 
 log = logging.getLogger("cpt")
-# shards; of more, one listing of the folder is faster than asking for each, far faster on a file system of the network
-FEW = 100
-TRIES = 2  # to find a shard as it should be; it is made anew after each
+FEW = 100  # for more shards one listing of the folder is faster than one query each, most of all on a network
+TRIES = 2  # to read a sound shard; it is made again after each
 PROOF_BYTES = 2**20  # below, proving gigatoken takes longer than doing without
-# What changes how documents are used, and not their tokens.
+# These keys change how documents are used, and not their tokens.
 NEUTRAL = {"path", "name", "weight", "filters", "transforms", "licence", "max_tokens", "max_epochs", "streaming"}
 
 
@@ -137,8 +136,8 @@ class TokenizedSource:
             rmtree(shard.folder, ignore_errors=True)
             raise DataError(
                 f"{self.work.source.path}: a damaged part of its stored tokens was made again, with other tokens than"
-                f" before. What reads it has changed since ({self.work.key}: libraries, or code of yours). Bring it"
-                f" back, or delete {self.folder} and begin a new run: another `name`."
+                f" before. Libraries or your code for `{self.work.key}` have changed since. Restore them, or delete"
+                f" {self.folder} and start a new run: another `name`."
             )
 
     def documents(self, numbers: Sequence[int], *, verified: bool = True) -> StoredDocuments:
@@ -147,7 +146,7 @@ class TokenizedSource:
 
     @cached_property
     def proven_work(self) -> ShardWork:
-        """The work with the fastest encoder that gives the same ids, where it pays to look for one."""
+        """The work with the fastest encoder that gives the same ids; a small source is not worth the proof."""
         if not self.states:
             return replace(self.work, prove_on_the_way=True)
         if sum(self.plan.num_bytes) < PROOF_BYTES:
@@ -168,7 +167,7 @@ class TokenizedSource:
 
     @property
     def description(self) -> SourceDescription | None:
-        """Of the whole source, once all shards are there."""
+        """The description of the whole source, once all shards are there."""
         if self._description is None:
             try:
                 self._description = self.if_ours(read_description(self.folder))
@@ -177,7 +176,7 @@ class TokenizedSource:
             except (DataError, OSError, ValueError, TypeError):  # the folder's name is of this version
                 report_damage(self.folder / DESCRIPTION)
                 with suppress(OSError):
-                    (self.folder / DESCRIPTION).unlink()  # else each look at it would report the damage
+                    (self.folder / DESCRIPTION).unlink()  # otherwise each read would report the damage
         return self._description
 
     def if_ours(self, found: SourceDescription) -> SourceDescription | None:
@@ -259,8 +258,7 @@ def changed(work: ShardWork) -> DataError:
 def key_content(
     source: DocumentSource, filters: ComponentLists, transforms: ComponentLists, encoder: DocumentEncoder
 ) -> dict[str, Any]:
-    """All that decides the tokens, but for the files; how they are found (workers, gigatoken) is not among it, for
-    they are the same."""
+    """All that decides the tokens, except the files. Workers and gigatoken do not change the tokens."""
     return {**reading_content(source, filters, transforms), "tokenizer": encoder.fingerprint}
 
 
@@ -324,7 +322,7 @@ def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
 
     Args:
         workers: processes that share the work; 0 for none but this one. By default CPT_WORKERS or the number of cores,
-            where there is enough to do. What is stored does not depend on it.
+            if there is enough to do. The stored tokens do not depend on it.
 
     Raises:
         DataError: a row is bad, or a file cannot be read.
