@@ -70,7 +70,7 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
     asked = shares_over(asked_shares(section, [report.tokens for report in data.sources]), rows).tolist()
     seen, epochs = data.shares(rows), data.epochs(rows)
     sources = [
-        SourceForecast(**vars(report), asked=share, seen=seen[report.name], epochs=epochs[report.name])
+        SourceForecast(**asdict(report), asked=share, seen=seen[report.name], epochs=epochs[report.name])
         for report, share in zip(data.sources, asked, strict=True)
     ]
     obstacles = list(find_obstacles(recipe, section, sources, rows))

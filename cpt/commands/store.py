@@ -70,7 +70,7 @@ def find_damage(entry: Entry) -> str | None:
         except DataError as problem:
             return str(problem)
         if files.description.digest != digest or not files.is_sound():
-            return f"{files.folder}: the stored tokens are not what was written. Delete the folder; it is made again."
+            return f"{files.folder}: the stored tokens are damaged. Delete the folder; it is made again."
     return None
 
 
@@ -132,7 +132,7 @@ Folder = Annotated[
 
 
 def list_command(cache: Folder = None) -> None:
-    """List what is kept: what was used last first.
+    """List the stored entries, the last used first.
 
     Example: cpt store list
     """
@@ -152,29 +152,28 @@ def list_command(cache: Folder = None) -> None:
 
 
 def verify_command(cache: Folder = None) -> None:
-    """Read all stored tokens and compare them with what was written; exit code 2 where they differ.
+    """Read all stored tokens and compare them with their digests; exit code 2 if any is damaged.
 
     Example: cpt store verify --cache /data/cpt
     """
     found = [entry for entry in entries(cache or default_cache_dir()) if entry.kind == "tokens"]
     if damaged := [problem for entry in found if (problem := find_damage(entry)) is not None]:
         raise DataError("\n".join(damaged))
-    passed_over = sum(entry.state in ("unfinished", "other version") for entry in found)
-    also = f", {passed_over} unfinished or of another version passed over" if passed_over else ""
-    typer.echo(f"{len(found) - passed_over} entries are what was written{also}.")
+    skipped = sum(entry.state in ("unfinished", "other version") for entry in found)
+    typer.echo(f"Intact: {len(found) - skipped}. Skipped as unfinished or of another version: {skipped}.")
 
 
 def prune_command(
     cache: Folder = None,
     unused_days: Annotated[
-        float | None, typer.Option(min=0, help="Remove what no run has opened for so many days.")
+        float | None, typer.Option(min=0, help="Remove entries that no run has opened for this many days.")
     ] = None,
     keep_gib: Annotated[
-        float | None, typer.Option(min=0, help="Remove what was not used for longest until so much is left.")
+        float | None, typer.Option(min=0, help="Remove the least recently used entries until this much is left.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
 ) -> None:
-    """Remove what killed runs and other versions of cpt left behind, and old entries; what a process uses stays.
+    """Remove old entries and leftovers of killed runs and of other versions of cpt. Entries in use stay.
 
     Example: cpt store prune --unused-days 30 --dry-run
     """

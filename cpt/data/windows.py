@@ -74,12 +74,20 @@ def summed(entries: Sequence[WindowEntry]) -> WindowEntry:
     """The entries of consecutive windows as one."""
     if not entries:
         return START
-    numbers = ("rows", "tokens", "tokens_in_rows", "positions", "documents", "held_out")
-    counts = ("left_out", "bad_rows", "lengths")
-    total: dict[str, Any] = {name: sum(vars(entry)[name] for entry in entries) for name in numbers}
-    total |= {name: added([vars(entry)[name] for entry in entries]) for name in counts}
-    longest = max((entry.longest for entry in entries), key=lambda place: place[1])
-    return replace(START, **total, longest=longest, digest=entries[-1].digest)
+    return replace(
+        START,
+        rows=sum(entry.rows for entry in entries),
+        tokens=sum(entry.tokens for entry in entries),
+        tokens_in_rows=sum(entry.tokens_in_rows for entry in entries),
+        positions=sum(entry.positions for entry in entries),
+        documents=sum(entry.documents for entry in entries),
+        held_out=sum(entry.held_out for entry in entries),
+        left_out=added([entry.left_out for entry in entries]),
+        bad_rows=added([entry.bad_rows for entry in entries]),
+        lengths=added([entry.lengths for entry in entries]),
+        longest=max((entry.longest for entry in entries), key=lambda place: place[1]),
+        digest=entries[-1].digest,
+    )
 
 
 def added(counts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:

@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from cpt.errors import ResourceError
+from cpt.hardware import count_cpu_cores
 from cpt.process import die_with_parent
 
 Argument = TypeVar("Argument")
@@ -105,7 +106,7 @@ def num_workers() -> int:
     """CPT_WORKERS, or the number of cores that this process may use."""
     asked = os.environ.get("CPT_WORKERS", "")
     if not asked:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return count_cpu_cores()
     if not asked.isdecimal():
         raise ResourceError(f"CPT_WORKERS: expected a whole number of worker processes, 0 for none, got `{asked}`.")
     return int(asked)

@@ -234,9 +234,12 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
             break
     if bad:
         write_bad_rows(bad, folder)
-    texts = text_digest.hexdigest()
     writer.close(
-        dropped=dict(dropped), bad_rows=count_reasons(bad), longest=longest, engine=encoder.engine, texts=texts
+        dropped=dict(dropped),
+        bad_rows=count_reasons(bad),
+        longest=longest,
+        engine=encoder.engine,
+        texts=text_digest.hexdigest(),
     )
 
 
