@@ -52,7 +52,7 @@ def publish_once(
     the same time, each its own folder; the first one to finish is used.
 
     Args:
-        durable: wait for the disk, so that it stands a power cut; without, only the death of processes.
+        durable: wait for the disk, so that the folder survives a power cut and not only a killed process.
         is_sound: whether an existing folder is what was written; a damaged one is made again, which is logged.
 
     Raises:
@@ -68,7 +68,7 @@ def publish_once(
                 report_damage(folder)
                 shutil.rmtree(folder)
             if not folder.exists():
-                # On a file system without locks, each process and thread has a folder of its own.
+                # On a file system without locks, each process and thread has its own folder.
                 owner = machine() if is_locked else f"{machine()}-{os.getpid()}-{threading.get_ident()}"
                 unfinished = folder.with_name(f"{folder.name}.{owner}.unfinished")
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -109,7 +109,7 @@ def has_sound_files(folder: Path) -> bool:
 
 
 def locked(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
-    """Wait for the lock of a file; False on a file system that has none."""
+    """Wait for the lock of a file; False on a file system without locks."""
     try:
         fcntl.flock(file, how)  # the kernel frees it when this process dies
     except OSError as problem:
@@ -121,7 +121,7 @@ def locked(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
 
 @cache
 def machine() -> str:
-    """This machine as long as it is up: inside it, locks hold on every file system."""
+    """This machine until it reboots: inside it, locks work on every file system."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     except OSError:
@@ -129,15 +129,14 @@ def machine() -> str:
 
 
 def lock_file(folder: Path) -> Path:
-    """Beside the folder; locked by the process that makes it."""
+    """The lock next to a folder; the process that makes the folder holds it."""
     return folder.with_name(folder.name + ".lock")
 
 
 def hold(folder: Path, holder: object) -> Callable[[], object]:
-    """Keep `cpt store prune` away from a folder, made if it is not there, as long as `holder` lives or until what is
-    returned is called.
+    """Keep `cpt store prune` away from a folder while `holder` lives, or until the returned function is called.
 
-    The folder's time says when it was last used.
+    Makes the folder if it is missing. The folder's time is the last use.
 
     Raises:
         ResourceError: the folder cannot be made.
@@ -158,7 +157,7 @@ def hold(folder: Path, holder: object) -> Callable[[], object]:
 
 
 def cannot_keep(folder: Path, problem: OSError) -> ResourceError:
-    """What to say of a disk that is full or cannot be written."""
+    """The error for a disk that is full or not writable."""
     what = f"{folder}: cannot keep tokenised data there ({problem.strerror or problem})"
     free = "Free space, or name" if problem.errno in NO_SPACE else "Name"
     return ResourceError(f"{what}. {free} another folder: export CPT_CACHE=/path/to/folder")

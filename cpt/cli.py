@@ -52,7 +52,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "Report on a tokenizer, extend one with a domain's tokens, or train a new one.",
         ),
         "mixture": (
-            "cpt.commands.mixture.command:command",
+            "cpt.commands.mixture:command",
             "Count what a run will read of each source, before it starts.",
         ),
         "contamination": (

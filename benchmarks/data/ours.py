@@ -6,11 +6,10 @@ Training begins when the first window is tokenised; variant `whole` tokenises ev
 from collections.abc import Iterator
 
 from benchmarks.data.peers.clock import BATCH, LENGTH, Job, run_program
-from cpt.data.build import build_data
+from cpt.data.build import PreparedData, build_data
 from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import ENDLESS
-from cpt.data.prepared import PreparedData
-from cpt.data.rows.rows import Row
+from cpt.data.packing import Row
 from cpt.recipe.schema import Data, Source
 
 

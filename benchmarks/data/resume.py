@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.data.ours import prepare
 from benchmarks.data.peers.clock import BATCH, LENGTH, Job, Measured, read_job
 from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture import MixtureRows
-from cpt.data.store.order import seed_of, shuffled
+from cpt.data.mixture import MixtureRows, Stretch, Turns
+from cpt.data.store.shards import seed_of, shuffled
 
 SIZE = 10**9
 POSITIONS = (0, 10**3, 10**4, 10**5, 10**6, 10**7, 10**8, 5 * 10**8, SIZE - 2 * BATCH)
@@ -42,7 +42,7 @@ def synthetic(job: Job) -> Measured:
     for seed in range(REPETITIONS):
         for position in POSITIONS:
             start = time.perf_counter()
-            rows = MixtureRows([SyntheticRows(), SyntheticRows()], [0.7, 0.3], seed)
+            rows = MixtureRows([Stretch([SyntheticRows(), SyntheticRows()], Turns([(0, [0.7, 0.3])]))], seed)
             next(iter(CPTDataLoader(rows, micro_batch=BATCH, rows_in_all=SIZE, first_row=position)))
             seconds[position].append(time.perf_counter() - start)
     return {str(position): median(some) for position, some in seconds.items()}

@@ -7,16 +7,16 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from benchmarks.scale.tables import SEED, SEQUENCE_LENGTH, budget_of, data_of, evaluation, realised_shares, tokenizer
-from cpt.data.build import build_data
+from cpt.data.build import PreparedData, build_data
 from cpt.data.mixture import MixtureRows
-from cpt.data.prepared import PreparedData
-from cpt.data.rows.windows import WindowedRows
+from cpt.data.windows import WindowedRows
 
 LOOKUPS, RESUMES = 300, 20
 COPIED = 64 * 2**20  # bytes of the numpy copy that seconds are told beside
@@ -86,11 +86,8 @@ def build(folder: Path, tokens: int, some: object) -> PreparedData:
 
 def opened_anew(prepared: PreparedData) -> MixtureRows:
     """The same rows as a process has them that has just started, and read none."""
-    rows = MixtureRows(
-        [WindowedRows(*one.__reduce__()[1]) for one in prepared.windowed], [1.0] * len(prepared.windowed), SEED
-    )
-    rows.turns = prepared.rows.turns
-    return rows
+    windowed = [WindowedRows(*one.__reduce__()[1]) for one in prepared.windowed]
+    return MixtureRows([replace(stretch, sources=windowed) for stretch in prepared.rows.stretches], SEED)
 
 
 def timed(function: Callable[[], object]) -> tuple[object, float]:

@@ -18,14 +18,12 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from cpt.cache import key_of
 from cpt.data.mixture import MixtureRows
 from cpt.data.open_sources import open_source
-from cpt.data.rows.packing import open_packing
-from cpt.data.rows.rows import Layout
-from cpt.data.rows.selection import Selection
-from cpt.data.rows.window_entries import START, WindowEntry, by_power_of_two, write_total
-from cpt.data.rows.windows import WindowedRows
+from cpt.data.packing import Layout, open_packing
+from cpt.data.selection import Selection
 from cpt.data.store.token_files import DESCRIPTION, SourceDescription, TokenFiles, TokenWriter, as_text, open_documents
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource
+from cpt.data.windows import START, WindowedRows, WindowEntry, by_power_of_two, write_total
 from cpt.errors import DataError
 from cpt.files import sealed
 from cpt.recipe.schema import Budget, Data, Evaluation, Source
@@ -200,7 +198,7 @@ def write_shard(folder: Path, lengths: np.ndarray, kind: Kind, dtype: np.dtype) 
     hashes = draw.integers(0, 2**63, len(lengths), np.uint64)
     writer.append(np.empty(0, dtype), lengths, hashes, (lengths * kind.bytes_per_token).astype(np.int64))
     writer.num_tokens = int(lengths.sum())
-    writer.close({}, longest=("part-000000.jsonl:1", int(lengths.max())), engine="none")
+    writer.close(longest=("part-000000.jsonl:1", int(lengths.max())), engine="none")
     with (folder / "tokens.bin").open("r+b") as file:
         file.truncate(writer.num_tokens * dtype.itemsize)
     if TokenFiles(folder).description.documents != len(lengths):
@@ -211,13 +209,14 @@ def realised_shares(rows: MixtureRows, windowed: list[WindowedRows], number: int
     """Each source's share of the tokens in the first `number` rows, from what is in each window; in a window as in all
     of it."""
     tokens = []
-    for source, count in zip(windowed, rows.turns.counts(number), strict=True):
-        table = source.table
-        assert table is not None and source.total is not None
-        inside = np.clip(count % source.total.rows - table["first_row"], 0, table["rows"]) / table["rows"]
-        tokens.append(
-            count // source.total.rows * table["tokens_in_rows"].sum() + (inside * table["tokens_in_rows"]).sum()
-        )
+    for source, count in zip(windowed, rows.counts(number), strict=True):
+        assert source.total is not None
+        entries = [source.entry(window) for window in range(source.total.windows)]
+        first_row = np.array([entry.first_row for entry in entries])
+        num_rows = np.array([entry.rows for entry in entries])
+        in_rows = np.array([entry.tokens_in_rows for entry in entries])
+        inside = np.clip(count % source.total.rows - first_row, 0, num_rows) / num_rows
+        tokens.append(count // source.total.rows * in_rows.sum() + (inside * in_rows).sum())
     return [float(one / sum(tokens)) for one in tokens]
 
 

@@ -14,15 +14,13 @@ import typer
 
 from cpt.cache import cannot_keep, default_cache_dir
 from cpt.command_line import show_log
-from cpt.data.build import as_asked, build_data
+from cpt.data.build import PreparedData, as_asked, build_data
 from cpt.data.contamination import with_decontamination
 from cpt.data.open_sources import open_sources
-from cpt.data.prepared import PreparedData
 from cpt.data.readers.columns import form_of_stage
-from cpt.data.store.bucket import Bucket, bucket
 from cpt.data.store.parallel import num_workers
-from cpt.data.store.plan import Shard
-from cpt.data.store.shards import ShardWork
+from cpt.data.store.shards import Shard, ShardWork
+from cpt.data.store.token_files import Bucket, bucket
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, Wanted, made
 from cpt.errors import LaunchError, RecipeError, ResourceError

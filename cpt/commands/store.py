@@ -1,12 +1,12 @@
-"""`cpt store list|verify|prune`: the tokens that are kept between runs."""
+"""`cpt store list|verify|prune`: the tokens that are stored between runs."""
 
 import fcntl
 import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -58,31 +58,29 @@ def entry_of(folder: Path, kind: Kind) -> Entry:
     return Entry(folder, kind, state, size_of(folder), max(0.0, time.time() - folder.stat().st_mtime), description)
 
 
-def complaint(entry: Entry) -> str | None:
-    """What is wrong with stored tokens, after reading all of them; None where they are what was written."""
+def find_damage(entry: Entry) -> str | None:
+    """Read all stored tokens; return what is damaged, or None."""
+    if entry.state == "damaged":
+        return f"{entry.folder}: its description is damaged. Delete the folder; it is made again."
     if entry.description is None:
-        return (
-            f"{entry.folder}: its description is damaged. Delete the folder; it is made again."
-            if entry.state == "damaged"
-            else None
-        )
+        return None
     for name, digest in entry.description.shards.items():
         try:
             files = TokenFiles(entry.folder / name)
         except DataError as problem:
             return str(problem)
         if files.description.digest != digest or not files.is_sound():
-            return f"{files.folder}: the stored tokens are not what was written. Delete the folder; it is made again."
+            return f"{files.folder}: the stored tokens are damaged. Delete the folder; it is made again."
     return None
 
 
 def to_prune(found: Sequence[Entry], *, unused_days: float | None, keep_bytes: int | None) -> list[Entry]:
-    """Which entries go: also what killed runs and other versions of cpt left behind.
+    """The entries to remove: also what killed runs and other versions of cpt left behind.
 
     Args:
-        found: what was used last first.
-        unused_days: whatever no process has opened for so long.
-        keep_bytes: so much may stay; what was not used for longest goes first.
+        found: the last used first.
+        unused_days: remove what no process has opened for this long.
+        keep_bytes: keep this much; the least recently used goes first.
     """
     chosen, kept = [], 0
     for entry in found:
@@ -96,44 +94,31 @@ def to_prune(found: Sequence[Entry], *, unused_days: float | None, keep_bytes: i
 
 def remove(entry: Entry) -> bool:
     """Remove an entry; False if a running process reads or makes it."""
-    with (
-        alone(entry.folder) as nobody_reads,
-        alone(lock_file(entry.folder.with_name(made_of(entry.folder)))) as nobody_makes,
-    ):
-        if not (nobody_reads and nobody_makes):
-            return False
-        removed = entry.folder.with_name(f"{entry.folder.stem}.removed")
+    folder = entry.folder
+    with ExitStack() as held:
+        for path in (folder, lock_file(folder.with_name(folder.name.partition(".")[0]))):
+            if not lock_at_once(path, held):
+                return False
+        removed = folder.with_name(f"{folder.stem}.removed")
         shutil.rmtree(removed, ignore_errors=True)
-        if entry.folder != removed:
-            entry.folder.rename(removed)  # half of it is never taken for the whole
+        if folder != removed:
+            folder.rename(removed)  # half of it is never taken for the whole
         shutil.rmtree(removed, ignore_errors=True)
         return True
 
 
-def made_of(folder: Path) -> str:
-    return folder.name.partition(".")[0]
-
-
-@contextmanager
-def alone(path: Path) -> Iterator[bool]:
-    """True while no other process holds a lock on a file or folder; true too where there is none."""
+def lock_at_once(path: Path, held: ExitStack) -> bool:
+    """Lock a file or folder while `held` is open, if it exists; False if another process has locked it."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
-        yield True
-        return
+        return True
+    held.callback(os.close, handle)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-    finally:
-        os.close(handle)
-
-
-# --- store command ---
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 COMMANDS = {  # name -> module:function
@@ -147,7 +132,7 @@ Folder = Annotated[
 
 
 def list_command(cache: Folder = None) -> None:
-    """List what is kept: what was used last first.
+    """List the stored entries, the last used first.
 
     Example: cpt store list
     """
@@ -155,19 +140,11 @@ def list_command(cache: Folder = None) -> None:
     table = Table("entry", "what", "source", "tokenizer", "tokens", "size", "last used")
     for entry in found:
         what = entry.kind if entry.state == "complete" else f"{entry.kind}, {entry.state}"
-        told, tokens = entry.description, ""
-        if told is not None:
-            tokens = f"{told.tokens:,}"
-        source, tokenizer = (told.made_from.get(name, "") if told else "" for name in ("source", "tokenizer"))
-        table.add_row(
-            entry.folder.name[:12],
-            what,
-            source,
-            tokenizer,
-            tokens,
-            format_bytes(entry.num_bytes),
-            format_duration(entry.unused_seconds) + " ago",
-        )
+        known, about = entry.description, ("", "", "")
+        if known is not None:
+            about = known.made_from.get("source", ""), known.made_from.get("tokenizer", ""), f"{known.tokens:,}"
+        size, unused = format_bytes(entry.num_bytes), format_duration(entry.unused_seconds)
+        table.add_row(entry.folder.name[:12], what, *about, size, f"{unused} ago")
     console = open_console()
     console.print(table)
     total = format_bytes(sum(entry.num_bytes for entry in found))
@@ -175,30 +152,28 @@ def list_command(cache: Folder = None) -> None:
 
 
 def verify_command(cache: Folder = None) -> None:
-    """Read all stored tokens and compare them with what was written; exit code 2 where they differ.
+    """Read all stored tokens and compare them with their digests; exit code 2 if any is damaged.
 
     Example: cpt store verify --cache /data/cpt
     """
     found = [entry for entry in entries(cache or default_cache_dir()) if entry.kind == "tokens"]
-    complaints = [problem for entry in found if (problem := complaint(entry)) is not None]
-    if complaints:
-        raise DataError("\n".join(complaints))
-    passed_over = sum(entry.state in ("unfinished", "other version") for entry in found)
-    also = f", {passed_over} unfinished or of another version passed over" if passed_over else ""
-    typer.echo(f"{len(found) - passed_over} entries are what was written{also}.")
+    if damaged := [problem for entry in found if (problem := find_damage(entry)) is not None]:
+        raise DataError("\n".join(damaged))
+    skipped = sum(entry.state in ("unfinished", "other version") for entry in found)
+    typer.echo(f"Intact: {len(found) - skipped}. Skipped as unfinished or of another version: {skipped}.")
 
 
 def prune_command(
     cache: Folder = None,
     unused_days: Annotated[
-        float | None, typer.Option(min=0, help="Remove what no run has opened for so many days.")
+        float | None, typer.Option(min=0, help="Remove entries that no run has opened for this many days.")
     ] = None,
     keep_gib: Annotated[
-        float | None, typer.Option(min=0, help="Remove what was not used for longest until so much is left.")
+        float | None, typer.Option(min=0, help="Remove the least recently used entries until this much is left.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
 ) -> None:
-    """Remove what killed runs and other versions of cpt left behind, and old entries; what a process uses stays.
+    """Remove old entries and leftovers of killed runs and of other versions of cpt. Entries in use stay.
 
     Example: cpt store prune --unused-days 30 --dry-run
     """
@@ -208,13 +183,9 @@ def prune_command(
     chosen = to_prune(entries(cache or default_cache_dir()), unused_days=unused_days, keep_bytes=keep_bytes)
     freed = 0
     for entry in chosen:
-        freed += entry.num_bytes * tell_removal(entry, dry_run=dry_run)
+        is_removed = dry_run or remove(entry)
+        action = ("would remove" if dry_run else "removed") if is_removed else "in use, stays:"
+        size, unused = format_bytes(entry.num_bytes), format_duration(entry.unused_seconds)
+        typer.echo(f"{action} {entry.kind}/{entry.folder.name} ({size}, last used {unused} ago)")
+        freed += entry.num_bytes if is_removed else 0
     typer.echo(f"{format_bytes(freed)} {'would be ' if dry_run else ''}freed.")
-
-
-def tell_removal(entry: Entry, *, dry_run: bool) -> bool:
-    gone = dry_run or remove(entry)
-    said = ("would remove" if dry_run else "removed") if gone else "in use, stays:"
-    size, unused = format_bytes(entry.num_bytes), format_duration(entry.unused_seconds)
-    typer.echo(f"{said} {entry.kind}/{entry.folder.name} ({size}, last used {unused} ago)")
-    return gone

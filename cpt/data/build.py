@@ -1,11 +1,13 @@
 """From the recipe's `data` section to the rows that are trained on and the rows for evaluation."""
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,26 +16,238 @@ from transformers import PreTrainedTokenizerBase
 from cpt.cache import default_cache_dir, key_of
 from cpt.data.contamination import with_decontamination
 from cpt.data.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share
-from cpt.data.mixture import MixtureRows, asked_shares, lengths_of_phases, shares_over
+from cpt.data.mixture import MixtureRows, Stretch, Turns, asked_shares, lengths_of_phases, shares_over
 from cpt.data.open_sources import open_sources
-from cpt.data.prepared import PreparedData, SourceReport, report_on, rows_of_run, tell, tell_repeats
+from cpt.data.packing import Layout
+from cpt.data.read_ahead import ReadAhead
 from cpt.data.readers.columns import form_of_source, refuse_layout, with_form
-from cpt.data.rows.rows import Layout
-from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
-from cpt.data.rows.windows import WindowedRows
-from cpt.data.store.order import shuffled
+from cpt.data.readers.documents import absurd_share
+from cpt.data.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
+from cpt.data.store.shards import shuffled
 from cpt.data.store.token_files import StoredDocuments
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, Wanted, make_shards
+from cpt.data.windows import WindowedRows
 from cpt.errors import DataError, RecipeError
 from cpt.ranks import is_main_process, main_process_first
 from cpt.recipe.load import load_mixture
-from cpt.recipe.schema import Budget, Data, Evaluation
+from cpt.recipe.schema import Budget, Data, Evaluation, Source
 from cpt.recipe.sense_data import reported_name
 
+Key = TypeVar("Key")
 log = logging.getLogger("cpt")
+
+
+@dataclass(frozen=True)
+class SourceReport:
+    name: str
+    documents: int
+    """Trained on."""
+    held_out: int
+    """Not trained on, because the model is evaluated on them or on an equal document of a held-out set."""
+    dropped: dict[str, int]
+    bad_rows: dict[str, int]
+    lengths: dict[int, int]
+    """Documents trained on, by length: n, a power of two, means n to 2n - 1 tokens."""
+    tokens: int
+    """In the documents trained on, counted once."""
+    rows: int
+    padding: float
+    """Share of the rows' positions that hold no token."""
+    share: float
+    """Requested share of the training tokens; with phases, over the whole run if its length is known, else of the
+    first."""
+    files: dict[str, str]
+    """File -> xxh3-128 of its content, once all of the source was read."""
+    licence: str | None
+    is_estimate: bool
+    """Whether the numbers are estimated from the windows read so far."""
+
+
+def report_on(rows: WindowedRows) -> SourceReport:
+    (known, windows), source = rows.known_so_far(), rows.tokenized.work.source
+    plan, total = rows.tokenized.plan, rows.total
+    scale = 1.0 if total is not None else sum(plan.num_bytes) / max(1, plan.bytes_upto[windows])
+
+    def scaled(counts: Mapping[Key, int]) -> dict[Key, int]:
+        return {name: round(scale * count) for name, count in counts.items()}
+
+    description = rows.tokenized.description
+    return SourceReport(
+        name=reported_name(source),
+        documents=round(scale * known.documents),
+        held_out=round(scale * known.held_out),
+        dropped=scaled(known.left_out),
+        bad_rows=scaled(known.bad_rows),
+        lengths=dict(sorted(scaled(known.lengths).items())),
+        tokens=round(scale * known.tokens),
+        rows=round(scale * known.rows),
+        padding=1 - known.tokens_in_rows / max(1, known.positions),
+        share=0.0,
+        files=description.files if description else {},
+        licence=source.licence if isinstance(source, Source) else None,
+        is_estimate=total is None,
+    )
+
+
+def log_report(report: SourceReport, rows: WindowedRows) -> None:
+    known, windows = rows.known_so_far()
+    where, longest = known.longest
+    # A long example is cut to one row, so it cannot be much of the data.
+    is_whole = rows.layout.form == "document" and not report.is_estimate
+    if is_whole and (giant := absurd_share(report.name, where, longest, report.tokens, report.documents)):
+        log.warning(giant)
+    about = f"about, by the first {windows} of {len(rows.tokenized.plan.windows)} windows, "
+    dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in report.dropped.items())
+    bad = "".join(f", {count:,} bad ({reason})" for reason, count in report.bad_rows.items())
+    log.info(
+        f"{report.name}: {about if report.is_estimate else ''}{report.documents:,} documents, {report.tokens:,} tokens"
+        f" in {report.rows:,} rows ({report.padding:.2%} padding), {report.held_out:,} held out{dropped}{bad}"
+    )
+
+
+def rows_of_run(data: Data, budget: Budget, rows_of_epoch: int) -> int:
+    """Rows of the whole run. Without `global_batch_tokens` the run may be up to one step longer, because only the
+    launch decides how long a step is.
+
+    Args:
+        rows_of_epoch: rows of all sources. An epoch counts rows, padding included: counted in tokens it would end
+            before the last rows.
+    """
+    step = max(1, (budget.global_batch_tokens or 0) // data.sequence_length)
+    if budget.tokens is not None:
+        steps = math.ceil(budget.tokens / data.sequence_length / step)
+    else:
+        steps = steps_of_epochs(data, budget.epochs or 0, rows_of_epoch, step)
+    return max(1, steps) * step
+
+
+def steps_of_epochs(data: Data, epochs: float, rows_of_epoch: int, rows_per_step: int) -> int:
+    """Whole steps of so many epochs: rounded up, or down where a source may not be read any further."""
+    steps = epochs * rows_of_epoch / rows_per_step
+    return math.floor(steps) if any(source.max_epochs == epochs for source in data.sources) else math.ceil(steps)
+
+
+def exceeds_max_epochs(data: Data, name: str, epochs: float, tokens: int) -> str | None:
+    """Why a run may not read this source so many times; None if it may."""
+    source = next(source for source in data.sources if reported_name(source) == name)
+    if source.max_epochs is None or epochs <= source.max_epochs:
+        return None
+    return f"`max_epochs` of `{name}`: it has {tokens:,} tokens, the run needs {epochs:.2f} times as many"
+
+
+def check_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceReport], rows: int) -> None:
+    """Warn about sources that a run of so many rows reads more than once.
+
+    Raises:
+        RecipeError: `max_epochs` of a source does not allow it.
+    """
+    epochs = [(report, count / report.rows) for report, count in zip(reports, mixture.counts(rows), strict=True)]
+    if lacking := [
+        why for report, times in epochs if (why := exceeds_max_epochs(data, report.name, times, report.tokens))
+    ]:
+        raise RecipeError(
+            f"{'; '.join(lacking)}. Lower its weight or the budget, add documents, or raise `max_epochs`."
+        )
+    repeated = [f"{report.name} {times:.2f} times ({report.tokens:,} tokens)" for report, times in epochs if times > 1]
+    if repeated and is_main_process():
+        log.warning(
+            f"The run reads more than there is: {', '.join(repeated)}, each time in another order. "
+            "Set `max_epochs` of a source to refuse this."
+        )
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    rows: MixtureRows
+    windowed: list[WindowedRows]
+    held_out: dict[str, HeldOutSet]
+    sources: list[SourceReport]
+    fingerprint: str
+    """Changes when any training row, or the order of rows, does; moving or touching files changes nothing."""
+    disk_bytes: int | None
+    """How much of this machine's disk large sources may take."""
+    form: str = "document"
+    """The form of the rows: see `cpt.data.readers.columns`."""
+    held_out_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """For each held-out set with its own files: file -> xxh3-128 of its content."""
+    judges: list[TokenizedSource] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of one epoch. Exact with `budget.epochs`, which reads all of each source first; else maybe an
+        estimate."""
+        return sum(report.rows for report in self.sources)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all sources, counted once; an estimate if that of a source is."""
+        return sum(report.tokens for report in self.sources)
+
+    def tokens(self, rows: int, first: int = 0) -> dict[str, float]:
+        """Each source's tokens, without padding, in the rows from `first` to `rows`; computed, not read."""
+        counts = [upto - before for upto, before in zip(self.rows.counts(rows), self.rows.counts(first), strict=True)]
+        return {
+            report.name: count * rows.filled * rows.layout.sequence_length
+            for report, rows, count in zip(self.sources, self.windowed, counts, strict=True)
+        }
+
+    def shares(self, rows: int, first: int = 0) -> dict[str, float]:
+        tokens = self.tokens(rows, first)
+        return {name: number / sum(tokens.values()) for name, number in tokens.items()}
+
+    def filled(self, rows: int, first: int = 0) -> float:
+        """The share of tokens among the positions of these rows; the rest is padding."""
+        return sum(self.tokens(rows, first).values()) / ((rows - first) * self.windowed[0].layout.sequence_length)
+
+    def epochs(self, rows: int) -> dict[str, float]:
+        counts = self.rows.counts(rows)
+        return {report.name: count / report.rows for report, count in zip(self.sources, counts, strict=True)}
+
+    def read_ahead(self, first_row: int) -> ReadAhead | None:
+        """A thread to make the next windows of a run from `first_row` on; None if all are there."""
+        counts = self.rows.counts(first_row)
+        ahead = [
+            number
+            for number, rows in enumerate(self.windowed)
+            if rows.tokenized.plan.is_streamed and (self.disk_bytes is not None or not rows.is_complete)
+        ]
+        _, stretch, place = self.rows.stretch_at(first_row)
+        shares = stretch.turns.shares(place)
+        if not ahead:
+            return None
+        chosen = [self.windowed[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead]
+        return ReadAhead(*chosen, self.disk_bytes)
+
+    def state(self, first_row: int) -> dict[str, Any]:
+        """The position of a checkpoint. With it a run resumes at `first_row`, on an empty store too."""
+        counts = self.rows.counts(first_row)
+        windows = {
+            report.name: rows.state(turn)
+            for report, rows, turn in zip(self.sources, self.windowed, counts, strict=True)
+            if rows.tokenized.plan.is_streamed
+        }
+        stretch, _, row = self.rows.stretch_at(first_row)
+        return {"fingerprint": self.fingerprint, "stretch": stretch, "row": row, "windows": windows}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Prepare to resume at the position of a checkpoint.
+
+        Raises:
+            DataError: the data have changed since.
+        """
+        if state["fingerprint"] != self.fingerprint:
+            raise DataError(
+                "the checkpoint was written with different data. Restore them, or start a new run: another `name`."
+            )
+        for report, rows in zip(self.sources, self.windowed, strict=True):
+            if report.name in state["windows"]:
+                rows.restore(state["windows"][report.name])
+
+
 NO_EVALUATION = Evaluation()
-CLOSE_TO_ALL = 0.9  # of a source; from here on an estimate of its size will not do
+CLOSE_TO_ALL = 0.9  # of a source; from here on its size must be exact
+WINDOWS_ON_DISK = 4  # of each source: read, made next, kept for slower readers, and a spare
 
 
 def build_data(
@@ -47,23 +261,22 @@ def build_data(
     whole: bool = False,
     form: str = "document",
 ) -> PreparedData:
-    """Read, filter, tokenise, split and pack the sources; what was done before is found in `cache_dir`.
+    """Read, filter, tokenise, split and pack the sources; earlier work is reused from `cache_dir`.
 
-    Training documents that hold what the model is judged by are left out, unless the recipe refuses it
-    (`own_evaluation: false`). Of a source larger than `data.window_bytes`, only what the run begins with.
+    Training documents that contain evaluation text are dropped, unless the recipe says `own_evaluation: false`. Of a
+    source larger than `data.window_bytes`, only the beginning is made here.
 
     Args:
-        budget: how long the run is, to tell how often it reads each source.
-        cache_dir: where tokens are kept; by default $CPT_CACHE or ~/.cache/cpt.
+        budget: the length of the run, to check how often it reads each source.
+        cache_dir: where tokens are stored; by default $CPT_CACHE or ~/.cache/cpt.
         whole: make all of every source.
-        form: of the sources' rows: documents, or examples (`cpt.data.readers.columns`); by default each source's own.
+        form: documents, or examples (`cpt.data.readers.columns`); by default each source's own.
 
     Raises:
-        DataError: a source is missing, bad or empty after its filters.
-        RecipeError: a filter or its options do not exist, names are not unique, the run needs more of a source than
-        there is and may have,
-            or something needs the whole of a source that may not be on the disk as a whole.
-        ResourceError: the cache cannot be written, or the Hub not reached.
+        DataError: a source is missing, bad, or empty after its filters.
+        RecipeError: a filter or its options do not exist, names are not unique, a source has too few tokens for the
+            run, or `data.disk_bytes` is too small.
+        ResourceError: the cache is not writable, or the Hub is not reachable.
     """
     data, evaluation, form = as_asked(data, evaluation, form)
     cache = cache_dir or default_cache_dir()
@@ -114,18 +327,15 @@ class Builder:
             for rows in scarce:
                 rows.begin(all_windows=True)
             mixture, reports = self.mix(windowed)
-        self.tell(mixture, windowed, reports)
+        for report, rows in zip(reports, windowed, strict=True):
+            if is_main_process():
+                log_report(report, rows)
+        if self.budget is not None:
+            check_repeats(self.data, mixture, reports, self.num_rows(reports))
         held_out = self.held_out_sets(windowed, judges)
         files = {reported_name(judge.work.source): judge.finish().files for judge in judges}
         fingerprint = self.fingerprint(mixture, windowed)
         return PreparedData(mixture, windowed, held_out, reports, fingerprint, limit, self.form, files, judges)
-
-    def tell(self, mixture: MixtureRows, windowed: Sequence[WindowedRows], reports: Sequence[SourceReport]) -> None:
-        for report, rows in zip(reports, windowed, strict=True):
-            if is_main_process():
-                tell(report, rows)
-        if self.budget is not None:
-            tell_repeats(self.data, mixture, reports, self.num_rows(reports))
 
     def first_shards(self, source: TokenizedSource, *, needs_all: bool) -> list[Wanted]:
         if not source.plan.is_streamed or needs_all:
@@ -161,8 +371,7 @@ class Builder:
         ]
 
     def longest_held_out(self, source: TokenizedSource) -> int | None:
-        """Bytes of the longest document that may be held out of a source; None where its rows are examples, which are
-        short."""
+        """Bytes of the longest document that may be held out of a source; None for examples, which are short."""
         if self.evaluation.held_out_share is None or form_of_source(source.work.source) != "document":
             return None
         documents = source.documents(source.plan.held_out)
@@ -171,7 +380,7 @@ class Builder:
     def held_out_of_others(
         self, sources: Sequence[TokenizedSource], longest: Sequence[int | None]
     ) -> list[NDArray[np.uint64]]:
-        """For each source the texts that are held out of another one and too long to be held out of this one: neither
+        """For each source, the texts that are held out of another one and too long to be held out here: neither source
         trains on them."""
         share = self.evaluation.held_out_share
         if share is None or len(sources) == 1:
@@ -194,18 +403,18 @@ class Builder:
         return [one for group in groups for one in repeated_documents(group, kind, self.cache_dir)]
 
     def mix(self, windowed: Sequence[WindowedRows]) -> tuple[MixtureRows, list[SourceReport]]:
-        """The mixture whose tokens have the shares that the recipe asks for, and the reports with these shares."""
+        """The mixture with the requested shares of tokens, and the reports with these shares."""
         reports = [report_on(rows) for rows in windowed]
         asked = asked_shares(self.data, [report.tokens for report in reports])
         filled = np.array([rows.filled for rows in windowed])
         # A source that fills its rows to one half needs twice the rows for the same tokens.
-        (_, weights), *changes = [(first, (shares / filled).tolist()) for first, shares in asked]
-        mixture = MixtureRows(windowed, weights, self.seed, changes, lengths_of_phases(self.data))
+        turns = Turns([(first, (shares / filled).tolist()) for first, shares in asked])
+        mixture = MixtureRows([Stretch(windowed, turns, lengths_of_phases(self.data))], self.seed)
         shares = shares_over(asked, self.num_rows(reports)).tolist()
         return mixture, [replace(report, share=share) for report, share in zip(reports, shares, strict=True)]
 
     def num_rows(self, reports: Sequence[SourceReport]) -> int:
-        """Of the whole run; 1 where its length is not known."""
+        """Rows of the whole run; 1 if its length is not known."""
         if self.budget is None:
             return 1
         return rows_of_run(self.data, self.budget, sum(report.rows for report in reports))
@@ -213,8 +422,8 @@ class Builder:
     def scarce(
         self, windowed: Sequence[WindowedRows], mixture: MixtureRows, reports: Sequence[SourceReport]
     ) -> list[WindowedRows]:
-        """Sources that the run may use up and may not repeat, and whose size is only estimated."""
-        counts = mixture.turns.counts(self.num_rows(reports))
+        """Sources of estimated size that the run may use up and `max_epochs` does not let it repeat."""
+        counts = mixture.counts(self.num_rows(reports))
         return [
             rows
             for rows, report, count in zip(windowed, reports, counts, strict=True)
@@ -226,13 +435,13 @@ class Builder:
     def held_out_sets(
         self, windowed: Sequence[WindowedRows], judges: Sequence[TokenizedSource]
     ) -> dict[str, HeldOutSet]:
-        """The documents of each source that the hash of their text keeps from training, and the sets of the recipe."""
+        """The held-out share of each source, and the sets of `evaluation.perplexity`."""
         sets = {}
-        looked_at = 0
+        num_documents = 0
         for rows in windowed if self.evaluation.held_out_share is not None else []:
             shards, name = rows.tokenized.plan.held_out, reported_name(rows.tokenized.work.source)
             documents = rows.tokenized.documents(shards)
-            looked_at += len(documents)
+            num_documents += len(documents)
             chosen = rows.selection.held_out(documents, shards)
             if len(chosen):
                 sets[name] = held_out_set(name, documents, chosen, self.layout, self.cache_dir)
@@ -246,7 +455,7 @@ class Builder:
                     " not evaluated."
                 )
         if self.evaluation.held_out_share is not None and not sets:
-            raise DataError(nothing_held_out(self.evaluation.held_out_share, looked_at))
+            raise DataError(nothing_held_out(self.evaluation.held_out_share, num_documents))
         for judge in judges:
             documents, name = judge.documents(judge.plan.held_out), reported_name(judge.work.source)
             layout = replace(self.layout, form=form_of_source(judge.work.source))
@@ -254,18 +463,16 @@ class Builder:
         return sets
 
     def fingerprint(self, mixture: MixtureRows, windowed: Sequence[WindowedRows]) -> str:
-        """Hash of all that decides the rows: documents, packing, weights, seed, and the first places of the order
-        itself."""
+        """A hash of all that decides the rows: documents, packing, weights, seed, and the beginning of the order."""
+        (stretch,) = mixture.stretches
         return key_of(
             {
                 "sources": [rows.fingerprint for rows in windowed],
-                "proportions": list(zip(mixture.turns.first_rows, mixture.turns.proportions, strict=True)),
+                "proportions": list(zip(stretch.turns.first_rows, stretch.turns.proportions, strict=True)),
                 "seed": mixture.seed,
                 "layout": self.layout.content(),
-                **({"lengths": mixture.lengths} if mixture.lengths else {}),
-                "order": [
-                    [*mixture.turns.turn(number), shuffled(number, 1000, mixture.seed)] for number in range(100)
-                ],
+                **({"lengths": stretch.lengths} if stretch.lengths else {}),
+                "order": [[*mixture.turn(number), shuffled(number, 1000, mixture.seed)] for number in range(100)],
             }
         )
 
@@ -285,9 +492,6 @@ def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evalu
     form = form_of_source(data.sources[0])
     refuse_layout(data, form)
     return data, evaluation, form
-
-
-WINDOWS_ON_DISK = 4  # of each source: read, made next, kept for slower readers, and a rest
 
 
 def why_all(data: Data, budget: Budget | None) -> str | None:
@@ -330,9 +534,6 @@ def check_names(data: Data, evaluation: Evaluation) -> None:
             raise RecipeError(
                 f"`{where}`: {', '.join(twice)} is the name of more than one. Give each a `name:` of its own."
             )
-
-
-# --- open mixture ---
 
 
 def open_mixture(

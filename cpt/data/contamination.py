@@ -17,10 +17,9 @@ from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.decontamination import FORMAT, NAME, WORDS, Judged, load_runs, read_runs
 from cpt.data.readers.documents import Document, Piece, apply_policy
 from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
-from cpt.data.rows.selection import longest_held_out
+from cpt.data.selection import longest_held_out
 from cpt.data.store.parallel import map_in_order, num_workers
-from cpt.data.store.plan import plan_of
-from cpt.data.store.shards import ShardWork, keep
+from cpt.data.store.shards import ShardWork, keep, plan_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import POOL_BYTES, order_of, reading_content
 from cpt.errors import DataError, RecipeError

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.utils.operations import recursively_apply
 from torch.utils.data import DataLoader, Dataset, Sampler
-from torch.utils.data._utils.pin_memory import pin_memory
 
-from cpt.data.mixture import MixtureRows, Stretch, moved_on
-from cpt.data.rows.rows import Row, stack_rows
+from cpt.data.mixture import MixtureRows, RowRange, shift_past_skipped
+from cpt.data.packing import Row, stack_rows
 
 log = logging.getLogger("cpt")
 MOST_REPLACEMENTS = 20  # of worker processes that died
@@ -32,14 +32,14 @@ class RankSampler(Sampler[int]):
     rank: int
     world_size: int
     first_row: int
-    left_out: Sequence[Stretch]
+    left_out: Sequence[RowRange]
     begin_at: int = 0
     """Micro-batches that were taken before worker processes died."""
 
     def __iter__(self) -> Iterator[int]:
         for number in range(self.begin_at, self.num_micro_batches):
             first = self.first_row + (number * self.world_size + self.rank) * self.micro_batch
-            yield from (moved_on(row, self.left_out) for row in range(first, first + self.micro_batch))
+            yield from (shift_past_skipped(row, self.left_out) for row in range(first, first + self.micro_batch))
 
     def __len__(self) -> int:
         return self.num_micro_batches * self.micro_batch
@@ -48,16 +48,15 @@ class RankSampler(Sampler[int]):
 class CPTDataLoader(DataLoader[Row]):
     """This rank's micro-batches of the rows from `first_row` to `rows_in_all`.
 
-    Micro-batch m of rank r holds the rows first_row + (m * world_size + r) * micro_batch and following. Resuming is
-    `first_row` = rows
-    trained so far: nothing is read again. Every rank has equally many micro-batches; rows that are too few for one on
-    each are left out.
+    Micro-batch m of rank r holds the rows first_row + (m * world_size + r) * micro_batch and following. To resume, set
+    `first_row` to the rows trained so far: nothing is read again. Every rank has equally many micro-batches; the last
+    rows are dropped where they are too few for one on each rank.
 
     Args:
         rows: indexable by global row number: `PreparedData.rows`.
         micro_batch: rows in a batch.
         rows_in_all: where the run ends, counted from its very beginning.
-        left_out: stretches of rows that are not read; `first_row` and `rows_in_all` count only the others.
+        left_out: ranges of rows that are not read; `first_row` and `rows_in_all` count only the others.
         complete: adds to a micro-batch what the model needs besides, in the thread or worker process that makes it.
         torch_loader_options: num_workers, pin_memory, collate_fn, ... of torch's DataLoader. Without workers a thread
             makes micro-batches ahead.
@@ -72,7 +71,7 @@ class CPTDataLoader(DataLoader[Row]):
         rank: int = 0,
         world_size: int = 1,
         first_row: int = 0,
-        left_out: Sequence[Stretch] = (),
+        left_out: Sequence[RowRange] = (),
         complete: Callable[[Row], Row] | None = None,
         **torch_loader_options: Any,
     ) -> None:
@@ -84,7 +83,7 @@ class CPTDataLoader(DataLoader[Row]):
         self.collates_plainly = options["collate_fn"] is stack_rows
         if complete is not None:
             options["collate_fn"] = Completed(options["collate_fn"], complete)
-        self.complete = complete or as_it_is
+        self.complete = complete
         super().__init__(rows, batch_size=micro_batch, sampler=sampler, **options)
         self.rank_sampler = sampler
         self.waited_seconds = 0.0
@@ -107,8 +106,8 @@ class CPTDataLoader(DataLoader[Row]):
             yield batch
 
     def by_workers(self) -> Iterator[Row]:
-        """torch's own iterator. If its worker processes die (most often killed for memory), new ones continue with
-        the next micro-batch."""
+        """torch's own iterator. If worker processes die (usually out of memory), new ones continue with the next
+        micro-batch."""
         taken = replaced = 0
         batches: Iterator[Row] | None = None
         while True:
@@ -149,10 +148,11 @@ class CPTDataLoader(DataLoader[Row]):
 
         def make(numbers: list[int]) -> Row:
             if type(rows) is MixtureRows and stacks:  # a subclass may give other rows, one by one
-                batch = self.complete(rows.batch(numbers))
+                batch = rows.batch(numbers)
+                batch = batch if self.complete is None else self.complete(batch)
             else:
                 batch = self.collate_fn([rows[number] for number in numbers])
-            return pin_memory(batch) if pins else batch  # type: ignore[no-any-return]
+            return recursively_apply(torch.Tensor.pin_memory, batch) if pins else batch  # type: ignore[no-any-return]
 
         return make_ahead(
             make, self.batch_sampler or (), lambda: torch.accelerator.set_device_index(device) if pins else None
@@ -181,10 +181,6 @@ def make_ahead(
             pool.shutdown(cancel_futures=True)
 
 
-def as_it_is(batch: Row) -> Row:
-    return batch
-
-
 @dataclass(frozen=True)
 class Completed:
     """A collate function with what completes its batches; it can be sent to worker processes."""
@@ -197,14 +193,13 @@ class Completed:
 
 
 def is_lost_worker(problem: Exception) -> bool:
-    """False for an error of the rows, whose text begins with `Caught`. The connection to a dead worker is reset,
-    refused or at its end."""
+    """False for an error in a row: its text begins with `Caught`."""
     if isinstance(problem, RuntimeError):
         return str(problem).startswith("DataLoader worker (pid")
     return not str(problem).startswith("Caught ")
 
 
 def num_bytes(batch: Row) -> int:
-    """Of a batch's tensors; a user's own kind of batch is not looked into."""
+    """Bytes of a batch's tensors; 0 for a batch that is not a dict."""
     values = batch.values() if isinstance(batch, dict) else ()
     return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))

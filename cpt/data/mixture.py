@@ -13,37 +13,35 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from cpt.data.rows.rows import IGNORED, NAMES, PackedRows, PaddedRows, Row, stack_rows
+from cpt.data.packing import IGNORED, NAMES, PackedRows, PaddedRows, Row, stack_rows
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Data, Phase
 from cpt.recipe.sense_data import reported_name
 
-Stretch = tuple[int, int]
+RowRange = tuple[int, int]
 """Global numbers of a first row and of the row after the last."""
 
 
 @dataclass
 class RowsOfSteps:
-    """Step s reads `rows_per_step` rows from `first(s)` on; all is arithmetic, so resuming needs the stretches and
-    nothing else."""
+    """Step s reads `rows_per_step` rows from `first(s)` on: arithmetic, so resuming needs only the skipped ranges."""
 
     rows_per_step: int
-    left_out: list[Stretch] = field(default_factory=list)
+    left_out: list[RowRange] = field(default_factory=list)
     """Ascending; each begins where a step would begin."""
 
     def first(self, step: int) -> int:
-        """Global number of the step's first row: also how many rows the run went through before it, those left out
-        included."""
-        return moved_on(step * self.rows_per_step, self.left_out)
+        """Global number of the step's first row, and so the number of rows before it, skipped ones included."""
+        return shift_past_skipped(step * self.rows_per_step, self.left_out)
 
-    def of(self, step: int) -> Stretch:
+    def of(self, step: int) -> RowRange:
         first = self.first(step)
         return first, first + self.rows_per_step
 
-    def leave_out(self, stretches: Iterable[Stretch]) -> None:
-        """From now on no step reads them."""
-        merged: list[Stretch] = []
-        for first, end in sorted({*self.left_out, *stretches}):
+    def leave_out(self, ranges: Iterable[RowRange]) -> None:
+        """From now on no step reads these rows."""
+        merged: list[RowRange] = []
+        for first, end in sorted({*self.left_out, *ranges}):
             if merged and first <= merged[-1][1]:
                 merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
             else:
@@ -51,16 +49,13 @@ class RowsOfSteps:
         self.left_out = merged
 
 
-def moved_on(row: int, left_out: Iterable[Stretch]) -> int:
-    """The row that is read as the `row`-th when these ascending stretches are left out."""
+def shift_past_skipped(row: int, left_out: Iterable[RowRange]) -> int:
+    """The row that is read as the `row`-th when these ascending ranges are skipped."""
     for first, end in left_out:
         if row < first:
             break
         row += end - first
     return row
-
-
-# --- lengths ---
 
 
 Int64 = NDArray[np.int64]
@@ -91,9 +86,6 @@ def cut_documents(position_ids: Int64, labels: Int64, length: int) -> None:
         return
     position_ids %= length
     labels[position_ids == 0] = IGNORED
-
-
-# --- phases ---
 
 
 Shares = NDArray[np.float64]
@@ -149,9 +141,6 @@ def shares_over(changes: Changes, rows: int) -> Shares:
     return np.average([shares for _, shares in changes], axis=0, weights=held)
 
 
-# --- mixture ---
-
-
 ENDLESS = 10**12  # rows that can be asked for; sources begin anew, in another order, when they are used up
 SHARE_UNIT = 2**32  # weights are kept as whole numbers of this size, so that counting rows is exact
 
@@ -166,10 +155,10 @@ class SourceRows(Protocol):
 
 
 class Turns:
-    """Whose turn each global row is: arithmetic, exact, and as fast at row 10**11 as at row 0.
+    """The source of each global row: arithmetic, exact, and as fast at row 10**11 as at row 0.
 
-    Weights may change at given rows. Between two changes each source has its share to within two rows; what it is owed
-    is made up for after the next change, and turns are counted on, so that a source goes on where it was left.
+    Weights may change at given rows. Between two changes each source has its share to within two rows; the difference
+    is made up after the next change. Turns are counted across changes, so each source continues where it was.
 
     Args:
         changes: (row, weights of the sources from this row on), in the order of rows, the first from row 0 on. A
@@ -204,29 +193,29 @@ class Turns:
         return [had + new for had, new in zip(self.before[part], taken, strict=True)]
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """The rows of a run from `first_row` on, as one `data` section describes them. Rows are counted from there."""
+
+    sources: Sequence[SourceRows]
+    turns: Turns
+    lengths: Sequence[tuple[int, int]] = ()
+    """(row, tokens that are read at once from this row on), in the order of rows."""
+    first_row: int = 0
+
+
 class MixtureRows(Dataset[Row]):
     """Endless rows of a weighted mixture, by global number.
 
-    Each source is gone through completely, in an order drawn from the seed, before it begins anew in another order,
-    also where the weights change in between. Among the first n rows each source has its share of n, to within one row
-    per source.
+    Each source is read completely, in an order drawn from the seed, before it starts again in another order, also if
+    the weights change in between. Among the first n rows each source has its share of n, to within one row per source.
 
     Args:
-        weights: of rows.
-        changes: (row, weights from this row on), in the order of rows.
-        lengths: (row, tokens that are read at once from this row on), likewise; see `cpt.data.mixture`.
+        stretches: the history of the run's data, in the order of rows, the first from row 0 on.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[SourceRows],
-        weights: Sequence[float],
-        seed: int,
-        changes: Sequence[tuple[int, Sequence[float]]] = (),
-        lengths: Sequence[tuple[int, int]] = (),
-    ) -> None:
-        self.sources, self.seed, self.lengths = list(sources), seed, list(lengths)
-        self.turns = Turns([(0, weights), *changes])
+    def __init__(self, stretches: Sequence[Stretch], seed: int) -> None:
+        self.stretches, self.seed = list(stretches), seed
 
     def __len__(self) -> int:
         return ENDLESS
@@ -234,13 +223,14 @@ class MixtureRows(Dataset[Row]):
     def __getitem__(self, number: int) -> Row:
         rows, row, epoch = self.row_at(number)
         found = rows.row(row, epoch)
-        if self.lengths:
+        if self.stretch_at(number)[1].lengths:
             self.cut(number, found["position_ids"].numpy(), found["labels"].numpy())
         return found
 
     def cut(self, number: int, position_ids: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
         """To the length that holds at row `number`, in place."""
-        if (length := length_at(number, self.lengths)) is not None:
+        _, stretch, place = self.stretch_at(number)
+        if (length := length_at(place, stretch.lengths)) is not None:
             cut_documents(position_ids, labels, length)
 
     def batch(self, numbers: Sequence[int]) -> Row:
@@ -259,16 +249,28 @@ class MixtureRows(Dataset[Row]):
         rows, row, epoch = self.row_at(number)
         return rows.packing.pieces(row, epoch)[1]
 
-    def turn(self, number: int) -> tuple[int, int]:
-        """The source whose turn a global row is, and how many it had before."""
+    def stretch_at(self, number: int) -> tuple[int, Stretch, int]:
+        """The stretch of a global row, by number and itself, and the row's place in it."""
         if not 0 <= number < ENDLESS:
             raise IndexError(f"row {number}: rows go from 0 to {ENDLESS - 1}")
-        return self.turns.turn(int(number))
+        found = bisect_right(self.stretches, number, key=lambda stretch: stretch.first_row) - 1
+        return found, self.stretches[found], int(number) - self.stretches[found].first_row
+
+    def turn(self, number: int) -> tuple[int, int]:
+        """The source whose turn a global row is, and how many it had before."""
+        _, stretch, place = self.stretch_at(number)
+        return stretch.turns.turn(place)
+
+    def counts(self, number: int) -> list[int]:
+        """How many rows each source had before a global row."""
+        _, stretch, place = self.stretch_at(number)
+        return stretch.turns.counts(place)
 
     def row_at(self, number: int) -> tuple[PackedRows, int, int]:
         """A global row: the rows of its source among which it is, its number there, and the time through."""
-        source, turn = self.turn(number)
-        return self.sources[source].row_at(turn, f"{self.seed} {source}")
+        _, stretch, place = self.stretch_at(number)
+        source, turn = stretch.turns.turn(place)
+        return stretch.sources[source].row_at(turn, f"{self.seed} {source}")
 
 
 def in_units(weights: Sequence[float]) -> list[int]:

@@ -11,8 +11,7 @@ from cpt.data.readers.documents import BadRow, Document, Piece, complaint
 from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.readers.opening import format_of
 from cpt.data.readers.sources import files_with_sizes, find_function, kind_of, read_piece, states_of
-from cpt.data.store.plan import plan_of
-from cpt.data.store.shards import ShardWork
+from cpt.data.store.shards import ShardWork, plan_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, key_content, order_of
 from cpt.errors import CptError
@@ -20,7 +19,8 @@ from cpt.ranks import is_main_process
 from cpt.recipe.schema import Data, DocumentSource, Evaluation, Source
 from cpt.recipe.sense_data import options_without_effect, reported_name
 
-FILES_OPENED = 20  # of one source; of the others only name and size are looked at
+log = logging.getLogger("cpt")
+FILES_OPENED = 20  # of one source; for the others only name and size are checked
 UNCHECKED = {"hub": "Hub", "url": "remote"}
 
 
@@ -54,14 +54,13 @@ def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, Doc
 
 
 def filters_of(data: Data, source: DocumentSource, key: str) -> ComponentLists:
-    """The filters that a source's documents pass, with their places in the recipe; held-out sets are taken as they
-    are."""
+    """A source's filters with their keys in the recipe; held-out sets are not filtered."""
     return {"data.filters": data.filters, f"{key}.filters": source.filters} if isinstance(source, Source) else {}
 
 
 def transforms_of(data: Data, source: DocumentSource, key: str) -> ComponentLists:
-    """The transforms that a source's documents pass; those for all sources pass held-out sets too, so that equal texts
-    stay equal."""
+    """A source's transforms with their keys in the recipe. Those of `data` apply to held-out sets too, so that equal
+    texts stay equal."""
     own = {f"{key}.transforms": source.transforms} if isinstance(source, Source) else {}
     return {"data.transforms": data.transforms, **own}
 
@@ -92,7 +91,7 @@ def check_source(data: Data, source: DocumentSource, key: str, *, ask_hub: bool 
             first = next(read_piece(source, Piece(file, 0, None, 0), key), None)
             if isinstance(first, BadRow) and data.on_bad_row == "error":
                 complaints.append(complaint(first, key))
-            elif isinstance(first, Document) and number == 0:  # also tells of a filter or transform that cannot run
+            elif isinstance(first, Document) and number == 0:  # also finds a filter or transform that fails
                 view = {"text": first.text, "source": reported_name(source), "where": first.where}
                 list(sift(view, changes, checks))
         except CptError as problem:
@@ -100,19 +99,14 @@ def check_source(data: Data, source: DocumentSource, key: str, *, ask_hub: bool 
     return complaints
 
 
-# --- open sources ---
-
-
-log = logging.getLogger("cpt")
-
-
 def open_sources(
     data: Data, evaluation: Evaluation, encoder: DocumentEncoder, cache_dir: Path, seed: int
 ) -> dict[str, TokenizedSource]:
     """Every source and held-out set by its place in the recipe; nothing is read yet."""
     keyed = list(keyed_sources(data, evaluation))
-    for key, source in keyed:  # wrong ones are told before anything is looked at
-        build_filters(filters_of(data, source, key)), build_transforms(transforms_of(data, source, key))
+    for key, source in keyed:  # report wrong ones before reading anything
+        build_filters(filters_of(data, source, key))
+        build_transforms(transforms_of(data, source, key))
     return {key: open_source(data, source, key, encoder, cache_dir, seed) for key, source in keyed}
 
 
@@ -123,7 +117,7 @@ def open_source(
     encoder = encoder_of(source, encoder, key)
     filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
     states = states_of(source, key)
-    tell_unpinned(source, key, are_files=bool(states))
+    warn_unpinned(source, key, are_files=bool(states))
     enough = source.max_tokens if isinstance(source, Source) and not states else None
     folder = cache_dir / "tokens" / key_of({**key_content(source, filters, transforms, encoder), "enough": enough})
     work = ShardWork(source, key, filters, transforms, encoder, data.on_bad_row, folder, enough)
@@ -138,8 +132,8 @@ def open_source(
     return TokenizedSource(work, plan, states, data.max_bad_share)
 
 
-def tell_unpinned(source: DocumentSource, key: str, *, are_files: bool) -> None:
-    """Say which sources may change between two starts of a run, unseen or not."""
+def warn_unpinned(source: DocumentSource, key: str, *, are_files: bool) -> None:
+    """Warn about sources that may change between two starts of a run."""
     if kind_of(source.path) == "hub" and source.revision is None and is_main_process():
-        then = "a run could not go on" if are_files else "its stored tokens would be used unchanged"
+        then = "a run cannot resume" if are_files else "its stored tokens are used unchanged"
         log.warning(f"{source.path}: if it changes on the Hub, {then}. Pin it: `{key}.revision`.")

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import Dataset
 from transformers import TrainingArguments
 
-from cpt.data.mixture import Stretch, moved_on
+from cpt.data.mixture import RowRange, shift_past_skipped
 from cpt.errors import RecipeError
 
 Prompt = dict[str, Any]
@@ -81,7 +81,7 @@ class PromptRows(Dataset[list[Prompt]]):
     completions makes them anew.
     """
 
-    def __init__(self, rows: Dataset[Prompt], plan: Generations, world_size: int, left_out: list[Stretch]) -> None:
+    def __init__(self, rows: Dataset[Prompt], plan: Generations, world_size: int, left_out: list[RowRange]) -> None:
         self.rows, self.plan, self.world_size, self.left_out = rows, plan, world_size, left_out
         self.last: tuple[int, list[Prompt]] = (-1, [])
 
@@ -89,7 +89,7 @@ class PromptRows(Dataset[list[Prompt]]):
         generation = number // self.world_size // self.plan.micro_batches
         if self.last[0] != generation:
             first = generation * self.plan.prompts
-            numbers = [moved_on(row, self.left_out) for row in range(first, first + self.plan.prompts)]
+            numbers = [shift_past_skipped(row, self.left_out) for row in range(first, first + self.plan.prompts)]
             self.last = generation, [self.rows[row] for row in numbers]
         return self.last[1]
 

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
+from cpt.data.build import PreparedData
 from cpt.data.mixture import RowsOfSteps
-from cpt.data.prepared import PreparedData
-from cpt.data.rows.rows import IGNORED
+from cpt.data.packing import IGNORED
 from cpt.models.fused_loss import FusedLoss
 
 log = logging.getLogger("cpt")
@@ -98,7 +98,7 @@ class SourceLosses(TrainerCallback):
         Args:
             targets: [rows, tokens], the next tokens.
         """
-        sources = [self.data.rows.turns.turn(row)[0] for row in self.rows_under_way()]
+        sources = [self.data.rows.turn(row)[0] for row in self.rows_under_way()]
         if len(set(sources)) == 1 and output.get("aux_loss") is None and output.get("loss") is not None:
             tokens = (targets != IGNORED).sum()
             self.take(

@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 from cpt.data.held_out import HeldOutSet
 from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import RowsOfSteps
-from cpt.data.rows.rows import stack_rows
+from cpt.data.packing import stack_rows
 from cpt.errors import Interrupted, RecipeError
 from cpt.evaluation.callbacks import read_evaluations
 from cpt.evaluation.scoring import measure_and_keep

@@ -156,3 +156,11 @@ def test_the_fingerprint_changes_with_weights_texts_and_tokenizer(build, source,
     ]
     fingerprints += [build(source("a", [*TEXTS, "one more"]), second).fingerprint]
     assert len(set(fingerprints)) == 4
+
+
+def test_tokens_and_padding_are_arithmetic(build, source):
+    sources = [source("a", ["x" * 15] * 40, weight=3.0), source("b", ["y" * 15] * 10)]
+    data = build(*sources, sequence_length=16, packing="none")  # each document with its end fills a row
+    assert data.tokens(1000) == pytest.approx({"a": 12_000, "b": 4_000}, rel=0.01) and data.filled(1000) == 1
+    assert sum(data.tokens(1000, 500).values()) == 500 * 16
+    assert [data.rows.documents_in(row).tolist() for row in range(3)] == [[16]] * 3

@@ -4,7 +4,7 @@ from torch.utils.data import Dataset
 
 from cpt.data.build import build_data
 from cpt.data.loader import CPTDataLoader
-from cpt.data.rows.rows import stack_rows
+from cpt.data.packing import stack_rows
 from cpt.recipe.schema import Data
 
 

@@ -3,7 +3,6 @@ import json
 import pytest
 
 from cpt.data.build import build_data
-from cpt.data.store import plan
 from cpt.errors import DataError
 from cpt.recipe.schema import Data, Source
 
@@ -13,7 +12,7 @@ NUMBER = 1500
 @pytest.fixture
 def scored(tmp_path, monkeypatch):
     """Numbered documents in shards, whose score is not the order of the file."""
-    monkeypatch.setattr(plan, "SHARD_BYTES", 4_000)
+    monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", 4_000)
     path = tmp_path / "scored.jsonl"
     rows = ({"text": f"{number:04}" + "x" * (number % 9), "level": number * 7 % NUMBER} for number in range(NUMBER))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

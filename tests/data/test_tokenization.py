@@ -41,7 +41,7 @@ def test_an_unknown_token_that_is_the_eos_ends_no_document(tokenizer):
     like_gpt2.unk_token = "<|endoftext|>"
     assert documents(DocumentEncoder(like_gpt2), ["a<|endoftext|>"])[0].count(EOS) == 1
     words = Tokenizer(models.WordLevel({"a": 0, "<eos>": 1}, unk_token="<eos>"))
-    with pytest.raises(RecipeError, match="text cannot be told from it"):
+    with pytest.raises(RecipeError, match="text cannot be distinguished from it"):
         DocumentEncoder(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<eos>")).encode(
             ["unknown"]
         )

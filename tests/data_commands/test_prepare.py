@@ -6,7 +6,6 @@ from xxhash import xxh3_128_hexdigest
 from cpt.cli import application
 from cpt.commands.prepare import prepare_recipe, prepare_shard
 from cpt.data.build import build_data
-from cpt.data.store import plan
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.tokenizer.load import load_tokenizer
@@ -15,7 +14,7 @@ from cpt.tokenizer.load import load_tokenizer
 @pytest.fixture
 def file(tiny_recipe, tmp_path, monkeypatch):
     """A recipe whose sources have several shards."""
-    monkeypatch.setattr(plan, "SHARD_BYTES", 4_000)
+    monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", 4_000)
     monkeypatch.setenv("CPT_WORKERS", "0")
     tiny_recipe["data"]["window_bytes"] = 8_000
     return write_recipe(tiny_recipe, tmp_path / "tiny.yaml")

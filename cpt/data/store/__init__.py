@@ -1,1 +1,1 @@
-"""What is made once and kept: tokenised sources on this machine's disk and in a bucket."""
+"""Tokenise sources once and store the tokens on disk and in a bucket."""

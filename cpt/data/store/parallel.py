@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from cpt.errors import ResourceError
+from cpt.hardware import count_cpu_cores
 from cpt.process import die_with_parent
 
 Argument = TypeVar("Argument")
@@ -69,7 +70,7 @@ def map_in_order(
     except BrokenProcessPool as problem:
         raise ResourceError(
             "a worker process that read and tokenised documents died, most likely out of memory "
-            f"({' '.join(str(problem).split())[:300]}). What was finished is kept. Start again with fewer workers:"
+            f"({' '.join(str(problem).split())[:300]}). Finished work is stored. Start again with fewer workers:"
             " CPT_WORKERS=1."
         ) from problem
     finally:  # after an error, or where the caller stops early: what they leave half done is never used
@@ -105,7 +106,7 @@ def num_workers() -> int:
     """CPT_WORKERS, or the number of cores that this process may use."""
     asked = os.environ.get("CPT_WORKERS", "")
     if not asked:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return count_cpu_cores()
     if not asked.isdecimal():
         raise ResourceError(f"CPT_WORKERS: expected a whole number of worker processes, 0 for none, got `{asked}`.")
     return int(asked)

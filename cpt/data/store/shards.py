@@ -1,36 +1,163 @@
-"""A shard: some pieces of a source, read, transformed, filtered and tokenised by one process, and kept as a small
-token store."""
+"""How a source is cut into shards and windows, and how one process makes a shard: read, transform, filter, tokenise.
+
+The cut follows from the names and sizes of the files alone. A small source is one window. A large one is read window
+by window, in an order of its shards that is drawn from the seed: training begins as soon as the first, small, window
+is there, and never needs more than a few of them."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import cache, cached_property, lru_cache
+from itertools import accumulate, islice
+from os.path import commonpath
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128
 
-from cpt.cache import publish_once
+from cpt.cache import key_of, publish_once
 from cpt.data.readers.columns import score_column
 from cpt.data.readers.documents import (
     Document,
     Listed,
     OnBadRow,
+    Piece,
     apply_policy,
     count_reasons,
     write_bad_rows,
 )
 from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
-from cpt.data.readers.sources import read_piece
-from cpt.data.store.bucket import bucket
-from cpt.data.store.plan import Shard
-from cpt.data.store.token_files import ShardDescription, SourceDescription, TokenFiles, TokenWriter, is_sound_shard
+from cpt.data.readers.sources import pieces_of, read_piece
+from cpt.data.store.token_files import (
+    ShardDescription,
+    SourceDescription,
+    TokenFiles,
+    TokenWriter,
+    bucket,
+    is_sound_shard,
+)
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, UserCodeError
 from cpt.plugins import find
 from cpt.recipe.schema import DocumentSource, Source
 from cpt.recipe.sense_data import reported_name
+
+Shard = list[Piece]
+FileState = tuple[str, int, str]  # name, size, version
+SHARD_BYTES = 16 * 2**20  # of files: a kill loses little, and the time to open a file does not matter
+ORDERED_PARTS = 64  # of a source that is read by a score
+HELD_OUT_SHARDS = 8  # of a source in windows: its held-out set must be there before the first step
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The shards of a source and the windows that they are read in."""
+
+    shards: list[Shard]
+    """In the order of the source's documents."""
+    num_bytes: list[int]
+    """Size of each shard's files or parts of files, about; 0 if unknown."""
+    windows: list[list[int]]
+    """Shards of each window, by number, in the order of training."""
+    held_out: list[int]
+    """The shards that a held-out set is taken from; the same for every seed."""
+    is_ordered: bool = False
+    """Each window is a part of all documents, by their score."""
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.windows) == 1
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether it may be read while most of it is not there yet."""
+        return not self.is_whole and not self.is_ordered
+
+    @cached_property
+    def bytes_upto(self) -> list[int]:
+        """Bytes of the windows before each window, in the order of training, and of all."""
+        return [0, *accumulate(sum(self.num_bytes[shard] for shard in window) for window in self.windows)]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the cut and of the file names below their common folder, which may move."""
+        paths = {piece.path for shard in self.shards for piece in shard}
+        root = commonpath(paths) if len(paths) > 1 else str(Path(next(iter(paths))).parent)
+        cuts = [[[piece.path.removeprefix(root), piece.start, piece.stop] for piece in shard] for shard in self.shards]
+        return key_of({"shards": cuts, "bytes": self.num_bytes, "windows": self.windows, "ordered": self.is_ordered})
+
+
+def plan_of(
+    source: DocumentSource,
+    key: str,
+    states: Sequence[FileState],
+    *,
+    window_bytes: int | None,
+    seed: int,
+    ordered: bool = False,
+) -> Plan:
+    """Cut a source up.
+
+    Args:
+        states: of its files; empty for a stream of rows without size, which is one shard.
+        window_bytes: of files, from which on there are several windows; None for a single one.
+        seed: decides the order of the windows.
+        ordered: whether documents have a score that they are read by, for which all must be there.
+    """
+    shard_bytes = SHARD_BYTES if window_bytes is None else min(SHARD_BYTES, window_bytes)
+    pieces = pieces_of(source, key, shard_bytes)
+    size_of = {name: size for name, size, _ in states}
+    sizes = [bytes_of(piece, size_of) for piece in pieces]
+    if not states or source.max_documents is not None:  # documents are counted from the first on
+        shards, num_bytes = [pieces], [sum(sizes)]
+    else:
+        shards, num_bytes = grouped(pieces, sizes, shard_bytes)
+    everything = list(range(len(shards)))
+    if ordered:
+        return Plan(shards, num_bytes, [everything] * ORDERED_PARTS, everything, is_ordered=True)
+    if window_bytes is None or sum(num_bytes) <= window_bytes:
+        return Plan(shards, num_bytes, [everything], everything)
+    order = np.random.default_rng(seed_of(seed, "windows")).permutation(len(shards)).tolist()
+    held_out = sorted(np.random.default_rng(0).permutation(len(shards))[:HELD_OUT_SHARDS].tolist())
+    return Plan(shards, num_bytes, in_windows(order, num_bytes, shard_bytes, window_bytes), held_out)
+
+
+def grouped(pieces: Sequence[Piece], sizes: Sequence[int], shard_bytes: int) -> tuple[list[Shard], list[int]]:
+    """Small files share a shard; with the size of each."""
+    shards: list[Shard] = []
+    num_bytes: list[int] = []
+    for piece, size in zip(pieces, sizes, strict=True):
+        if not shards or num_bytes[-1] + size > shard_bytes:
+            shards.append([])
+            num_bytes.append(0)
+        shards[-1].append(piece)
+        num_bytes[-1] += size
+    return shards, num_bytes
+
+
+def in_windows(order: Sequence[int], num_bytes: Sequence[int], first_bytes: int, window_bytes: int) -> list[list[int]]:
+    """Shards in the given order, grouped into windows: the first two of one shard, then twice as much each time, up to
+    the full size."""
+    windows: list[list[int]] = [[]]
+    room = wanted = first_bytes
+    for shard in order:
+        if windows[-1] and room < num_bytes[shard]:
+            if len(windows) > 1:
+                wanted = min(2 * wanted, window_bytes)
+            windows.append([])
+            room = wanted
+        windows[-1].append(shard)
+        room -= num_bytes[shard]
+    return windows
+
+
+def bytes_of(piece: Piece, size_of: dict[str, int]) -> int:
+    """The size of a piece; 0 if unknown."""
+    size = size_of.get(piece.path) or size_of.get(str(Path(piece.path).absolute())) or 0
+    return max(0, (size if piece.stop is None else piece.stop) - piece.start)
+
 
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
 SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
@@ -38,20 +165,20 @@ SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
 
 @dataclass(frozen=True)
 class ShardWork:
-    """What is done to each shard of a source; travels to worker processes."""
+    """How each shard of a source is made; sent to worker processes."""
 
     source: DocumentSource
     key: str
-    """Where the source stands in the recipe, for messages: `data.sources[0]`."""
+    """The source's key in the recipe, for messages: `data.sources[0]`."""
     filters: ComponentLists
     transforms: ComponentLists
     encoder: DocumentEncoder
     on_bad_row: OnBadRow
     folder: Path
     enough_tokens: int | None = None
-    """Of a source that comes one row after the other, maybe without end: after so many tokens the rest is not read."""
+    """Where to stop reading a stream of rows, which may be endless."""
     prove_on_the_way: bool = False
-    """The encoder is proven on the first documents that come, where a source cannot be looked into beforehand."""
+    """Prove the encoder on the first documents of a stream, which cannot be sampled before."""
 
     def __call__(self, shard: Shard, name: str) -> None:
         """Fetch or make the shard in a folder of that name, if it is not there yet."""
@@ -108,7 +235,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
     if bad:
         write_bad_rows(bad, folder)
     writer.close(
-        dropped,
+        dropped=dict(dropped),
         bad_rows=count_reasons(bad),
         longest=longest,
         engine=encoder.engine,
@@ -117,7 +244,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
 
 
 def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
-    """What tells a document's place in the order that the source asks for."""
+    """The function for a document's score in the order that the source requests."""
     if not isinstance(source, Source) or source.order_by is None:
         return None
     function = None if score_column(source) else find("score", source.order_by, {})
@@ -154,7 +281,7 @@ def keep(documents: Iterable[Document], work: ShardWork, dropped: Counter[str]) 
 def encodable(
     documents: Iterable[tuple[str, Document]], encoder: DocumentEncoder, dropped: Counter[str]
 ) -> Iterator[tuple[str, Document]]:
-    """Without examples that the chat template refuses, which are counted by reason."""
+    """Drop examples that the chat template refuses, and count them by reason."""
     for text, document in documents:
         reason = encoder.reason_to_drop(text)
         if reason is None:
@@ -165,7 +292,7 @@ def encodable(
 
 @dataclass(frozen=True)
 class View(Mapping[str, str]):
-    """What filters see of a document; where it stands is worked out only for those that ask."""
+    """What filters see of a document; `where`, which counts lines, is computed only for those that ask."""
 
     document: Document
     source: str
@@ -214,3 +341,35 @@ def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[st
             if budget <= 0:
                 break
     return texts
+
+
+# Rows; below it grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 of 1,000, 0.004 from 65,536 on).
+SMALL = 2**16
+
+
+def seed_of(*parts: object) -> int:
+    """A seed of 32 bits for each list of parts."""
+    return xxh3_64_intdigest(" ".join(map(str, parts)).encode()) % 2**32
+
+
+def shuffled(place: int, size: int, seed: int) -> int:
+    """Where a permutation of `size` rows, drawn from the seed, puts `place`; a large one is not stored."""
+    if size < SMALL:
+        return int(permutation(size, seed)[place])
+    return index_shuffle()(place, max_index=size - 1, seed=seed, rounds=4)
+
+
+@lru_cache(maxsize=64)
+def permutation(size: int, seed: int) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).permutation(size)
+
+
+@cache
+def index_shuffle() -> Callable[..., int]:
+    """grain's permutation that is computed and not stored."""
+    from absl import logging
+
+    logging.set_verbosity(logging.ERROR)  # importing grain prints a warning where there is no jax
+    from grain.experimental import index_shuffle
+
+    return index_shuffle

@@ -1,22 +1,27 @@
-"""Tokenised documents as files: written in batches, read memory-mapped, compared with their digests; and manifests."""
+"""Tokenised documents as files: written in batches, read memory-mapped, checked by digest, shared in a bucket."""
 
 import json
 import mmap
+import os
+import tarfile
+import tempfile
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from cpt.cache import key_of
-from cpt.errors import DataError
-from cpt.files import make_durable, sealed, size_and_hash, unsealed
+from cpt.data.readers.documents import first_line
+from cpt.errors import DataError, ResourceError
+from cpt.files import NO_SPACE, make_durable, sealed, size_and_hash, unsealed
 
 FORMAT = 5  # of stored tokens; counts up when old folders must not be read
 DESCRIPTION = "description.json"
@@ -35,20 +40,20 @@ class ShardDescription:
     documents: int
     tokens: int
     dtype: str
-    dropped: dict[str, int]
-    """Reason -> documents that filters did not let pass."""
-    bad_rows: dict[str, int]
-    """Reason -> rows that were no documents; bad_rows.jsonl lists them."""
-    longest: tuple[str, int]
-    """Where the longest document stands, and its tokens."""
     digest: str
-    engine: str
-    texts: str
-    """xxh3-128 over the hashes of the texts."""
     scored: bool
-    format: int = FORMAT
-    segmented: bool = False
+    segmented: bool
     """Whether the documents are examples, each of whose tokens belongs to a segment."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Reason -> documents that a filter dropped."""
+    bad_rows: dict[str, int] = field(default_factory=dict)
+    """Reason -> rows that are not documents; bad_rows.jsonl lists them."""
+    longest: tuple[str, int] = ("", 0)
+    """File and line of the longest document, and its tokens."""
+    engine: str = ""
+    texts: str = ""
+    """xxh3-128 over the hashes of the texts."""
+    format: int = FORMAT
 
 
 class TokenWriter:
@@ -56,7 +61,6 @@ class TokenWriter:
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], *, scored: bool = False, segmented: bool = False) -> None:
         self.folder, self.dtypes = folder, {**ARRAYS, "tokens": dtype.name}
-        self.scored, self.segmented = scored, segmented
         self.num_documents = self.num_tokens = 0
         self._digests = {name: xxh3_128() for name in arrays(scored, segmented)}
         self._files = {name: (folder / f"{name}.bin").open("wb") for name in arrays(scored, segmented)}
@@ -73,40 +77,29 @@ class TokenWriter:
     ) -> None:
         """Add documents: all their ids and segments, and of each its length, the hash of its text, the text's size and
         its score."""
-        self._write("tokens", ids)
-        self._write("offsets", self.num_tokens + lengths.cumsum())
-        self._write("hashes", hashes)
-        self._write("num_bytes", num_bytes)
-        if scores is not None:
-            self._write("scores", scores)
-        if segments is not None:
-            self._write("segments", segments)
+        offsets = self.num_tokens + lengths.cumsum()
+        for name, array in zip(ARRAYS, (ids, offsets, hashes, num_bytes, scores, segments), strict=True):
+            if array is not None:
+                self._write(name, array)
         self.num_documents += len(lengths)
         self.num_tokens += len(ids)
 
-    def close(
-        self,
-        dropped: Mapping[str, int],
-        *,
-        bad_rows: Mapping[str, int] | None = None,
-        longest: tuple[str, int] = ("", 0),
-        engine: str = "",
-        texts: str = "",
-    ) -> None:
+    def close(self, **described: Any) -> None:
+        """Write the description.
+
+        Args:
+            described: `dropped`, `bad_rows`, `longest`, `engine` and `texts` of `ShardDescription`.
+        """
         for file in self._files.values():
             file.close()
         description = ShardDescription(
-            self.num_documents,
-            self.num_tokens,
-            self.dtypes["tokens"],
-            dict(dropped),
-            dict(bad_rows or {}),
-            longest,
-            digest_of([digest.hexdigest() for digest in self._digests.values()]),
-            engine,
-            texts,
-            self.scored,
-            segmented=self.segmented,
+            documents=self.num_documents,
+            tokens=self.num_tokens,
+            dtype=self.dtypes["tokens"],
+            digest=digest_of([digest.hexdigest() for digest in self._digests.values()]),
+            scored="scores" in self._files,
+            segmented="segments" in self._files,
+            **described,
         )
         (self.folder / DESCRIPTION).write_text(as_text(description))
 
@@ -124,8 +117,8 @@ class TokenFiles:
         offsets: where each document begins in `tokens`, and where the last one ends.
         hashes: xxh3-64 of each document's text.
         num_bytes: UTF-8 bytes of each document's text.
-        scores: what it is ordered by; empty where there is no order.
-        segments: of each token, the part of the example that it belongs to; empty where documents are no examples.
+        scores: what documents are ordered by; empty without an order.
+        segments: the part of the example that each token belongs to; empty for documents.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -133,16 +126,16 @@ class TokenFiles:
         try:
             self.description = read_shard_description(folder)
             self.written = (folder / DESCRIPTION).stat().st_mtime_ns
-            documents, tokens = self.description.documents, self.description.tokens
-            self.tokens: NDArray[np.unsignedinteger] = open_raw(folder / "tokens.bin", self.description.dtype, tokens)
+            known = self.description
+            documents, tokens = known.documents, known.tokens
+            self.tokens: NDArray[np.unsignedinteger] = open_raw(folder / "tokens.bin", known.dtype, tokens)
             self.offsets: NDArray[np.int64] = open_raw(folder / "offsets.bin", "int64", documents + 1)
             self.hashes: NDArray[np.uint64] = open_raw(folder / "hashes.bin", "uint64", documents)
             self.num_bytes: NDArray[np.int64] = open_raw(folder / "num_bytes.bin", "int64", documents)
-            self.scores: NDArray[np.float64] = np.empty(0)
-            if self.description.scored:
+            self.scores, self.segments = np.empty(0), np.empty(0, np.uint8)
+            if known.scored:
                 self.scores = open_raw(folder / "scores.bin", "float64", documents)
-            self.segments: NDArray[np.uint8] = np.empty(0, np.uint8)
-            if self.description.segmented:
+            if known.segmented:
                 self.segments = open_raw(folder / "segments.bin", "uint8", tokens)
         except (OSError, ValueError, TypeError) as problem:
             raise DataError(
@@ -155,7 +148,7 @@ class TokenFiles:
         names = arrays(self.description.scored, self.description.segmented)
         return digest_of([size_and_hash(self.folder / f"{name}.bin")[1] for name in names]) == self.description.digest
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         """Give the memory of the mapped tokens back; they are mapped again when they are read."""
         for array in (self.tokens, self.segments):
             if isinstance(array.base, np.memmap) and isinstance(mapped := array.base.base, mmap.mmap):
@@ -209,26 +202,29 @@ class StoredDocuments:
     def scores(self) -> NDArray[np.float64]:
         return np.concatenate([np.empty(0), *(part.scores for part in self.parts)])
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         for part in self.parts:
-            part.rest()
+            part.free_memory()
 
     def tokens(self, start: int, length: int) -> NDArray[np.unsignedinteger]:
-        """The ids from `start` on; a document, or a piece of one, never lies in two folders."""
-        part = bisect_right(self._first_tokens, start) - 1 if len(self.parts) > 1 else 0
-        begin = start - self._first_tokens[part]
-        return self.parts[part].tokens[begin : begin + length]
+        """The ids from `start` on."""
+        part, begin = self._part_at(start)
+        return part.tokens[begin : begin + length]
 
     def segments(self, start: int, length: int) -> NDArray[np.uint8]:
-        """The segments of the ids from `start` on; nothing where the documents are no examples."""
+        """The segments of the ids from `start` on; empty for documents."""
+        part, begin = self._part_at(start)
+        return part.segments[begin : begin + length]
+
+    def _part_at(self, start: int) -> tuple[TokenFiles, int]:
+        """The folder of a token, and its place there; a document is never in two folders."""
         part = bisect_right(self._first_tokens, start) - 1 if len(self.parts) > 1 else 0
-        begin = start - self._first_tokens[part]
-        return self.parts[part].segments[begin : begin + length]
+        return self.parts[part], start - self._first_tokens[part]
 
 
 def arrays(scored: bool, segmented: bool) -> list[str]:
-    left_out = {"scores": not scored, "segments": not segmented}
-    return [name for name in ARRAYS if not left_out.get(name, False)]
+    absent = {"scores": not scored, "segments": not segmented}
+    return [name for name in ARRAYS if not absent.get(name)]
 
 
 def open_documents(folders: Sequence[Path]) -> StoredDocuments:
@@ -261,9 +257,6 @@ def open_raw(path: Path, dtype: str, length: int) -> NDArray[Any]:
     return np.asarray(np.memmap(path, dtype, "r", shape=(length,))) if length else np.empty(0, dtype)
 
 
-# --- source description ---
-
-
 @dataclass(frozen=True)
 class SourceDescription:
     name: str
@@ -276,7 +269,7 @@ class SourceDescription:
     bad_rows: dict[str, int]
     longest: tuple[str, int]
     files: dict[str, str]
-    """File -> xxh3-128 of its content; of one behind a URL the version that its server told."""
+    """File -> xxh3-128 of its content; of a URL the version that its server reports."""
     made_from: dict[str, str]
     format: int = FORMAT
 
@@ -296,3 +289,90 @@ def read_description(folder: Path) -> SourceDescription:
         )
     content = unsealed(text)
     return SourceDescription(**{**content, "longest": tuple(content["longest"])})
+
+
+# --- bucket ---
+
+
+VARIABLE = "CPT_STORE"
+
+
+def bucket() -> "Bucket | None":
+    """The bucket that $CPT_STORE names, if any."""
+    url = os.environ.get(VARIABLE, "")
+    return opened(url.rstrip("/")) if url else None
+
+
+@lru_cache(maxsize=4)
+def opened(url: str) -> "Bucket":
+    if "://" not in url:
+        raise ResourceError(
+            f"{VARIABLE} is `{url}`, expected a URL: s3://bucket/prefix. A folder that machines share is CPT_CACHE."
+        )
+    try:
+        system, root = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as problem:
+        raise ResourceError(
+            f"{VARIABLE}={url}: {first_line(problem)}. Install what fsspec needs for it (s3://: pip install s3fs)."
+        ) from problem
+    return Bucket(url, system, str(root).rstrip("/"))
+
+
+@dataclass(frozen=True)
+class Bucket:
+    url: str
+    system: Any
+    root: str
+
+    def shards(self, source: Path) -> set[str]:
+        """The names of a source's shards that are in the bucket, from one listing."""
+        self.system.invalidate_cache()
+        paths = self._call(source.name, self.system.ls, f"{self.root}/tokens/{source.name}", detail=False)
+        return {Path(path).stem for path in paths or ()}
+
+    def put(self, shard: Path) -> None:
+        name = object_of(shard.parent, shard.name)
+        with tempfile.NamedTemporaryFile(dir=shard.parent, suffix=".unfinished") as packed:
+            with tarfile.open(fileobj=packed, mode="w") as tar:
+                for path in sorted(shard.iterdir()):
+                    tar.add(path, path.name)
+            packed.flush()
+            self._call(name, self.system.makedirs, f"{self.root}/tokens/{shard.parent.name}", exist_ok=True)
+            self._call(name, self.system.put_file, packed.name, f"{self.root}/{name}")
+
+    def get(self, source: Path, shard: str, folder: Path) -> bool:
+        """Write the files of a shard into an empty folder; False where the bucket does not have the shard."""
+        packed, name = folder / ".packed", object_of(source, shard)
+        self._call(name, self.system.get_file, f"{self.root}/{name}", str(packed))
+        if not packed.exists():
+            return False
+        try:
+            with tarfile.open(packed) as tar:
+                tar.extractall(folder, filter="data")
+        except tarfile.TarError as problem:
+            raise self.damaged(source, shard) from problem
+        packed.unlink()
+        return True
+
+    def damaged(self, source: Path, shard: str) -> DataError:
+        return DataError(
+            f"{self.url}/{object_of(source, shard)}: damaged. Delete the object and run `cpt prepare` again."
+        )
+
+    def _call(self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call the file system, which retries automatically; None if the object does not exist."""
+        try:
+            return function(*arguments, **options)
+        except FileNotFoundError:
+            return None
+        except Exception as problem:  # fsspec's file systems raise many classes of errors
+            if isinstance(problem, OSError) and problem.errno in NO_SPACE:
+                raise
+            raise ResourceError(
+                f"{self.url}/{name}: {first_line(problem)}. Check the network, the credentials of this machine and"
+                f" {VARIABLE}."
+            ) from problem
+
+
+def object_of(source: Path, shard: str) -> str:
+    return f"tokens/{source.name}/{shard}.tar"

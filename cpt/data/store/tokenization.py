@@ -67,7 +67,7 @@ HARD_STRINGS = [
 
 
 class Gigatoken:
-    """Encodes with gigatoken; its tables are built when the first text comes, in each process anew."""
+    """Encodes with gigatoken; each process builds its tables for its first text."""
 
     def __init__(self, model: str) -> None:
         self.model_json = model
@@ -78,7 +78,7 @@ class Gigatoken:
     def __call__(self, texts: Sequence[str]) -> Flat:
         """The ids of all texts, and how many each has.
 
-        Worker processes of ours share the cores already, so there each keeps to its own thread (CPT_WORKER).
+        Our worker processes share the cores already, so each uses one thread (CPT_WORKER).
         """
         encoded = self._tokenizer.encode_batch(
             list(texts), parallel=False if os.environ.get("CPT_WORKER") else None
@@ -143,9 +143,6 @@ def shortened(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:60]} ..."
 
 
-# --- tokenization ---
-
-
 log = logging.getLogger("cpt")
 Ids = NDArray[np.unsignedinteger]
 
@@ -208,7 +205,7 @@ class DocumentEncoder:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a worker process gets; it builds the fast tokenizer from its text, and only where it is needed."""
+        """The state for a worker process, which builds the fast tokenizer from its text when needed."""
         return {name: value for name, value in vars(self).items() if name != "fast_tokenizer"}
 
     def proven_for(self, documents: Sequence[str]) -> "DocumentEncoder":
@@ -289,7 +286,7 @@ class DocumentEncoder:
     def _without_special(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> Flat:
         """Replace special ids that are ordinary vocabulary too (SentencePiece's `</s>`) by the ids of their spelling
         in pieces."""
-        # There are none in the texts of most tokenizers, and comparing is ten times as fast as looking up.
+        # Most texts have none, and comparing is ten times as fast as looking up.
         if not any(np.any(ids - ids.dtype.type(first) < last - first) for first, last in self._special_ranges):
             return ids, lengths
         found = np.flatnonzero(self.is_special[ids])
@@ -305,8 +302,8 @@ class DocumentEncoder:
     def spelling_of(self, token: str) -> list[int]:
         if len(token) < 2:
             raise RecipeError(
-                f"the tokenizer has `{token}`, one character, as a special token, so text cannot be told from it."
-                " Choose another."
+                f"the tokenizer has `{token}`, one character, as a special token, so text cannot be distinguished"
+                " from it. Choose another tokenizer."
             )
         half = len(token) // 2
         ids: list[int] = []

@@ -1,28 +1,18 @@
-"""A source's tokens in the store: a folder of shards, each made by the process that needs it first and found by all
-others."""
+"""A source's tokens: a folder of shards. The process that needs a shard first makes it; all others find it."""
 
 import json
 import logging
 import os
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import Progress
 
 from cpt.cache import hold, key_of, write_once
 from cpt.console import open_console
@@ -31,8 +21,7 @@ from cpt.data.readers.filters import ComponentLists, code_of, module_text
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import hash_file, kind_of, states_of
 from cpt.data.store.parallel import map_in_order, num_workers
-from cpt.data.store.plan import FileState, Plan, Shard
-from cpt.data.store.shards import ShardWork, sample
+from cpt.data.store.shards import FileState, Plan, Shard, ShardWork, sample
 from cpt.data.store.token_files import (
     DESCRIPTION,
     FORMAT,
@@ -50,19 +39,17 @@ from cpt.recipe.schema import DocumentSource, Source
 from cpt.recipe.sense_data import reported_name
 
 log = logging.getLogger("cpt")
-# shards; of more, one listing of the folder is faster than asking for each, far faster on a file system of the network
-FEW = 100
-TRIES = 2  # to find a shard as it should be; it is made anew after each
+FEW = 100  # for more shards one listing of the folder is faster than one query each, most of all on a network
+TRIES = 2  # to read a sound shard; it is made again after each
 PROOF_BYTES = 2**20  # below, proving gigatoken takes longer than doing without
-# What changes how documents are used, and not their tokens.
+# These keys change how documents are used, and not their tokens.
 NEUTRAL = {"path", "name", "weight", "filters", "transforms", "licence", "max_tokens", "max_epochs", "streaming"}
 
 
 class TokenizedSource:
     """The shards of a source, by number.
 
-    What is there may be used by any process; what is not is made when it is asked for, by the process that asks, while
-    others wait for it.
+    Any process may read a shard. A missing one is made by the process that asks for it, while others wait.
 
     Args:
         work: what is done to each shard; its folder holds them.
@@ -82,7 +69,7 @@ class TokenizedSource:
 
     @cached_property
     def name(self) -> str:
-        """Tells everything that decides the tokens: how they are made (which the folder tells), and of which files."""
+        """A hash of everything that decides the tokens: how they are made (the folder's name), and of which files."""
         return key_of({"folder": self.folder.name, "files": self.states})
 
     @cached_property
@@ -90,8 +77,8 @@ class TokenizedSource:
         return {name: (size, version) for name, size, version in self.states}
 
     def shard_folder(self, number: int) -> Path:
-        """Where a shard lies once it is made; the name tells its files as they are: a changed one makes only its own
-        anew."""
+        """The folder of a shard. Its name depends on the state of its own files: a changed file makes only its shards
+        again."""
         pieces = [
             [one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in self.plan.shards[number]
         ]
@@ -149,8 +136,8 @@ class TokenizedSource:
             rmtree(shard.folder, ignore_errors=True)
             raise DataError(
                 f"{self.work.source.path}: a damaged part of its stored tokens was made again, with other tokens than"
-                f" before. What reads it has changed since ({self.work.key}: libraries, or code of yours). Bring it"
-                f" back, or delete {self.folder} and begin a new run: another `name`."
+                f" before. Libraries or your code for `{self.work.key}` have changed since. Restore them, or delete"
+                f" {self.folder} and start a new run: another `name`."
             )
 
     def documents(self, numbers: Sequence[int], *, verified: bool = True) -> StoredDocuments:
@@ -159,7 +146,7 @@ class TokenizedSource:
 
     @cached_property
     def proven_work(self) -> ShardWork:
-        """The work with the fastest encoder that gives the same ids, where it pays to look for one."""
+        """The work with the fastest encoder that gives the same ids; a small source is not worth the proof."""
         if not self.states:
             return replace(self.work, prove_on_the_way=True)
         if sum(self.plan.num_bytes) < PROOF_BYTES:
@@ -180,7 +167,7 @@ class TokenizedSource:
 
     @property
     def description(self) -> SourceDescription | None:
-        """Of the whole source, once all shards are there."""
+        """The description of the whole source, once all shards are there."""
         if self._description is None:
             try:
                 self._description = self.if_ours(read_description(self.folder))
@@ -189,7 +176,7 @@ class TokenizedSource:
             except (DataError, OSError, ValueError, TypeError):  # the folder's name is of this version
                 report_damage(self.folder / DESCRIPTION)
                 with suppress(OSError):
-                    (self.folder / DESCRIPTION).unlink()  # else each look at it would report the damage
+                    (self.folder / DESCRIPTION).unlink()  # otherwise each read would report the damage
         return self._description
 
     def if_ours(self, found: SourceDescription) -> SourceDescription | None:
@@ -271,8 +258,7 @@ def changed(work: ShardWork) -> DataError:
 def key_content(
     source: DocumentSource, filters: ComponentLists, transforms: ComponentLists, encoder: DocumentEncoder
 ) -> dict[str, Any]:
-    """All that decides the tokens, but for the files; how they are found (workers, gigatoken) is not among it, for
-    they are the same."""
+    """All that decides the tokens, except the files. Workers and gigatoken do not change the tokens."""
     return {**reading_content(source, filters, transforms), "tokenizer": encoder.fingerprint}
 
 
@@ -314,9 +300,6 @@ def nothing_left(source: DocumentSource, key: str, dropped: Counter[str]) -> str
     return f"{what} Loosen `data.filters` or `{key}.filters`, or set another `{key}.path`."
 
 
-# --- fill ---
-
-
 POOL_BYTES = 32 * 2**20  # of files; below, starting processes takes longer than the work
 WORKERS_IMPORT = ("cpt.data.store.shards", "gigatoken")
 
@@ -339,7 +322,7 @@ def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
 
     Args:
         workers: processes that share the work; 0 for none but this one. By default CPT_WORKERS or the number of cores,
-            where there is enough to do. What is stored does not depend on it.
+            if there is enough to do. The stored tokens do not depend on it.
 
     Raises:
         DataError: a row is bad, or a file cannot be read.
@@ -347,16 +330,20 @@ def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
         ResourceError: the store cannot be written, or a worker died.
     """
     missing = [(source, number) for source, number in dict.fromkeys(wanted) if source.missing([number])]
-    if workers is None:
-        size = sum(source.plan.num_bytes[number] for source, number in missing)
-        workers = num_workers() if size >= POOL_BYTES and len(missing) > 1 else 0
-    workers = min(workers, len(missing))
-    sizes = {source: 0 for source, _ in missing}
+    sizes = Counter[TokenizedSource]()
     for source, number in missing:
         sizes[source] += source.plan.num_bytes[number]
-    with progress_bars(sizes) as (progress, tasks):
-        for source, number in made(missing, workers, list(sizes)):
-            progress.advance(tasks[source], source.plan.num_bytes[number])
+    if workers is None:
+        workers = num_workers() if sizes.total() >= POOL_BYTES and len(missing) > 1 else 0
+    console = open_console(stderr=True)
+    hidden = not (is_main_process() and console.is_interactive)
+    with Progress(console=console, transient=True, disable=hidden) as progress:
+        bars = {
+            source: progress.add_task(f"tokenising {reported_name(source.work.source)}", total=size or None)
+            for source, size in sizes.items()
+        }
+        for source, number in made(missing, min(workers, len(missing)), list(sizes)):
+            progress.advance(bars[source], source.plan.num_bytes[number])
 
 
 def made(wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSource]) -> Generator[Wanted, None, None]:
@@ -375,24 +362,3 @@ def made(wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSour
         source, number = taken.pop(0)
         source.check_files(number)
         yield source, number
-
-
-@contextmanager
-def progress_bars(sizes: dict[TokenizedSource, int]) -> Iterator[tuple[Progress, dict[TokenizedSource, TaskID]]]:
-    """How far it is, on the terminal of the main process only."""
-    columns: list[Any] = [
-        TextColumn("tokenising {task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    ]
-    console = open_console(stderr=True)
-    hidden = not (is_main_process() and console.is_interactive)
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        names = {source: reported_name(source.work.source) for source in sizes}
-        yield (
-            progress,
-            {source: progress.add_task(names[source], total=size or None) for source, size in sizes.items()},
-        )

@@ -3,10 +3,9 @@ from collections import Counter
 import pytest
 import torch
 
-from cpt.data.build import build_data
+from cpt.data.build import PreparedData, build_data
 from cpt.data.loader import CPTDataLoader
-from cpt.data.prepared import PreparedData
-from cpt.data.rows.rows import IGNORED
+from cpt.data.packing import IGNORED
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Data, Evaluation, HeldOut, Phase
 

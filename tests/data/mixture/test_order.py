@@ -5,8 +5,8 @@ from torch.utils.data import Dataset
 
 from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import LINEAR_BLOCKS, RowsOfSteps, asked_shares, cut_documents
-from cpt.data.rows.rows import IGNORED
-from cpt.data.store.order import shuffled
+from cpt.data.packing import IGNORED
+from cpt.data.store.shards import shuffled
 from cpt.recipe.schema import Data, Phase, Source
 
 

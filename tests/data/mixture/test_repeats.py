@@ -2,8 +2,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from cpt.data.mixture import MixtureRows
-from cpt.data.prepared import rows_of_run, tell_repeats
+from cpt.data.build import check_repeats, rows_of_run
+from cpt.data.mixture import MixtureRows, Stretch, Turns
 from cpt.recipe.schema import Budget, Data, Source
 
 SOURCES = [Source(path="a/small"), Source(path="a/large")]
@@ -22,8 +22,8 @@ REPORTS = [Report("small", 1000, 10), Report("large", 90_000, 900)]
 
 
 def test_repeats_are_reported_before_the_run(caplog):
-    mixture = MixtureRows([range(10), range(900)], [0.5, 0.5], seed=1)
-    tell_repeats(Data(sources=SOURCES), mixture, REPORTS, 50)
+    mixture = MixtureRows([Stretch([range(10), range(900)], Turns([(0, [0.5, 0.5])]))], seed=1)
+    check_repeats(Data(sources=SOURCES), mixture, REPORTS, 50)
     assert "small 2.50 times (1,000 tokens)" in caplog.text and "large" not in caplog.text
 
 

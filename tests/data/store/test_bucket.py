@@ -6,8 +6,8 @@ from faulty_store import FaultyStore
 
 from cpt.commands.prepare import upload
 from cpt.data.build import build_data
-from cpt.data.store import plan, shards
-from cpt.data.store.bucket import bucket, opened
+from cpt.data.store import shards
+from cpt.data.store.token_files import bucket, opened
 from cpt.errors import DataError, ResourceError
 from cpt.recipe.schema import Data, Evaluation, Source
 
@@ -28,7 +28,7 @@ def brought(tmp_path_factory, tokenizer):
         sources=[Source(path=str(folder / f"{name}.jsonl")) for name in "ab"], sequence_length=64, window_bytes=WINDOW
     )
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(plan, "SHARD_BYTES", SHARD)
+        patched.setattr("cpt.data.store.shards.SHARD_BYTES", SHARD)
         patched.setenv("CPT_WORKERS", "0")
         straight = build_data(
             data, tokenizer, seed=1, evaluation=EVALUATION, cache_dir=folder / "straight", whole=True
@@ -42,7 +42,7 @@ def brought(tmp_path_factory, tokenizer):
 @pytest.fixture
 def data(brought, tmp_path, monkeypatch):
     """An empty bucket."""
-    monkeypatch.setattr(plan, "SHARD_BYTES", SHARD)
+    monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", SHARD)
     monkeypatch.setenv("CPT_WORKERS", "0")
     FaultyStore.failing.clear()
     (tmp_path / "bucket").mkdir()

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from cpt.data.readers.sources import open_source
-from cpt.data.store import plan, shards
+from cpt.data.store import shards
 from cpt.data.store import tokenized as tokenized_module
 from cpt.data.store.token_files import TokenFiles
 from cpt.data.store.tokenization import DocumentEncoder
@@ -102,7 +102,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tokenized, source, tmp_
 def large(tmp_path, monkeypatch):
     """A source of some shards: jsonl files cut in the middle of lines, small text files that share a shard, and rows
     that filters drop."""
-    monkeypatch.setattr(plan, "SHARD_BYTES", 20_000)
+    monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", 20_000)
     folder = tmp_path / "large"
     folder.mkdir()
     for name in "ab":
@@ -157,12 +157,12 @@ PREPARE = """
 import sys
 from pathlib import Path
 from transformers import AutoTokenizer
-from cpt.data.store import plan
+from cpt.data.store import shards
 from cpt.data.store.tokenized import make_shards
 from cpt.data.open_sources import open_source
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.recipe.schema import Data, Source
-plan.SHARD_BYTES = 20_000
+shards.SHARD_BYTES = 20_000
 source = Source(path=sys.argv[1])
 encoder = DocumentEncoder(AutoTokenizer.from_pretrained(sys.argv[2]))
 opened = open_source(Data(sources=[source]), source, "data.sources[0]", encoder, Path(sys.argv[3]), 1)

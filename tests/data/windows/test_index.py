@@ -3,10 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpt.data.rows.rows import Layout
-from cpt.data.rows.selection import Selection
-from cpt.data.rows.window_entries import START
-from cpt.data.rows.windows import WindowedRows
+from cpt.data.packing import Layout
+from cpt.data.selection import Selection
+from cpt.data.windows import START, WindowedRows
 
 ROWS = [3, 0, 5, 1, 8, 2]
 

@@ -5,7 +5,6 @@ import pytest
 
 from cpt.cache import size_of
 from cpt.data.build import build_data
-from cpt.data.store import plan
 from cpt.recipe.schema import Data, Source
 
 SHARD, WINDOW = 2_000, 8_000
@@ -14,7 +13,7 @@ SHARD, WINDOW = 2_000, 8_000
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """Two sources of about 33 and 17 shards."""
-    monkeypatch.setattr(plan, "SHARD_BYTES", SHARD)
+    monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", SHARD)
     monkeypatch.setenv("CPT_WORKERS", "2")
     for name, number in (("a", 2000), ("b", 1000)):
         lines = [json.dumps({"text": f"{name}{number:04}" + "x" * (number % 40)}) + "\n" for number in range(number)]

@@ -4,7 +4,6 @@ import pytest
 from tiny_run import DAMAGES, damage
 
 from cpt.data.build import build_data
-from cpt.data.store import plan
 from cpt.errors import DataError
 from cpt.recipe.schema import Data, Evaluation, Source
 
@@ -14,7 +13,7 @@ SHARD, WINDOW, NUMBER = 2_000, 8_000, 2_000
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """About 33 shards of numbered documents of very different lengths, in three files."""
-    monkeypatch.setattr(plan, "SHARD_BYTES", SHARD)
+    monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", SHARD)
     folder = tmp_path / "large"
     folder.mkdir()
     lines = [json.dumps({"text": f"{number:04}" + "x" * (number % 40)}) + "\n" for number in range(NUMBER)]

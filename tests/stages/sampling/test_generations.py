@@ -1,7 +1,7 @@
 import pytest
 import trl
 
-from cpt.data.mixture import moved_on
+from cpt.data.mixture import shift_past_skipped
 from cpt.errors import RecipeError
 from cpt.training.generations import Generations, PromptRows, prompts_of_step
 
@@ -33,7 +33,9 @@ def test_a_step_has_the_same_prompts_whatever_the_number_of_processes(plan, expe
 def test_prompts_that_are_left_out_are_no_processes():
     plan = Generations(prompts=4, micro_batches=2, accumulation=2)
     assert (
-        numbers_of(plan, 2, 1, left_out=[(4, 8)]) == [8, 9, 10, 11] == [moved_on(row, [(4, 8)]) for row in range(4, 8)]
+        numbers_of(plan, 2, 1, left_out=[(4, 8)])
+        == [8, 9, 10, 11]
+        == [shift_past_skipped(row, [(4, 8)]) for row in range(4, 8)]
     )
 
 

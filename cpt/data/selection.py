@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, open_array, publish_derived
-from cpt.data.store.plan import ORDERED_PARTS
+from cpt.data.store.shards import ORDERED_PARTS
 from cpt.data.store.token_files import StoredDocuments, TokenFiles
 from cpt.errors import ResourceError
 
@@ -26,7 +26,7 @@ FILES = {"exact duplicate": "is_equal.npy", "near duplicate": "is_near.npy"}  # 
 
 
 class Repeated:
-    """Which documents of a source were there before, by reason; memory-mapped.
+    """Which documents of a source repeat an earlier one, by reason; memory-mapped.
 
     Args:
         folder: holds a file for each reason.
@@ -43,7 +43,7 @@ class Repeated:
 
     @property
     def name(self) -> str:
-        """Tells what was compared and how, and where the source stands among it."""
+        """A name for what was compared and how, and for the source's place in it."""
         return f"{self.folder.name} {self.first_documents[0]}"
 
     def of_shards(self, shards: Sequence[int]) -> dict[str, NDArray[np.bool_]]:
@@ -58,7 +58,7 @@ class Repeated:
 def repeated_documents(
     sources: Sequence[Callable[[bool], StoredDocuments]], deduplicate: str, cache_dir: Path
 ) -> list[Repeated]:
-    """Which documents of each source are left out; worked out once and kept in `cache_dir`.
+    """Which documents of each source are dropped as repeated; computed once and stored in `cache_dir`.
 
     Args:
         sources: open each source's documents, verified or not. They are compared with each other too: of equal
@@ -97,9 +97,9 @@ def first_of_each(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
 def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> NDArray[np.bool_]:
     """True for documents much like an earlier one (MinHash, doi.org/10.1109/SEQUEN.1997.666900).
 
-    An earlier document is found where one of `BANDS` groups of hashes is the same. What is like a document that is
-    itself left out is left out too. The hashes lie in a file meanwhile, 448 bytes a document; the memory needed is
-    some 100 bytes a document (estimated).
+    Two documents are compared if one of their `BANDS` groups of hashes is equal. A document like a dropped one is
+    dropped too. The hashes are in a temporary file, 448 bytes a document; memory is about 100 bytes a document
+    (estimated).
     """
     file = folder / "hashes.bin"
     hashes = np.memmap(file, np.uint32, "w+", shape=(sum(part.description.documents for part in parts), BANDS * ROWS))
@@ -159,9 +159,6 @@ def is_like_earlier(hashes: NDArray[np.uint32]) -> NDArray[np.bool_]:
     return like
 
 
-# --- selection ---
-
-
 AFTER_MAX_TOKENS = "after max_tokens"  # a reason to leave documents out
 ROWS_OF_A_PART = 8  # at least, of a source that is read by a score
 # A longer document is never held out: it would be much of the held-out bytes, and the interval of the verdict would
@@ -188,8 +185,8 @@ class Selection:
     Attributes:
         held_out_share: of the documents that is kept from training, by the hash of their text.
         longest_held_out: bytes; a longer document is trained on whatever its hash is.
-        judged: hashes of documents that the model is judged by, sorted.
-        repeated: what was there before, if it is to be left out.
+        judged: sorted hashes of documents that the model is evaluated on.
+        repeated: the repeated documents, if these are dropped.
         max_tokens: of the source; its documents come in the order of the windows.
     """
 

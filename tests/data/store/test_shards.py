@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpt.data.readers.sources import states_of
-from cpt.data.store import plan
-from cpt.data.store.plan import SHARD_BYTES, in_windows, plan_of
+from cpt.data.store.shards import SHARD_BYTES, in_windows, plan_of
 from cpt.recipe.schema import Source
 
 KEY = "data.sources[0]"
@@ -15,7 +14,7 @@ KEY = "data.sources[0]"
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Three small files of lines and one of 250 bytes, with shards of 100."""
-    monkeypatch.setattr(plan, "SHARD_BYTES", 100)
+    monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", 100)
     (tmp_path / "here").mkdir()
     for name, size in {"a": 30, "b": 30, "c": 60, "d": 250}.items():
         (tmp_path / "here" / f"{name}.txt").write_text("123456789\n" * (size // 10))

@@ -1,5 +1,4 @@
-"""Make or fetch the windows that a run reads next before it gets there, and remove those behind it where the disk is
-bounded."""
+"""Make or fetch the windows that a run reads next, and remove those behind it where the disk is bounded."""
 
 import atexit
 import heapq
@@ -9,13 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from cpt.data.rows.windows import WindowedRows
 from cpt.data.store.parallel import num_workers
 from cpt.data.store.tokenized import Wanted, made
+from cpt.data.windows import WindowedRows
 from cpt.errors import CptError
 
 log = logging.getLogger("cpt")
-SECONDS_BETWEEN_LOOKS = 0.2
+POLL_SECONDS = 0.2
 BEHIND = 1  # windows that stay behind the foremost reader, for slower ones
 
 
@@ -24,14 +23,14 @@ class Stop(NamedTuple):
     epoch: int
     """Times that it went through the source before."""
     place: int
-    """Of the window, in this time's order."""
+    """The window's place in the order of this epoch."""
     window: int
 
 
 class ReadAhead:
-    """A thread that goes through the windows of some sources in the order in which a run will need them.
+    """A thread that makes the windows of some sources in the order in which a run will need them.
 
-    It works with objects of its own, so that readers and it have nothing in common but the store.
+    It works with objects of its own, so it shares only the store with readers.
 
     Args:
         rows: of each source.
@@ -51,7 +50,7 @@ class ReadAhead:
         self.shares, self.first_turns, self.disk_bytes = shares, first_turns, disk_bytes
         self.unwanted = threading.Event()
         self.begun: list[Stop] = []
-        """Whose shards are not all there yet."""
+        """Windows with missing shards."""
         self.needed: list[Stop] = []
         """From the readers on, as far as the thread is."""
         self.present = {
@@ -63,7 +62,6 @@ class ReadAhead:
         """Bytes of the windows that are there, by source and window."""
         for one in self.rows:
             one.forget_marks()
-        self.lock = threading.Lock()
         self.thread = threading.Thread(target=self.run, name="data-read-ahead", daemon=True)
 
     def start(self) -> None:
@@ -130,9 +128,7 @@ class ReadAhead:
             position, stop = heapq.heappop(upcoming)
             yield stop
             rows, share = self.rows[stop.source], max(self.shares[stop.source], 1e-9)
-            position += (
-                sum(rows.tokenized.plan.num_bytes[shard] for shard in rows.tokenized.plan.windows[stop.window]) / share
-            )
+            position += self.file_bytes((stop.source, stop.window)) / share
             epoch, place = stop.epoch, stop.place + 1
             if place == (rows.total.windows if rows.total else len(rows.tokenized.plan.windows)):
                 if self.disk_bytes is None:
@@ -144,16 +140,15 @@ class ReadAhead:
 
     def close_windows(self) -> None:
         """Pack the windows whose shards are all there, in the order in which they were begun."""
-        with self.lock:
-            while self.begun:
-                stop = self.begun[0]
-                rows = self.rows[stop.source]
-                if rows.tokenized.missing(rows.tokenized.plan.windows[stop.window]):
-                    return
-                rows.prepare(stop.window)
-                num_bytes = rows.num_bytes(stop.window) if self.disk_bytes is not None else 0
-                self.present[stop.source, stop.window] = num_bytes
-                self.begun.pop(0)
+        while self.begun:
+            stop = self.begun[0]
+            rows = self.rows[stop.source]
+            if rows.tokenized.missing(rows.tokenized.plan.windows[stop.window]):
+                return
+            rows.prepare(stop.window)
+            num_bytes = rows.num_bytes(stop.window) if self.disk_bytes is not None else 0
+            self.present[stop.source, stop.window] = num_bytes
+            self.begun.pop(0)
 
     def has_room(self) -> bool:
         """Whether the windows that were begun have room, after those that all readers have left were removed as far as
@@ -163,9 +158,9 @@ class ReadAhead:
         self.close_windows()
         self.needed = [stop for stop in self.needed if not self.is_passed(stop)]
         needed = {(stop.source, stop.window) for stop in self.needed}
-        used = sum(list(self.present.values()))
-        begun = {(stop.source, stop.window) for stop in list(self.begun)} - self.present.keys()
-        used += round(sum(map(self.file_bytes, begun)) * used / max(1, sum(map(self.file_bytes, list(self.present)))))
+        used = sum(self.present.values())
+        begun = {(stop.source, stop.window) for stop in self.begun} - self.present.keys()
+        used += round(sum(map(self.file_bytes, begun)) * used / max(1, sum(map(self.file_bytes, self.present))))
         for source, window in list(self.present):
             if used > self.disk_bytes and (source, window) not in needed:
                 self.rows[source].remove(window)
@@ -192,6 +187,5 @@ class ReadAhead:
         return sum(plan.num_bytes[shard] for shard in plan.windows[window])
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Look again and again, until it is so or nobody wants more."""
         while not self.unwanted.is_set() and not is_so():
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_SECONDS)

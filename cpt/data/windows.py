@@ -1,55 +1,155 @@
-"""The rows of a source, window by window: each is packed and shuffled by itself, shortly before it is needed.
+"""The rows of a source, window by window: each is packed and shuffled separately, shortly before it is needed.
 
-What is known of a window stays in a small file after its tokens are removed. So any place of the source is found at
-once: the file of window w says how many rows are before it."""
+Each window has an entry, a small file that stays when the window's tokens are removed. It says how many rows are
+before the window, so any place of the source is found at once."""
 
 import threading
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import accumulate, count
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import has_sound_files, hold, key_of, publish_derived, size_of, write_once
 from cpt.data.examples.encoder import LONG_PROMPT, NOTHING_LEARNED, fitting
-from cpt.data.rows.packing import FORMAT
-from cpt.data.rows.rows import Layout, PackedRows
-from cpt.data.rows.selection import AFTER_MAX_TOKENS, Chosen, Selection, part_by_score
-from cpt.data.rows.window_entries import (
-    START,
-    Total,
-    WindowEntry,
-    added,
-    by_power_of_two,
-    entry_of,
-    read_total,
-    summed,
-    write_total,
-)
-from cpt.data.store.order import seed_of, shuffled
+from cpt.data.packing import FORMAT, Layout, PackedRows
+from cpt.data.selection import AFTER_MAX_TOKENS, Chosen, Selection, part_by_score
+from cpt.data.store.shards import seed_of, shuffled
 from cpt.data.store.token_files import StoredDocuments
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import DataError
 from cpt.files import read_sealed, sealed
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class WindowEntry:
+    first_row: int
+    """Rows of the windows before."""
+    rows: int
+    tokens_before: int
+    """Tokens of the documents trained on in the windows before."""
+    tokens: int
+    tokens_in_rows: int
+    """More than these where windows of a document overlap."""
+    positions: int
+    """Positions of all rows, padding included."""
+    documents: int
+    held_out: int
+    left_out: dict[str, int]
+    """Reason -> documents, those of the source's filters among them."""
+    bad_rows: dict[str, int]
+    lengths: dict[int, int]
+    """Documents trained on, by length: n, a power of two, stands for n up to 2n - 1 tokens."""
+    longest: tuple[str, int]
+    own_digest: str
+    """A hash of the documents trained on."""
+    digest: str
+    """A hash of these and of all windows before."""
+
+    @property
+    def end(self) -> int:
+        return self.first_row + self.rows
+
+
+START = WindowEntry(0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, ("", 0), "", "")
+
+
+def entry_of(content: Mapping[str, Any]) -> WindowEntry:
+    lengths = {int(length): count for length, count in content["lengths"].items()}
+    return WindowEntry(**{**content, "lengths": lengths, "longest": tuple(content["longest"])})
+
+
+def summed(entries: Sequence[WindowEntry]) -> WindowEntry:
+    """The entries of consecutive windows as one."""
+    if not entries:
+        return START
+    return replace(
+        START,
+        rows=sum(entry.rows for entry in entries),
+        tokens=sum(entry.tokens for entry in entries),
+        tokens_in_rows=sum(entry.tokens_in_rows for entry in entries),
+        positions=sum(entry.positions for entry in entries),
+        documents=sum(entry.documents for entry in entries),
+        held_out=sum(entry.held_out for entry in entries),
+        left_out=added([entry.left_out for entry in entries]),
+        bad_rows=added([entry.bad_rows for entry in entries]),
+        lengths=added([entry.lengths for entry in entries]),
+        longest=max((entry.longest for entry in entries), key=lambda place: place[1]),
+        digest=entries[-1].digest,
+    )
+
+
+def added(counts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:
+    total: Counter[Key] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
+
+
+def by_power_of_two(lengths: NDArray[np.int64]) -> dict[int, int]:
+    """How many lengths there are from each power of two to the next; lengths are 1 at least."""
+    exponents, counts = np.unique(np.frexp(lengths)[1] - 1, return_counts=True)
+    return {2**exponent: count for exponent, count in zip(exponents.tolist(), counts.tolist(), strict=True)}
+
+
+@dataclass(frozen=True)
+class Total:
+    """The totals of one epoch of a source."""
+
+    rows: int
+    windows: int
+    rows_of: list[int] | None
+    """Rows of each window; None where a checkpoint continued in an empty store, which lacks the windows before it."""
+    everything: WindowEntry | None
+    """The sum over all windows; None in the same case."""
+
+    @cached_property
+    def first_rows(self) -> list[int]:
+        return list(accumulate(self.rows_of or [], initial=0))
+
+
+def write_total(folder: Path, last: int, entries: Sequence[WindowEntry]) -> None:
+    """Write the totals of one epoch from the entries of all windows, or of the last ones that are known."""
+    content: dict[str, Any] = {"rows": entries[-1].end, "windows": last + 1, "rows_of": None, "everything": None}
+    if len(entries) == last + 1:
+        content |= {"rows_of": [entry.rows for entry in entries], "everything": asdict(summed(entries))}
+    write_once(folder / "total.json", sealed(content))
+
+
+def read_total(folder: Path) -> Total | None:
+    """The totals of one epoch; None if its last window was not made yet, or if the file is damaged."""
+    content = read_sealed(folder / "total.json")
+    if content is None:
+        with suppress(OSError):
+            (folder / "total.json").unlink()  # otherwise each read would report the damage
+        return None
+    everything = content.pop("everything")
+    return Total(**content, everything=None if everything is None else entry_of(everything))
+
 
 OPENED = 2  # windows of a source that a process keeps open
 MARKS = "readers"
 
 
 @dataclass(frozen=True)
-class Here:
+class OpenWindow:
     first_turn: int
     end_turn: int
     order: str
-    """The seed that the order was asked for with."""
+    """The caller's seed."""
     seed: int
-    """Of the order inside the window."""
+    """The seed of the order inside the window."""
     epoch: int
     rows: PackedRows
 
@@ -57,11 +157,11 @@ class Here:
 class WindowedRows:
     """The rows of one source by turn, and what is known of its windows.
 
-    The first time through, the windows come in the order of the plan; in each further time they come in another order,
-    and the pieces of a window in other rows of it.
+    In the first epoch the windows come in the order of the plan. Each later epoch has another order of windows, and
+    puts the pieces of a window into other rows.
 
     Args:
-        max_epochs: how often the source may be gone through.
+        max_epochs: how often the source may be read.
         is_bounded: windows are removed behind the readers, who therefore leave marks of where they are.
     """
 
@@ -89,7 +189,7 @@ class WindowedRows:
         hold(self.folder, self)
         self._lock = threading.RLock()  # micro-batches may be made by several threads
         self._opened: OrderedDict[int, PackedRows] = OrderedDict()
-        self._here: Here | None = None
+        self._here: OpenWindow | None = None
         self._at: tuple[int, int] | None = None  # time through and window of the row read last
         self._entries: dict[int, WindowEntry] = {}
         self._near = 0  # a window whose entry is known, to search from
@@ -119,10 +219,9 @@ class WindowedRows:
 
     @property
     def filled(self) -> float:
-        """Share of `sequence_length` that tokens fill, in the first window that has rows: known before all is read,
-        and never another.
+        """Share of `sequence_length` that tokens fill, in the first window with rows: known early, and constant.
 
-        Examples that have a row each count as full rows, so shares are shares of examples.
+        Examples with a row each count as full rows, so shares are shares of examples.
         """
         if self.layout.is_one_a_row:
             return 1.0
@@ -134,32 +233,29 @@ class WindowedRows:
         """Whether every window was made and none has to be made again."""
         return self.total is not None and self.tokenized.description is not None
 
-    # --- the row of a turn ---
-
     def row_at(self, turn: int, seed: str) -> tuple[PackedRows, int, int]:
-        """The row whose turn it is, in an order drawn from the seed: the rows of its window, its number among them,
-        and the time through the source."""
+        """The row of a turn, in an order drawn from the seed: the rows of its window, its number there, the epoch."""
         here = self._here
         if here is None or not here.first_turn <= turn < here.end_turn or here.order != seed:
             with self._lock:
                 here = self._here = self.open_at(turn, seed)
         return here.rows, shuffled(turn - here.first_turn, len(here.rows), here.seed), here.epoch
 
-    def open_at(self, turn: int, seed: str) -> Here:
-        """Open the window of a turn, and leave a mark there where windows are removed behind the readers."""
+    def open_at(self, turn: int, seed: str) -> OpenWindow:
+        """Open the window of a turn, and leave a mark if windows are removed behind the readers."""
         epoch, window, place = self.find(turn)
         if self.is_bounded and (epoch, window) != self._at:
             self._at = epoch, window
             self.leave_mark(epoch, window)
         rows = self.window(window)
         number = seed_of(seed, epoch) if self.tokenized.plan.is_whole else seed_of(seed, epoch, window)
-        return Here(turn - place, turn - place + len(rows), seed, number, epoch, rows)
+        return OpenWindow(turn - place, turn - place + len(rows), seed, number, epoch, rows)
 
     def window(self, window: int) -> PackedRows:
         if window not in self._opened:
             self.prepare(window)
-            for rows in self._opened.values():  # where reading is over but for slower threads
-                rows.documents.rest()
+            for rows in self._opened.values():  # only slower threads still read there
+                rows.documents.free_memory()
             documents = self.tokenized.documents(self.tokenized.plan.windows[window])
             self._opened[window] = self.layout.open(documents, self.window_folder(window))
             if len(self._opened) > OPENED:
@@ -168,7 +264,7 @@ class WindowedRows:
         return self._opened[window]
 
     def find(self, turn: int) -> tuple[int, int, int]:
-        """The time through, the window and the place in it, of a turn."""
+        """The epoch, the window and the place in it, of a turn."""
         if self.total is None and (window := self.window_of(turn)) is not None:
             return 0, window, turn - self.entry(window).first_row
         assert self.total is not None
@@ -184,7 +280,7 @@ class WindowedRows:
         return epoch, windows[position], place - bounds[position]
 
     def window_of(self, row: int) -> int | None:
-        """The window of a row of the first time through, made now if it is not there; None after the last."""
+        """The window of a row of the first epoch, made now if it is missing; None after the last."""
         if self.total is not None and self.total.rows_of is not None:
             return bisect_right(self.total.first_rows, row) - 1 if row < self.total.rows else None
         window, step = self._near, 1
@@ -203,7 +299,7 @@ class WindowedRows:
         return window
 
     def order(self, epoch: int) -> tuple[list[int], list[int]]:
-        """The windows as they come in a further time through, and the rows before each."""
+        """The order of the windows in a later epoch, and the rows before each."""
         assert self.total is not None
         if epoch not in self._orders:
             windows = list(range(self.total.windows))
@@ -216,13 +312,11 @@ class WindowedRows:
         return self._orders[epoch]
 
     def window_at(self, epoch: int, place: int) -> int:
-        """The window that comes at a place in the order of a time through."""
+        """The window at a place in the order of an epoch."""
         return place if epoch == 0 else self.order(epoch)[0][place]
 
     def place_of(self, epoch: int, window: int) -> int:
         return window if epoch == 0 else self.order(epoch)[0].index(window)
-
-    # --- what is known of windows ---
 
     @property
     def total(self) -> Total | None:
@@ -292,7 +386,11 @@ class WindowedRows:
         return {"window": window, "entry": asdict(self.entry(window))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint kept."""
+        """Resume from `state`: write the entry of its window into an empty store, or compare it.
+
+        Raises:
+            DataError: the documents have changed.
+        """
         window, content = int(state["window"]), state["entry"]
         known = self.known_entry(window)
         if known is None:
@@ -301,19 +399,17 @@ class WindowedRows:
         elif known.digest != content["digest"]:
             raise DataError(other_documents(self.tokenized))
 
-    # --- make windows, and remove them ---
-
     def begin(self, *, all_windows: bool) -> None:
         """Make windows until there is a row, or all of them."""
         window = 0
         while self.total is None and (all_windows or self.tokenized.plan.is_ordered or not self.entry(window).rows):
             self.entry(window)
             if all_windows and self.is_bounded and window:
-                self.remove(window)  # only what is known of it was asked for
+                self.remove(window)  # only its entry was needed
             window += 1
 
     def prepare(self, window: int) -> None:
-        """Make a window that is not there, or is damaged."""
+        """Make a window that is missing or damaged."""
         entry = self.entry(window)
         if entry.rows and not has_sound_files(self.window_folder(window)):
             self.make(window)
@@ -358,7 +454,7 @@ class WindowedRows:
         self.keep(window, entry, is_last=chosen.is_limit_reached or window + 1 == len(self.tokenized.plan.windows))
 
     def is_new(self, window: int) -> bool:
-        """Whether its shards were in no window before; all parts of an ordered source are taken from the same ones."""
+        """Whether no earlier window has its shards; all parts of an ordered source share the same shards."""
         return window == 0 or not self.tokenized.plan.is_ordered
 
     def choose(self, window: int, tokens_before: int) -> tuple[StoredDocuments, Chosen]:
@@ -376,7 +472,7 @@ class WindowedRows:
         return documents, replace(chosen, documents=mine, is_limit_reached=False)
 
     def remove(self, window: int) -> None:
-        """Remove a window's tokens and how they are packed; what is known of it stays."""
+        """Remove a window's tokens and packing; its entry stays."""
         self._opened.pop(window, None)
         rmtree(self.window_folder(window), ignore_errors=True)
         self.tokenized.remove(self.own_shards(window))
@@ -386,7 +482,7 @@ class WindowedRows:
         return sum(map(size_of, [self.window_folder(window), *folders]))
 
     def window_folder(self, window: int) -> Path:
-        """How the window is packed; complete or not there."""
+        """The folder of the window's packing: complete or missing."""
         return self.folder / f"{window:06}"
 
     def own_shards(self, window: int) -> list[int]:
@@ -394,10 +490,8 @@ class WindowedRows:
         kept = set(self.tokenized.plan.held_out) if self.selection.held_out_share is not None else set()
         return [shard for shard in self.tokenized.plan.windows[window] if shard not in kept]
 
-    # --- marks of readers ---
-
     def marks(self) -> list[tuple[int, int]]:
-        """Time through and window where readers have been."""
+        """Epochs and windows where readers have been."""
         return [(int(path.name[:6]), int(path.name[7:])) for path in (self.folder / MARKS).glob("*")]
 
     def forget_marks(self) -> None:
@@ -409,12 +503,9 @@ class WindowedRows:
         (marks / f"{epoch:06}-{window:06}").touch()
 
 
-# --- complaints ---
-
-
 def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: int) -> None:
-    """Stop where the windows so far, of which `known` is the sum, have more bad rows than the recipe allows for all of
-    the source."""
+    """Stop if the windows so far (`known` is their sum) have more bad rows than the recipe allows for all of the
+    source."""
     plan, bad = tokenized.plan, sum(known.bad_rows.values())
     if plan.is_whole or not bad:
         return
@@ -424,7 +515,7 @@ def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: i
         source, key = tokenized.work.source, tokenized.work.key
         raise DataError(
             f"{source.path}: {bad:,} of the first {rows:,} rows are bad, more than `data.max_bad_share`"
-            f" ({tokenized.max_bad_share:.2%}) allows for all of it. Look at them: cpt data check. Fix the files"
+            f" ({tokenized.max_bad_share:.2%}) allows for all of it. List them: cpt data check. Fix the files"
             f" ({key}.path), or raise the share."
         )
 
@@ -447,15 +538,13 @@ def all_held_out(tokenized: TokenizedSource, entry: WindowEntry) -> str:
 
 
 def other_documents(tokenized: TokenizedSource) -> str:
-    """What to say where a window is not what it was."""
     return (
         f"{tokenized.work.source.path}: its documents are not those that the run began with, so it cannot continue."
-        f" Bring the files back ({tokenized.work.key}.path), or begin a new run: another `name`."
+        f" Restore the files ({tokenized.work.key}.path), or start a new run: another `name`."
     )
 
 
 def used_up(tokenized: TokenizedSource, max_epochs: float) -> str:
-    """What to say where a source may not be repeated (again)."""
     return (
         f"{tokenized.work.source.path}: used up after {max_epochs:g} time(s) through it. Lower its weight or the"
         f" budget, add documents, or raise `{tokenized.work.key}.max_epochs`."

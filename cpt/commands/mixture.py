@@ -1,0 +1,228 @@
+"""`cpt mixture RECIPE`: what the run will read of each source, before it starts."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cpt.console import open_console
+from cpt.data.build import PreparedData, SourceReport, build_data, exceeds_max_epochs, rows_of_run
+from cpt.data.mixture import asked_shares, shares_over
+from cpt.data.readers.columns import form_of_stage
+from cpt.optim.schedules import phases_in_tokens
+from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Data, Recipe
+from cpt.tokenizer.load import load_tokenizer
+
+CLOSE = 0.001  # a smaller deviation of a share is not reported
+WORTHWHILE_EPOCHS = 4  # up to this many repeats are about as good as new text (arxiv.org/abs/2305.16264)
+
+
+@dataclass(frozen=True)
+class SourceForecast(SourceReport):
+    asked: float
+    """Share of the run's tokens."""
+    seen: float
+    """Share of the run's tokens that it will have."""
+    epochs: float
+
+
+@dataclass(frozen=True)
+class PhaseForecast:
+    """The shares between two points of the run."""
+
+    first_token: int
+    end_token: int
+    seen: dict[str, float]
+    until_learning_rate: float | None = None
+    """The share of the learning rate's peak that ends the phase, if the recipe gives one."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    name: str
+    tokens: int
+    """Tokens of the whole run, padding included."""
+    rows: int
+    sources: list[SourceForecast]
+    phases: list[PhaseForecast]
+    is_reached: bool
+    """The shares are as near as whole rows allow, every source is read, and the run may start."""
+    remarks: list[str]
+
+
+def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
+    """Compute from the prepared data what this recipe's run will read; no row is opened.
+
+    Raises:
+        RecipeError: a phase ends at a learning rate that the schedule does not come to.
+    """
+    section = phases_in_tokens(recipe)
+    rows = rows_of_run(recipe.data, recipe.budget, data.num_rows)
+    asked = shares_over(asked_shares(section, [report.tokens for report in data.sources]), rows).tolist()
+    seen, epochs = data.shares(rows), data.epochs(rows)
+    sources = [
+        SourceForecast(**asdict(report), asked=share, seen=seen[report.name], epochs=epochs[report.name])
+        for report, share in zip(data.sources, asked, strict=True)
+    ]
+    obstacles = list(find_obstacles(recipe, section, sources, rows))
+    return Forecast(
+        name=recipe.name,
+        tokens=rows * recipe.data.sequence_length,
+        rows=rows,
+        sources=sources,
+        phases=phases_of(recipe, section, data, rows),
+        is_reached=not obstacles,
+        remarks=[*obstacles, *find_deviations(sources, rows)],
+    )
+
+
+def phases_of(recipe: Recipe, section: Data, data: PreparedData, rows: int) -> list[PhaseForecast]:
+    """The shares in each phase that the run comes to; `section` has all phases in tokens."""
+    length = section.sequence_length
+    phases, first = [], 0
+    for written, phase in zip(recipe.data.phases, section.phases, strict=True):
+        is_last = phase is section.phases[-1]
+        end = rows if phase.until is None or is_last else min(rows, round(phase.until / length))
+        if end > first:
+            rate = None if is_last else written.until_learning_rate
+            phases.append(PhaseForecast(first * length, end * length, data.shares(end, first), rate))
+        first = end
+    return phases
+
+
+def find_obstacles(recipe: Recipe, section: Data, sources: list[SourceForecast], rows: int) -> Iterator[str]:
+    """Why the mixture is not reached: a source or phase gets no row, or a source may not be repeated so often."""
+    if unread := [f"{one.name} ({one.asked:.2%} asked)" for one in sources if one.asked > 0 and one.seen == 0]:
+        yield f"The run has {rows:,} rows, too few for a row of {', '.join(unread)}. Use shorter rows or a longer run."
+    length = section.sequence_length
+    ends = [0, *(round(phase.until / length) for phase in section.phases if phase.until is not None)]
+    for number, (first, end) in enumerate(pairwise(ends)):  # a phase ends with the row that is nearest
+        if first == end:
+            yield f"`data.phases[{number}]` is shorter than a row of {length:,} tokens: nothing is read in it."
+    if short := [why for one in sources if (why := exceeds_max_epochs(recipe.data, one.name, one.epochs, one.tokens))]:
+        yield f"This run is refused: {'; '.join(short)}."
+
+
+def find_deviations(sources: list[SourceForecast], rows: int) -> Iterator[str]:
+    """Remarks about a mixture that is reached."""
+    if off := [
+        f"{one.name} {one.seen:.2%} instead of {one.asked:.2%}" for one in sources if abs(one.seen - one.asked) > CLOSE
+    ]:
+        yield (
+            f"Shares come out as near as {rows:,} whole rows allow, each one {1 / rows:.2%} of the run:"
+            f" {', '.join(off)}."
+        )
+    if often := [f"{one.name} ({one.epochs:.1f} times)" for one in sources if one.epochs > WORTHWHILE_EPOCHS]:
+        yield (
+            f"Read more than {WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text (arXiv"
+            f" 2305.16264): {', '.join(often)}."
+        )
+    if names := [one.name for one in sources if one.is_estimate]:
+        yield (
+            f"Estimated from the first windows: {', '.join(names)}. `cpt prepare` reads all of it; the numbers are"
+            " exact then."
+        )
+
+
+BARS = " ▁▂▃▄▅▆▇█"
+SHORTEST, LONGEST = 4, 20  # of the histogram: powers of two; shorter and longer documents count at the ends
+
+
+def print_forecast(forecast: Forecast, console: Console) -> None:
+    console.print(sources_table(forecast))
+    console.print(documents_table(forecast))
+    if forecast.phases:
+        console.print(phases_table(forecast))
+    for remark in forecast.remarks:
+        console.print(escape(remark), highlight=False)
+    verdict = "The mixture is reached" if forecast.is_reached else "[red]The mixture is not reached[/red]"
+    console.print(f"{verdict}: {forecast.tokens:,} tokens in {forecast.rows:,} rows.", highlight=False)
+
+
+def sources_table(forecast: Forecast) -> Table:
+    table = Table(title=f"What {escape(forecast.name)} will read")
+    table.add_column("source")
+    for heading in ("tokens", "documents", "held out", "asked", "seen", "epochs", "padding"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    licensed = any(source.licence for source in forecast.sources)
+    if licensed:
+        table.add_column("licence")
+    for source in forecast.sources:
+        about = "~" if source.is_estimate else ""
+        counts = [f"{about}{number:,}" for number in (source.tokens, source.documents, source.held_out)]
+        figures = f"{source.asked:.2%}", f"{source.seen:.2%}", f"{source.epochs:.2f}", f"{source.padding:.2%}"
+        table.add_row(escape(source.name), *counts, *figures, *([escape(source.licence or "")] if licensed else []))
+    return table
+
+
+def documents_table(forecast: Forecast) -> Table:
+    """The length of each source's documents, and how many were dropped."""
+    table = Table("source", title=f"Documents by length, from 2^{SHORTEST} to 2^{LONGEST} tokens")
+    table.add_column("length", no_wrap=True)
+    table.add_column("dropped")
+    for source in forecast.sources:
+        table.add_row(escape(source.name), histogram(source), escape(drop_reasons(source)) or "nothing")
+    return table
+
+
+def phases_table(forecast: Forecast) -> Table:
+    """A row for each phase, a column for each source."""
+    table = Table("from token", "to token", title="Shares in each phase")
+    for source in forecast.sources:
+        table.add_column(escape(source.name), justify="right")
+    for phase in forecast.phases:
+        end, rate = f"{phase.end_token:,}", phase.until_learning_rate
+        if rate is not None:
+            end += f" (learning rate at {rate:g} of its peak)"
+        table.add_row(f"{phase.first_token:,}", end, *(f"{share:.2%}" for share in phase.seen.values()))
+    return table
+
+
+def histogram(source: SourceForecast) -> str:
+    """A bar for each power of two, as high as its share of the documents."""
+    heights = [0] * (LONGEST - SHORTEST + 1)
+    for length, count in source.lengths.items():
+        heights[min(max(length.bit_length() - 1, SHORTEST), LONGEST) - SHORTEST] += count
+    return "".join(BARS[-(-height * (len(BARS) - 1) // max(heights))] for height in heights)
+
+
+def drop_reasons(source: SourceForecast) -> str:
+    """`12 shorter than 200 characters, 3 bad rows (invalid UTF-8)`."""
+    dropped = [f"{count:,} {reason}" for reason, count in source.dropped.items()]
+    return ", ".join(dropped + [f"{count:,} bad rows ({reason})" for reason, count in source.bad_rows.items()])
+
+
+def command(
+    recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Count what a run will see of each source.
+
+    Exit code 2 where a source gets no row, or more is asked of it than the recipe allows.
+
+    Example: cpt mixture recipe.yaml
+    """
+    loaded = load_recipe(recipe, overrides or ())
+    data = build_data(  # without the budget: the forecast reports sources that run out
+        phases_in_tokens(loaded),
+        load_tokenizer(loaded.tokenizer, loaded.model),
+        seed=loaded.seed,
+        evaluation=loaded.evaluation,
+        form=form_of_stage(loaded.stage),
+    )
+    found = forecast(loaded, data)
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
+    else:
+        print_forecast(found, open_console())
+    raise typer.Exit(0 if found.is_reached else 2)

@@ -1,0 +1,407 @@
+"""Pack documents into rows of exactly `sequence_length` tokens, so that no token is lost.
+
+best_fit: the fullest row that still has room takes the next document, longest documents first
+(arxiv.org/abs/2404.10830). Documents longer than a row are cut into full rows and a rest, which is packed like a
+document. There is padding only where nothing fits.
+concatenate: all documents one after the other, cut wherever a row is full; only the last row is padded, but most rows
+begin with the rest of a document whose beginning they do not see.
+sliding_window: windows of a row's length, one each `stride` tokens of a document, so that each token is read with
+something before it; tokens in several windows are learnt from several times. The windows are packed by best fit,
+because a document's last one may be short.
+none: one row for each document, or piece of one.
+token_budget: documents of similar length, as many as fit into a row's tokens when each is padded to the longest of
+them: one batch, for models that cannot keep the documents of a packed row apart.
+
+Whatever the packing, documents that share a row do so anew in each epoch: pieces of one length change places (see
+`Packing.pieces`)."""
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache, partial
+from math import gcd
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from cpt.cache import open_array
+from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED
+from cpt.data.readers.columns import ONE_A_ROW
+from cpt.data.store.token_files import StoredDocuments
+
+FORMAT = 3  # of the stored packing; counts up when the same documents are packed, or change places, another way
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Which pieces of documents stand in which row."""
+
+    first_piece: Int64
+    """Row r holds the pieces first_piece[r] to first_piece[r + 1]."""
+    starts: Int64
+    """Where a piece begins among the source's tokens."""
+    lengths: Int64
+    """How many tokens it has."""
+    by_length: NDArray[np.integer]
+    """The pieces, by number, sorted by length."""
+    rank: NDArray[np.integer]
+    """Where each piece stands in `by_length`."""
+    first_of_length: Int64
+    """Where the pieces of each length begin in `by_length`."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.first_piece) - 1
+
+    def pieces(self, row: int, epoch: int) -> tuple[Int64, Int64]:
+        """The start of each piece of a row among the source's tokens, and its length.
+
+        In epoch 0 these are the pieces that were packed together. In each later epoch the pieces of one length swap
+        places, for each length by another map i -> a * i + b modulo their number. So rows stay as full as they are,
+        each piece is in one row of each epoch, and only the requested row is computed. A piece of a unique length
+        stays.
+        """
+        first, after = self.first_piece[row : row + 2]
+        lengths = self.lengths[first:after]
+        if not epoch:
+            return self.starts[first:after], lengths
+        begins, ends = self.first_of_length[lengths].tolist(), self.first_of_length[lengths + 1].tolist()
+        places = []
+        for rank, begin, end, length in zip(
+            self.rank[first:after].tolist(), begins, ends, lengths.tolist(), strict=True
+        ):
+            factor, offset = exchange(end - begin, length, epoch)
+            places.append(begin + (factor * (rank - begin) + offset) % (end - begin))
+        return self.starts[self.by_length[places]], lengths
+
+
+def pack(
+    starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed: int, stride: int | None = None
+) -> Packing:
+    """Lay documents out in rows.
+
+    Args:
+        starts, lengths: of the documents, among the source's tokens.
+        packing: a name of PACKINGS.
+        seed: decides which of equally long documents come together.
+        stride: tokens from one piece of a long document to the next; by default all of a row, so that no token is read
+            twice.
+    """
+    order = np.random.default_rng(seed).permutation(len(starts))
+    pieces_of, rows_of = PACKINGS[packing]
+    piece_starts, piece_lengths = pieces_of(starts[order], lengths[order], sequence_length, stride or sequence_length)
+    rows = rows_of(piece_lengths, sequence_length)
+    by_row = np.argsort(rows, kind="stable")
+    first_piece = np.concatenate([np.zeros(1, np.int64), np.bincount(rows).cumsum()])
+    piece_starts, piece_lengths = piece_starts[by_row], piece_lengths[by_row]
+    small = np.min_scalar_type(len(piece_lengths))
+    by_length = np.argsort(piece_lengths, kind="stable").astype(small)
+    rank = np.empty(len(by_length), small)
+    rank[by_length] = np.arange(len(by_length))
+    first_of_length = np.searchsorted(piece_lengths[by_length], np.arange(sequence_length + 2))
+    return Packing(first_piece, piece_starts, piece_lengths, by_length, rank, first_of_length)
+
+
+@lru_cache(maxsize=2**14)
+def exchange(count: int, length: int, epoch: int) -> tuple[int, int]:
+    """Factor and offset of the map by which the `count` pieces of one length change places; without a common divisor
+    it is one to one."""
+    draws = (xxh3_64_intdigest(f"{epoch} {length} {number}".encode()) % count for number in itertools.count())
+    return next(draw for draw in draws if gcd(draw, count) == 1), next(draws)
+
+
+def cut(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tuple[Int64, Int64]:
+    """Pieces of at most `sequence_length` tokens, one each `stride` tokens until a document ends: full ones, then the
+    rest."""
+    pieces = 1 + -(-np.maximum(0, lengths - sequence_length) // stride)
+    number = np.arange(pieces.sum()) - np.repeat(pieces.cumsum() - pieces, pieces)  # 0, 1, 2 ... within each document
+    piece_starts = np.repeat(starts, pieces) + number * stride
+    return piece_starts, np.minimum(sequence_length, np.repeat(starts + lengths, pieces) - piece_starts)
+
+
+def cut_stream(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tuple[Int64, Int64]:
+    """Pieces of the documents laid end to end: a cut where a document ends, and where a row does."""
+    begins = lengths.cumsum() - lengths
+    bounds = np.unique(
+        np.concatenate([begins, np.arange(0, lengths.sum(), sequence_length), lengths.sum(keepdims=True)])
+    )
+    document = np.searchsorted(begins, bounds[:-1], side="right") - 1
+    return starts[document] + bounds[:-1] - begins[document], np.diff(bounds)
+
+
+def best_fit(lengths: Int64, sequence_length: int) -> Int64:
+    """The row of each piece.
+
+    Rows are grouped by the room they have left; `roomy` has bit r set while some row has room r, so the fullest row
+    that takes a piece is the lowest bit from the piece's length up. Pieces of one length are placed together.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    rows_with_room: list[list[int]] = [[] for _ in range(sequence_length + 1)]
+    roomy, num_rows, placed = 0, 0, []
+    sizes, counts = np.unique(lengths, return_counts=True)
+    for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        while count:
+            fitting = roomy >> size
+            if fitting:
+                room = size + (fitting & -fitting).bit_length() - 1
+                rows = rows_with_room[room]
+            else:
+                room, needed = sequence_length, -(-count // (sequence_length // size))
+                rows = list(range(num_rows, num_rows + needed))
+                num_rows += needed
+            each = room // size  # a row that takes one piece is now the fullest, so it takes as many as it can
+            taken = [rows.pop() for _ in range(min(len(rows), -(-count // each)))]
+            if not rows:
+                roomy &= ~(1 << room)
+            last = min(count, each * len(taken)) - each * (len(taken) - 1)  # the last row may take fewer
+            for row in taken[:-1]:
+                placed.extend([row] * each)
+            placed.extend([taken[-1]] * last)
+            for left, remaining in ((room - each * size, taken[:-1]), (room - last * size, taken[-1:])):
+                if left and remaining:
+                    rows_with_room[left].extend(remaining)
+                    roomy |= 1 << left
+            count -= each * (len(taken) - 1) + last
+    row_of = np.empty(len(lengths), np.int64)
+    row_of[order] = placed
+    return row_of
+
+
+def in_order(lengths: Int64, sequence_length: int) -> Int64:
+    return (lengths.cumsum() - lengths) // sequence_length
+
+
+def one_per_row(lengths: Int64, sequence_length: int) -> Int64:
+    return np.arange(len(lengths))
+
+
+def alike(lengths: Int64, sequence_length: int) -> Int64:
+    """Pieces by falling length; a row takes as many as fit when all are as long as its first."""
+    order = np.argsort(-lengths, kind="stable")
+    falling = lengths[order].tolist()
+    begins = [0]
+    while begins[-1] < len(falling):
+        begins.append(begins[-1] + sequence_length // falling[begins[-1]])
+    row_of = np.empty(len(lengths), np.int64)
+    row_of[order] = np.searchsorted(begins, np.arange(len(lengths)), side="right") - 1
+    return row_of
+
+
+Cut = Callable[[Int64, Int64, int, int], tuple[Int64, Int64]]
+PACKINGS: dict[str, tuple[Cut, Callable[[Int64, int], Int64]]] = {
+    "best_fit": (cut, best_fit),
+    "concatenate": (cut_stream, in_order),
+    "sliding_window": (cut, best_fit),
+    "none": (cut, one_per_row),
+    "token_budget": (cut, alike),
+}
+
+
+def fill_packing(
+    starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed: int, stride: int | None, folder: Path
+) -> None:
+    packed = pack(starts, lengths, sequence_length, packing, seed, stride)
+    for field in fields(packed):
+        np.save(folder / f"{field.name}.npy", getattr(packed, field.name))
+
+
+def open_packing(folder: Path) -> Packing:
+    return Packing(*(open_array(folder / f"{field.name}.npy") for field in fields(Packing)))
+
+
+Row = dict[str, torch.Tensor]
+NAMES = ("input_ids", "labels", "position_ids")
+IGNORED = -100  # the label that transformers leaves out of the loss
+
+
+class PackedRows(Sequence[Row]):
+    """Row r of a source, by number.
+
+    A row is {"input_ids", "labels", "position_ids"}, int64 of `sequence_length`. Positions restart with each document,
+    which is all that transformers needs to keep documents apart. A document's first token has no label, because the
+    token before it belongs to another document; in an example only the learned tokens have labels. Padding comes last,
+    as a separate document without labels.
+    """
+
+    def __init__(self, documents: StoredDocuments, packing_folder: Path, sequence_length: int, pad: int) -> None:
+        self.documents, self.packing_folder = documents, packing_folder
+        self.sequence_length, self.pad = sequence_length, pad
+        self.packing = open_packing(packing_folder)
+        self._counting = np.arange(sequence_length)
+
+    def __reduce__(self) -> tuple[type["PackedRows"], tuple[StoredDocuments, Path, int, int]]:
+        return type(self), (self.documents, self.packing_folder, self.sequence_length, self.pad)
+
+    def __len__(self) -> int:
+        return self.packing.num_rows
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the rows, without padding; more than the documents have if windows overlap."""
+        return int(self.packing.lengths.sum())
+
+    @property
+    def num_positions(self) -> int:
+        return len(self) * self.sequence_length
+
+    @overload
+    def __getitem__(self, number: int) -> Row: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Row]: ...
+    def __getitem__(self, number: int | slice) -> Row | list[Row]:
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(len(self)))]
+        if number < 0:
+            number += len(self)
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        return self.row(number, epoch=0)
+
+    def row(self, number: int, epoch: int) -> Row:
+        """Row `number` as it is in an epoch: in each, documents of one length change places, so that others share a
+        row."""
+        arrays = np.empty((3, self.sequence_length), np.int64)
+        self.fill(number, epoch, *arrays)
+        return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
+
+    def fill(self, number: int, epoch: int, input_ids: Int64, labels: Int64, position_ids: Int64) -> None:
+        """Write a row into arrays of `sequence_length`, which may be lines of a batch."""
+        at, counting, begins = 0, self._counting, []
+        starts, lengths = self.packing.pieces(number, epoch)
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+            begins.append(at)
+            after = at + length
+            input_ids[at:after] = self.documents.tokens(start, length)
+            position_ids[at:after] = counting[:length]
+            at = after
+        if at < self.sequence_length:
+            input_ids[at:] = self.pad
+            position_ids[at:] = counting[: self.sequence_length - at]
+        labels[:at] = input_ids[:at]
+        labels[at:] = IGNORED
+        if self.documents.are_examples:
+            segments = [
+                self.documents.segments(start, length)
+                for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
+            ]
+            labels[:at][np.concatenate(segments) == CONTEXT] = IGNORED
+        for begin in begins:
+            labels[begin] = IGNORED
+
+
+class PaddedRows(PackedRows):
+    """Rows of `packing: token_budget`: each row is a batch, whose documents do not share a sequence.
+
+    A row is {"input_ids", "labels", "position_ids", "attention_mask"}, int64 of [documents, longest]; together at most
+    `sequence_length`.
+    """
+
+    @property
+    def num_positions(self) -> int:
+        """Tokens, and the padding up to the longest document of each row."""
+        packing = self.packing
+        return int(
+            (np.diff(packing.first_piece) * np.maximum.reduceat(packing.lengths, packing.first_piece[:-1])).sum()
+        )
+
+    def row(self, number: int, epoch: int) -> Row:
+        """Row `number` as it is in an epoch: in each, documents of one length change places."""
+        starts, lengths = self.packing.pieces(number, epoch)
+        position_ids = np.tile(np.arange(lengths.max()), (len(lengths), 1))
+        attention_mask = (position_ids < lengths[:, None]).astype(np.int64)
+        input_ids = np.full(position_ids.shape, self.pad, np.int64)
+        for line, start, length in zip(input_ids, starts.tolist(), lengths.tolist(), strict=True):
+            line[:length] = self.documents.tokens(start, length)
+        labels = np.where((position_ids == 0) | (attention_mask == 0), IGNORED, input_ids)
+        for line, start, length in (
+            zip(labels, starts.tolist(), lengths.tolist(), strict=True) if self.documents.are_examples else ()
+        ):
+            line[:length][self.documents.segments(start, length) == CONTEXT] = IGNORED
+        arrays = {
+            "input_ids": input_ids,
+            "labels": labels,
+            "position_ids": position_ids,
+            "attention_mask": attention_mask,
+        }
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def stack_rows(rows: Sequence[Row]) -> Row:
+    """Rows of [T] to a batch of [B, T]; one row of [documents, longest] is a batch already."""
+    if rows[0]["input_ids"].dim() == 2:
+        (row,) = rows
+        return row
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+class ExampleRows(PackedRows):
+    """Row r of a source, by number.
+
+    preference: {"prompt_ids", "chosen_ids", "rejected_ids"}, lists of ids. judged: {"prompt_ids", "completion_ids",
+    "label"}. Prompt and completion are cut at their end to `sequence_length` ids together. prompt: the columns of the
+    file's row, with the prompt as "prompt".
+    """
+
+    def __init__(
+        self, documents: StoredDocuments, packing_folder: Path, sequence_length: int, pad: int, form: str
+    ) -> None:
+        super().__init__(documents, packing_folder, sequence_length, pad)
+        self.form = form
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.documents, self.packing_folder, self.sequence_length, self.pad, self.form)
+
+    @property
+    def num_positions(self) -> int:
+        """Rows are not padded before a trainer batches them."""
+        return self.num_tokens
+
+    def row(self, number: int, epoch: int) -> dict[str, Any]:  # type: ignore[override]
+        """Row `number` as it is in an epoch: in each, examples of one length change places."""
+        starts, lengths = self.packing.pieces(number, epoch)
+        start, length = int(starts[0]), int(lengths[0])
+        ids, segments = self.documents.tokens(start, length), self.documents.segments(start, length)
+        if self.form == "prompt":
+            row: dict[str, Any] = json.loads(ids[segments == ROW].astype(np.uint8).tobytes())
+            return row
+        prompt = ids[segments == CONTEXT].tolist()
+        room = self.sequence_length - len(prompt)
+        wanted, unwanted = (ids[segments == segment][:room].tolist() for segment in (LEARNED, UNWANTED))
+        if self.form == "preference":
+            return {"prompt_ids": prompt, "chosen_ids": wanted, "rejected_ids": unwanted}
+        return {"prompt_ids": prompt, "completion_ids": wanted or unwanted, "label": bool(wanted)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    sequence_length: int
+    packing: str
+    stride: int | None
+    pad: int
+    form: str = "document"
+
+    @property
+    def is_one_a_row(self) -> bool:
+        """Whether each example is one row, which a trainer turns into tensors."""
+        return self.form in ONE_A_ROW
+
+    def content(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "form" or value != "document"}
+
+    def packer(self, starts: Int64, lengths: Int64, seed: int) -> Callable[[Path], None]:
+        """A function that writes the packing into an empty folder; an example with its own row is never cut."""
+        if self.is_one_a_row:
+            return partial(fill_packing, starts, lengths, int(lengths.max()), "none", seed, None)
+        return partial(fill_packing, starts, lengths, self.sequence_length, self.packing, seed, self.stride)
+
+    def open(self, documents: StoredDocuments, folder: Path) -> PackedRows:
+        if self.is_one_a_row:
+            return ExampleRows(documents, folder, self.sequence_length, self.pad, self.form)
+        rows = PaddedRows if self.packing == "token_budget" else PackedRows
+        return rows(documents, folder, self.sequence_length, self.pad)

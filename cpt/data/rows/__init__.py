@@ -1,1 +1,0 @@
-"""Rows of a source: selected documents, packed, window by window."""
