@@ -14,7 +14,6 @@ from typing import Any
 
 import typer
 
-from cpt.command_signature import command_of
 from cpt.console import settle
 from cpt.errors import CptError, Interrupted, RecipeError, ResourceError
 from cpt.process import SUPERVISED
@@ -124,19 +123,6 @@ def mistyped_paths_told() -> Iterator[None]:
 def shortened(path: str) -> str:
     """A long path without its middle."""
     return path if len(path) <= LONGEST_PATH else f"{path[: LONGEST_PATH // 2]}...{path[-LONGEST_PATH // 2 :]}"
-
-
-def app_of(commands: Mapping[str, str], wrapped: Callable[[Callable[..., None]], Callable[..., None]]) -> typer.Typer:
-    """A command with subcommands, each imported when it is called.
-
-    Args:
-        commands: name -> `module:function`.
-        wrapped: returns the function to call in a command's place.
-    """
-    app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-    for name, target in commands.items():
-        app.command(name)(wrapped(command_of(target)))
-    return app
 
 
 def refuse_ignored(given: Mapping[str, bool], because: str) -> None:

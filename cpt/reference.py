@@ -18,9 +18,8 @@ from cpt.data.filters.filters import FILTERS, TRANSFORMS
 from cpt.evaluation.tasks import DOMAIN_TEST, domain_test_of_recipe, task_of_recipe
 from cpt.optim.build import OPTIMIZERS
 from cpt.optim.schedules import SCHEDULES
-from cpt.recipe.huggingface_keys import STAGE_CONFIGS
+from cpt.recipe.huggingface_keys import STAGE_CONFIGS, columns_of_stage
 from cpt.recipe.schema import Recipe
-from cpt.recipe.stage_columns import columns_of_stage
 from cpt.stages.rewards.find import REWARDS
 from cpt.training.callbacks import CALLBACKS
 from cpt.training.loss_guard import LOSS_GUARDS

@@ -15,8 +15,7 @@ from cpt.planning.memory import plan_memory
 from cpt.planning.setup import setup_of
 from cpt.planning.target import find_target
 from cpt.planning.terms import GIB
-from cpt.recipe.load import load_recipe
-from cpt.recipe.references import REPOSITORY
+from cpt.recipe.load import REPOSITORY, load_recipe
 
 FOLDER = REPOSITORY / "recipes"
 PARTS = {"models", "mixtures", "presets", "demo", "pipelines", "search"}

@@ -21,8 +21,7 @@ from cpt.planning.dry_run import dry_run
 from cpt.planning.facts import facts_of
 from cpt.planning.memory import plan_memory
 from cpt.planning.setup import Setup, Zero
-from cpt.recipe.tree import Mistakes, plain
-from cpt.recipe.yaml_lines import read_yaml
+from cpt.recipe.tree import Mistakes, plain, read_yaml
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "plan.json"

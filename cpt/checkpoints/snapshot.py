@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from cpt.checkpoints.agreement import NotFiniteError
-from cpt.host_memory import host_memory
+from cpt.hardware import host_memory
 
 Memory = tuple[str, int]
 """Device and address of a storage."""

@@ -30,8 +30,7 @@ from cpt.planning.target import Target, find_target, named_gpus, refuse_too_many
 from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Recipe
-from cpt.recipe.words import in_yaml
-from cpt.recipe.yaml_writing import write_yaml
+from cpt.recipe.values import in_yaml, write_yaml
 from cpt.training.deepspeed_profile import read_profile
 from cpt.training.fsdp_profile import refuse_for_any_machine
 

@@ -25,8 +25,8 @@ from cpt.models.hashes import hash_weights
 from cpt.process import Child
 from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Recipe
-from cpt.recipe.sense_data import reported_name
 from cpt.runs.environment import deciding_variables, describe_environment
 from cpt.runs.folder import (
     EXPORT,

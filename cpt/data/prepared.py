@@ -14,8 +14,8 @@ from cpt.data.rows.windows import WindowedRows
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import DataError, RecipeError
 from cpt.ranks import is_main_process
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Budget, Data, Source
-from cpt.recipe.sense_data import reported_name
 
 Key = TypeVar("Key")
 log = logging.getLogger("cpt")

@@ -5,9 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from cpt.errors import RecipeError
-from cpt.importers.sources import is_on_the_hub, put_held_out_share, put_sources
-from cpt.importers.trainer_keys import put_attention, translate_trainer_keys
-from cpt.importers.translation import Translation, target_modules
+from cpt.importers.translation import (
+    Translation,
+    is_on_the_hub,
+    put_attention,
+    put_held_out_share,
+    put_sources,
+    target_modules,
+    translate_trainer_keys,
+)
 
 NEEDS = "base_model"
 RENAMED = {

@@ -5,11 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from cpt.errors import RecipeError
-from cpt.importers.sources import put_held_out_share, put_sources
-from cpt.importers.trainer_keys import put_attention, translate_trainer_keys
-from cpt.importers.translation import Translation, is_on, target_modules
+from cpt.importers.translation import (
+    Translation,
+    is_on,
+    put_attention,
+    put_held_out_share,
+    put_sources,
+    target_modules,
+    translate_trainer_keys,
+)
 from cpt.plugins import did_you_mean
-from cpt.recipe.yaml_lines import shown_path
+from cpt.recipe.tree import shown_path
 
 NEEDS = "model_name_or_path"
 RENAMED = {

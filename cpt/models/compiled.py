@@ -22,7 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import require_programs
 from cpt.plugins import did_you_mean
-from cpt.recipe.automatic import AUTO, CHECKPOINTING
+from cpt.recipe.keys import AUTO, CHECKPOINTING
 
 INDUCTOR = "inductor"
 MODES = ("default", "max-autotune-no-cudagraphs")

@@ -14,8 +14,7 @@ from cpt.models.families.gpt2 import CptGPT2Config
 from cpt.models.families.register import FAMILIES, register_families
 from cpt.models.rope import with_rope
 from cpt.plugins import did_you_mean, import_user_module
-from cpt.recipe.paths import is_local
-from cpt.recipe.run_results import unfinished_run
+from cpt.recipe.paths import is_local, unfinished_run
 from cpt.recipe.schema import Model
 
 # Keys of published config.json files that transformers renames or folds into others when it reads them.

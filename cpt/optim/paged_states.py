@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from cpt.errors import ResourceError
-from cpt.host_memory import host_memory
+from cpt.hardware import host_memory
 from cpt.optim.adamw_update import part
 
 ALIGNED = 512  # bytes: states begin as torch's allocations do

@@ -11,7 +11,7 @@ import torch
 
 from cpt.errors import RecipeError
 from cpt.ranks import world_size
-from cpt.recipe.automatic import accumulation
+from cpt.recipe.keys import accumulation
 from cpt.recipe.schema import Recipe
 
 RELEASING = ("adamw", "adamw_8bit", "paged_adamw_8bit")

@@ -15,7 +15,7 @@ from cpt.planning.speed import assumed_mfu, planned_speed
 from cpt.planning.stage_terms import KINDS, WHOLE
 from cpt.planning.target import Target
 from cpt.planning.terms import GIB, IN_8_BIT, trains_half
-from cpt.recipe.references import REPOSITORY
+from cpt.recipe.load import REPOSITORY
 
 USABLE = 0.98  # of the memory on a GPU's data sheet: the rest is its own
 USABLE_OF_HOST = 0.92  # the system and other programs have the rest

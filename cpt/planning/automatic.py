@@ -26,7 +26,7 @@ from cpt.planning.setup import Setup, attention_on_gpu, setup_of
 from cpt.planning.speed import assumed_mfu, planned_speed
 from cpt.planning.target import Target, peak_of
 from cpt.ranks import main_process_decides, num_nodes, tell, world_size
-from cpt.recipe.automatic import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, LOADING, MICRO_BATCH, automatic_keys
+from cpt.recipe.keys import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, LOADING, MICRO_BATCH, automatic_keys
 from cpt.recipe.schema import Recipe
 from cpt.training.deepspeed_profile import Profile, read_profile, zero_section
 

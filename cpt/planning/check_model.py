@@ -26,10 +26,9 @@ from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
 from cpt.models.varlen_attention import VARLEN
 from cpt.planning.check_examples import check_first_examples
 from cpt.planning.findings import PreflightReport
-from cpt.recipe.paths import is_local
-from cpt.recipe.run_results import result_of_run
+from cpt.recipe.paths import is_local, result_of_run
+from cpt.recipe.rules import TAUGHT
 from cpt.recipe.schema import Model, Recipe, Source
-from cpt.recipe.sense import TAUGHT
 from cpt.stages.teacher import check_vocabulary
 from cpt.tokenizer.load import load_tokenizer
 

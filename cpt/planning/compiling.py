@@ -18,7 +18,7 @@ from cpt.models.inventory import runs_along_the_row
 from cpt.models.recomputing import SWITCHES
 from cpt.parallelism import read_parallelism
 from cpt.planning.stage_terms import KINDS, MASKED_FORMS
-from cpt.recipe.automatic import AUTO, COMPILING
+from cpt.recipe.keys import AUTO, COMPILING
 from cpt.recipe.schema import Recipe
 
 FEWEST_STEPS = 100  # compiling takes 20 to 60 seconds, which fewer steps do not win back

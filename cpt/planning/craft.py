@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from cpt.models.known_bases import known_base
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Recipe
-from cpt.recipe.sense_data import reported_name
 
 LEAST_LEARNING_RATE, HIGHEST_FOR_ADAMW = 1e-6, 1e-2
 LORA_BAND = (1e-5, 5e-4)  # the sweep of arXiv 2405.09673

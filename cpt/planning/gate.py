@@ -48,10 +48,10 @@ from cpt.planning.craft import craft_warnings
 from cpt.planning.findings import PreflightReport, placed
 from cpt.plugins import did_you_mean, find
 from cpt.ranks import tell, world_size
-from cpt.recipe.automatic import automatic_keys
-from cpt.recipe.run_results import unfinished_run
+from cpt.recipe.keys import automatic_keys
+from cpt.recipe.paths import unfinished_run
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Evaluation, Recipe
-from cpt.recipe.sense_data import reported_name
 from cpt.recipe.tree import Node
 from cpt.stages.model import check_reference
 from cpt.stages.rewards.find import find_rewards

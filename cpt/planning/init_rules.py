@@ -28,10 +28,8 @@ from cpt.planning.setup import attention_on_gpu, setup_of
 from cpt.planning.speed import MFU_RANGE, assumed_mfu, planned_speed
 from cpt.planning.target import Target
 from cpt.planning.terms import GIB
-from cpt.recipe.load import load_recipe
-from cpt.recipe.paths import is_local
-from cpt.recipe.references import REPOSITORY
-from cpt.recipe.run_results import result_of_run
+from cpt.recipe.load import REPOSITORY, load_recipe
+from cpt.recipe.paths import is_local, result_of_run
 from cpt.recipe.schema import Model, Recipe, Tokenizer
 from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, RECIPE

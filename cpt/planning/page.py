@@ -9,7 +9,7 @@ from cpt.planning.setup import Setup
 from cpt.planning.speed import Speed
 from cpt.planning.target import Target
 from cpt.planning.terms import GIB, Moment
-from cpt.recipe.words import in_yaml
+from cpt.recipe.values import in_yaml
 
 
 def format_setup(facts: ModelFacts, setup: Setup, target: Target) -> str:

@@ -11,7 +11,7 @@ from cpt.data.readers.forms import form_of_stage
 from cpt.errors import CptError, RecipeError
 from cpt.models.config import load_config
 from cpt.planning.facts import ModelFacts, facts_of
-from cpt.recipe.run_results import result_of_run
+from cpt.recipe.paths import result_of_run
 from cpt.recipe.schema import Model, Recipe
 
 # How a stage comes from the last hidden states to its loss: by the logits of all tokens and cross entropy; with

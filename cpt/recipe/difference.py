@@ -7,7 +7,7 @@ from typing import Any
 
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Location, dotted
-from cpt.recipe.words import in_yaml
+from cpt.recipe.values import in_yaml
 
 UNSET = object()
 

@@ -5,12 +5,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from cpt.recipe.automatic import AUTO, AUTOMATIC
 from cpt.recipe.huggingface_keys import PEFT_METHODS, STAGE_CONFIGS, Key, keys_of_config
-from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES
+from cpt.recipe.keys import AUTO, AUTOMATIC, MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION, Recipe
-from cpt.recipe.training_keys import LORA_IS_SET
-from cpt.recipe.written_numbers import UNITS
+from cpt.recipe.shape import LORA_IS_SET
+from cpt.recipe.values import UNITS
 
 YAML_FILE = {"type": "string", "pattern": r"\.ya?ml$", "description": "A file that holds this section."}
 GROUPED_DIGITS = r"[0-9]+(_[0-9]+)+"

@@ -13,7 +13,7 @@ from typing import Any
 
 from cpt.errors import CheckpointError, RecipeError
 from cpt.plugins import closest, did_you_mean
-from cpt.recipe.run_results import EXPORT, RECIPE, STATUS
+from cpt.recipe.paths import EXPORT, RECIPE, STATUS
 from cpt.runs.folder import (
     ENVIRONMENT,
     EVALUATED,

@@ -15,7 +15,7 @@ from cpt.files import read_json_lines
 from cpt.process import Child
 from cpt.ranks import tell
 from cpt.recipe.load import load_recipe
-from cpt.recipe.words import in_yaml
+from cpt.recipe.values import in_yaml
 from cpt.runs.folder import METRICS
 from cpt.runs.record import Run
 from cpt.search.search import TRAIN

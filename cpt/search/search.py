@@ -20,7 +20,7 @@ from cpt.process import Child, ReceivedSignals
 from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.recipe.words import shortened
+from cpt.recipe.values import shortened
 from cpt.runs.record import EXPORT, METRICS, Run, hold, write_json
 from cpt.search.space import Space, import_optuna, overrides_of
 from cpt.search.study import REASON, ask, unfinished

@@ -9,7 +9,7 @@ import numpy as np
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.plugins import find
-from cpt.recipe.section import Component
+from cpt.recipe.schema import Component
 from cpt.search.space import GRID, Space, import_optuna
 
 HOST, REASON = "host", "reason"  # attributes of a trial: the machine that runs it; why it failed

@@ -14,8 +14,8 @@ from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
 from cpt.evaluation.retention import StopWhenForgetting
 from cpt.evaluation.samples import PromptSamples
+from cpt.recipe.rules import REWARDED, TAUGHT
 from cpt.recipe.schema import Recipe
-from cpt.recipe.sense import REWARDED, TAUGHT
 from cpt.runs.folder import METRICS, SAMPLES
 from cpt.runs.record import Run
 from cpt.stages.model import PACKED, REFERENCED, reference_model

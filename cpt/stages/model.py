@@ -10,8 +10,8 @@ from cpt.errors import RecipeError
 from cpt.models.adapters import START_IN_THE_BASE
 from cpt.models.build import build_model
 from cpt.models.scoring import scoring_model
+from cpt.recipe.rules import REWARDED
 from cpt.recipe.schema import Recipe
-from cpt.recipe.sense import REWARDED
 from cpt.training.arguments import weights_dtype
 from cpt.training.find_stage import find_stage
 

@@ -12,7 +12,7 @@ from cpt.errors import RecipeError
 from cpt.models.build import build_model
 from cpt.models.config import load_config
 from cpt.models.inventory import vocabulary_size
-from cpt.recipe.run_results import result_of_run
+from cpt.recipe.paths import result_of_run
 from cpt.recipe.schema import Model, Recipe
 from cpt.stages.model import is_packed
 from cpt.tokenizer.load import from_folder_or_hub

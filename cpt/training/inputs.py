@@ -11,9 +11,8 @@ from cpt.data.readers.forms import form_of_stage
 from cpt.models.build import DTYPES
 from cpt.models.hashes import hash_weights
 from cpt.optim.schedules import phases_in_tokens
-from cpt.recipe.automatic import AUTOMATIC
-from cpt.recipe.paths import is_local
-from cpt.recipe.run_results import result_of_run
+from cpt.recipe.keys import AUTOMATIC
+from cpt.recipe.paths import is_local, result_of_run
 from cpt.recipe.schema import Recipe
 from cpt.training.arguments import weights_dtype
 from cpt.training.deepspeed_profile import read_profile

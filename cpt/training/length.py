@@ -9,8 +9,8 @@ from cpt.data.prepared import PreparedData, steps_of_epochs
 from cpt.errors import RecipeError
 from cpt.parallelism import groups_of_rows
 from cpt.ranks import is_main_process, world_size
+from cpt.recipe.rules import REWARDED
 from cpt.recipe.schema import Recipe
-from cpt.recipe.sense import REWARDED
 from cpt.training.find_stage import find_stage
 from cpt.training.generations import prompts_of_step
 from cpt.training.restart import learned_micro_batch

@@ -7,7 +7,7 @@ from torch import nn
 
 from cpt.checkpoints.agreement import NotFiniteError
 from cpt.checkpoints.snapshot import HostCopies, bytes_in, changed_by_steps, memory_of, refuse_non_finite
-from cpt.host_memory import SMALL, host_memory
+from cpt.hardware import SMALL, host_memory
 
 
 def test_a_copy_stays_what_the_state_was():

@@ -6,10 +6,9 @@ import pytest
 
 from cpt.errors import RecipeError
 from cpt.recipe.huggingface_keys import PEFT_METHODS, keys_of_config
+from cpt.recipe.keys import MOVED, NOTES, OTHER_WORDS, all_keys, new_home, place_of_key
 from cpt.recipe.load import load_recipe
-from cpt.recipe.moved_keys import MOVED, NOTES, OTHER_WORDS, new_home, place_of_key
 from cpt.recipe.schema import LORA_QUANTIZATION
-from cpt.recipe.sections import all_keys
 
 OPTIONS_OF_BUILT_INS = {
     ("optimizer", "weight_decay"),

@@ -6,8 +6,7 @@ from tiny import write_recipe
 
 from cpt.commands.search import refuse_unlogged_metric
 from cpt.errors import RecipeError
-from cpt.recipe.load import load_recipe
-from cpt.recipe.references import REPOSITORY
+from cpt.recipe.load import REPOSITORY, load_recipe
 from cpt.search.space import load_space, recipes_at_ends
 from cpt.search.study import open_study
 

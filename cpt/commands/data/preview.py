@@ -25,8 +25,8 @@ from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.rows.packing import pack
 from cpt.data.store.tokenization import DocumentEncoder, Ids
 from cpt.recipe.load import load_recipe
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, DocumentSource
-from cpt.recipe.sense_data import reported_name
 from cpt.tokenizer.load import load_tokenizer
 
 

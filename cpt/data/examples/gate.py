@@ -21,8 +21,8 @@ from cpt.data.readers.example import Example, Words, example_of
 from cpt.data.readers.sources import read_piece
 from cpt.data.store.parallel import map_in_order
 from cpt.data.store.shards import batches
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource
-from cpt.recipe.sense_data import reported_name
 
 NO_END = "no token that ends a turn is learned"
 MASKED = "all labels masked"

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from cpt.errors import DataError, RecipeError
+from cpt.recipe.huggingface_keys import columns_of_stage
 from cpt.recipe.schema import Data, DocumentSource, Evaluation, Recipe, Source
-from cpt.recipe.stage_columns import columns_of_stage
 
 Kind = TypeVar("Kind", bound=DocumentSource)
 FORMS: dict[tuple[str, ...], str] = {

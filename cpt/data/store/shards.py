@@ -29,8 +29,8 @@ from cpt.data.store.token_files import ShardDescription, SourceDescription, Toke
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, UserCodeError
 from cpt.plugins import find
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
-from cpt.recipe.sense_data import reported_name
 
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
 SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000

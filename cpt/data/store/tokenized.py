@@ -46,8 +46,8 @@ from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError
 from cpt.files import report_damage
 from cpt.ranks import is_main_process
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
-from cpt.recipe.sense_data import reported_name
 
 log = logging.getLogger("cpt")
 # shards; of more, one listing of the folder is faster than asking for each, far faster on a file system of the network
