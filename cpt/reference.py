@@ -18,6 +18,7 @@ from cpt.data.filters.filters import FILTERS, TRANSFORMS
 from cpt.evaluation.tasks import DOMAIN_TEST, domain_test_of_recipe, task_of_recipe
 from cpt.optim.build import OPTIMIZERS
 from cpt.optim.schedules import SCHEDULES
+from cpt.recipe.difference import CLASSES_IN_TRAINING, class_of_change
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, columns_of_stage
 from cpt.recipe.schema import Recipe
 from cpt.stages.rewards.find import REWARDS
@@ -45,7 +46,10 @@ and `release_gradients` (update each parameter in the backward pass and free its
 skipped steps than this in the window: back to the last checkpoint, without their rows; 4) and `rollbacks` (how
 often; then the run stops; 3).""",
     "training": f"""The manuals of [transformers]({TRANSFORMERS}) and [TRL](https://huggingface.co/docs/trl) describe
-the keys. Where a key of Hugging Face does not belong here, `cpt check` names the recipe's own key.""",
+the keys. Where a key of Hugging Face does not belong here, `cpt check` names the recipe's own key.
+
+{"".join(f"Change `{name}`: {', '.join(f'`{key}`' for key in keys)}. " for name, keys in CLASSES_IN_TRAINING.items())}
+All other keys: change `from_step`.""",
 }
 SIGNS = {"exclusiveMinimum": ">", "minimum": ">=", "ge": ">=", "exclusiveMaximum": "<", "maximum": "<="}
 RECIPE = """# Recipe reference
@@ -59,6 +63,8 @@ Every key of a recipe with its type, its default and its meaning. [The recipe, l
 - Where a key takes a name, `package.module:function` takes your own function ([your own parts](../guides/your_own_parts.md)). Options
   are written beside the name: `{name: length, min_characters: 200}`.
 - On the command line each key is `section.key=value`: `cpt train RECIPE optimizer.learning_rate=2e-5 data.sources.0.weight=0.5`.
+- `change` says what a new value means for a run that was started. `free`: edit it and resume. `from_step`: it decides what is learned, and could
+  hold from a step on. `fixed`: it makes another model. A run whose `from_step` or `fixed` keys changed is not resumed: give it another `name`.
 - `cpt schema > recipe.schema.json` gives the schema to an editor; `cpt check RECIPE` finds every mistake.
 """  # noqa: E501
 COMMANDS = """# Command reference
@@ -93,9 +99,10 @@ def keys_below(section: dict[str, Any], sections: dict[str, Any], prefix: str) -
     for key, node in section["properties"].items():
         name, nested, is_list = prefix + key, *section_in(node, sections)
         default = f"default `{json.dumps(node.get('default'))}`" if is_list or not nested else ""
-        told = ", ".join(filter(None, [kind(node), "required" if key in section.get("required", ()) else default]))
+        default = "required" if key in section.get("required", ()) else default
+        about = ", ".join(filter(None, [kind(node), default, f"change `{class_of_change(name)}`"]))
         meaning = in_one_line(node.get("description") or (nested or {}).get("description", ""))
-        yield f"{'###' if prefix else '##'} `{name}`\n\n{told}. {meaning}"
+        yield f"{'###' if prefix else '##'} `{name}`\n\n{about}. {meaning}"
         yield from described(name)
         if nested and (nested.get("additionalProperties") is not True or not prefix):
             below = nested, sections, f"{name}{'[]' if is_list else ''}."
