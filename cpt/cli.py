@@ -120,21 +120,8 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 
 LONG = (  # commands whose work is worth more than what they print
-    *(
-        "demo",
-        "rehearse",
-        "prepare",
-        "train",
-        "pipeline",
-        "search",
-        "verdict",
-        "evaluate",
-        "reproduce",
-        "export",
-        "merge",
-        "serve",
-    ),
-    *("data ingest", "data rewrite", "tokenizer extend", "tokenizer train", "mixture"),
+    *("demo", "rehearse", "prepare", "train", "pipeline", "search", "verdict", "evaluate", "reproduce", "export"),
+    *("merge", "serve", "mixture", "data ingest", "data rewrite", "tokenizer extend", "tokenizer train"),
 )
 
 ABOUT = """Continued pre-training of causal language models, from one YAML recipe.
@@ -173,10 +160,10 @@ def application(command: str) -> typer.Typer:
                 app.command(name, help=summary, rich_help_panel=group)(only_listed)
             elif target.endswith(":COMMANDS"):  # a command with commands of its own
                 app.add_typer(
-                    app_of(constant(target), recipe_read_first), name=name, help=summary, rich_help_panel=group
+                    app_of(constant(target), check_recipe_first), name=name, help=summary, rich_help_panel=group
                 )
             else:
-                app.command(name, rich_help_panel=group)(recipe_read_first(command_of(target)))
+                app.command(name, rich_help_panel=group)(check_recipe_first(command_of(target)))
     return app
 
 
@@ -193,7 +180,7 @@ def app_of(commands: Mapping[str, str], wrapped: Callable[[Callable[..., None]],
     return app
 
 
-def recipe_read_first(function: Callable[..., None]) -> Callable[..., None]:
+def check_recipe_first(function: Callable[..., None]) -> Callable[..., None]:
     """The command; one of a recipe tells its mistakes of shape and sense before the command's module, and torch with
     it, is imported."""
     parameters = inspect.signature(function).parameters
@@ -251,7 +238,6 @@ def command_of(target: str) -> Callable[..., None]:
 
 
 def constant(target: str) -> Any:
-    """What `module:NAME` is."""
     module, _, name = target.partition(":")
     return names_of(module)[name]
 
@@ -286,7 +272,6 @@ names_of = cache(OptionNames)
 
 
 def bound_by(node: ast.stmt) -> list[str]:
-    """The names that a statement binds."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         return [alias.asname or alias.name for alias in node.names]
     if isinstance(node, ast.Assign | ast.AnnAssign):

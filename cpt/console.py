@@ -53,7 +53,7 @@ def show_step(status: Status, text: str) -> None:
         status.console.file.flush()
 
 
-def settle(environment: MutableMapping[str, str], *, on_terminal: bool) -> None:
+def set_plain_output(environment: MutableMapping[str, str], *, on_terminal: bool) -> None:
     """Tell the packages to print plainly where nobody watches, or colours are not wanted; the children of this process
     read it too.
 

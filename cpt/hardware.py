@@ -210,7 +210,7 @@ def scripts_folder() -> str:
     return sysconfig.get_path("scripts")
 
 
-SMALL = 2**20  # bytes; torch's own allocator rounds each block up to a power of two, which costs little here
+SMALL_BLOCK = 2**20  # bytes; torch's own allocator rounds each block up to a power of two, which costs little here
 
 
 def host_memory(size: int, device: "torch.device") -> "torch.Tensor":
@@ -225,7 +225,7 @@ def host_memory(size: int, device: "torch.device") -> "torch.Tensor":
     """
     import torch
 
-    if device.type != "cuda" or size <= SMALL:
+    if device.type != "cuda" or size <= SMALL_BLOCK:
         return torch.zeros(size, dtype=torch.uint8, pin_memory=device.type != "cpu")
     memory, cudart = mmap.mmap(-1, size), torch.cuda.cudart()
     view = (ctypes.c_char * size).from_buffer(memory)

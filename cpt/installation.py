@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
-def folder_of_shipped_files() -> Path:
+def find_shipped_files() -> Path:
     """The folder of `recipes/`, `deepspeed_configs/` and `launch/`: setup.py puts them into the wheel, a clone has
     them at its top."""
     package = Path(__file__).resolve().parent
@@ -12,7 +12,7 @@ def folder_of_shipped_files() -> Path:
     return installed if installed.is_dir() else package.parent
 
 
-SHIPPED_FILES = folder_of_shipped_files()
+SHIPPED_FILES = find_shipped_files()
 
 
 def training_program() -> str:

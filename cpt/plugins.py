@@ -89,7 +89,6 @@ def import_named(name: str) -> Any:
 
 
 def import_user_module(name: str) -> Any:
-    """Import the user's module `package.module`."""
     if not name:
         raise RecipeError("an empty name is no module. Write package.module.")
     here = str(Path.cwd())

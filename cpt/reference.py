@@ -78,14 +78,12 @@ again; `cpt plan` ends with 3 where the run does not fit.
 
 
 def main(folder: Path = FOLDER) -> None:
-    """Write both pages."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
         (folder / name).write_text(text)
 
 
 def pages() -> dict[str, str]:
-    """File name -> its text."""
     schema = Recipe.model_json_schema(by_alias=True)
     return {
         "recipe.md": "\n\n".join([RECIPE.strip(), *keys_below(schema, schema["$defs"], "")]) + "\n",
@@ -103,7 +101,7 @@ def keys_below(section: dict[str, Any], sections: dict[str, Any], prefix: str) -
         about = ", ".join(filter(None, [kind(node), default, f"change `{class_of_change(name)}`"]))
         meaning = in_one_line(node.get("description") or (nested or {}).get("description", ""))
         yield f"{'###' if prefix else '##'} `{name}`\n\n{about}. {meaning}"
-        yield from described(name)
+        yield from describe(name)
         if nested and (nested.get("additionalProperties") is not True or not prefix):
             below = nested, sections, f"{name}{'[]' if is_list else ''}."
             if prefix:
@@ -136,7 +134,7 @@ def kind(node: dict[str, Any]) -> str:
     return f"{node.get('type', 'section' if '$ref' in node else 'any value')}{bounds}{unit}"
 
 
-def described(name: str) -> Iterator[str]:
+def describe(name: str) -> Iterator[str]:
     """The built-ins that a key takes by name, and what else is to be said."""
     if name in BUILT_INS:
         yield "\n".join(line for builtin, called in BUILT_INS[name].items() for line in built_in(builtin, called))
@@ -157,7 +155,7 @@ def built_in(name: str, called: Callable[..., Any]) -> Iterator[str]:
     text = inspect.getdoc(called) or ""
     summary = in_one_line(re.split(r"^(?:Args|Returns|Raises):$", text, maxsplit=1, flags=re.MULTILINE)[0])
     yield f"- `{name}`: {summary}"
-    told = {
+    meanings = {
         argument: in_one_line(meaning)
         for names, meaning in re.findall(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
         for argument in names.split(", ")
@@ -167,11 +165,10 @@ def built_in(name: str, called: Callable[..., Any]) -> Iterator[str]:
         if option.kind is option.KEYWORD_ONLY:
             default = "required" if option.default is option.empty else f"default `{option.default!r}`"
             form = inspect.formatannotation(option.annotation, "collections.abc").replace("|", "or")
-            yield f"  - `{option.name}`: {form}, {default}. {told.get(option.name, '')}".rstrip()
+            yield f"  - `{option.name}`: {form}, {default}. {meanings.get(option.name, '')}".rstrip()
 
 
 def in_one_line(text: str) -> str:
-    """Without the line breaks of the source."""
     return " ".join(text.split())
 
 

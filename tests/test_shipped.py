@@ -15,7 +15,7 @@ def test_in_an_installed_package_the_files_are_inside(tmp_path, monkeypatch):
     package = tmp_path / "cpt"
     (package / "shipped").mkdir(parents=True)
     monkeypatch.setattr(installation, "__file__", str(shutil.copy(installation.__file__, package)))
-    assert installation.folder_of_shipped_files() == package / "shipped"
+    assert installation.find_shipped_files() == package / "shipped"
 
 
 def test_the_program_behind_a_launcher_is_the_file_where_it_is_there(tmp_path, monkeypatch):

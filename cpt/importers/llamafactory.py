@@ -54,7 +54,6 @@ INFO = "dataset_info.json"
 
 
 def translate(config: Translation) -> None:
-    """Fill in the recipe."""
     config.rename(RENAMED)
     config.add_defaults(DEFAULTS)
     stage = translate_stage(config)
@@ -88,7 +87,6 @@ def translate_stage(config: Translation) -> str:
 
 
 def translate_model(config: Translation) -> None:
-    """Base, attention, adapter."""
     config.move(MOVED)
     put_attention(config, "flash_attn", config.take("flash_attn"))
     tuning = str(config.take("finetuning_type")).lower()
@@ -109,7 +107,6 @@ def translate_model(config: Translation) -> None:
 
 
 def translate_data(config: Translation, stage: str) -> None:
-    """Sources, packing, and what is held out."""
     folder = str(config.take("dataset_dir", "data"))
     info, place = ({}, Path(folder)) if folder == "ONLINE" else read_info(config, folder)
     limit = config.take_number("max_samples")

@@ -130,7 +130,6 @@ class Translation:
                 self.put(location, value, self.names.get(key, key))
 
     def drop(self, key: str, value: Any, reason: str) -> None:
-        """List a key as not translated."""
         self.dropped[self.names.get(key, key)] = (value, reason)
 
     def pass_to_training(self) -> None:
@@ -169,7 +168,6 @@ class Translation:
 
 
 def is_on(value: Any) -> bool:
-    """Whether a switch is on."""
     return value.lower() in ("true", "yes", "on", "1", "auto") if isinstance(value, str) else bool(value)
 
 
@@ -293,7 +291,6 @@ def translate_length(config: Translation) -> tuple[int, float, float]:
 
 
 def translate_optimizer(config: Translation) -> None:
-    """Name, learning rate, weight decay, betas."""
     given = config.take("optim")
     asked = "muon" if config.take_switch("use_muon") else str(given).lower()
     if asked not in OPTIMIZERS:
@@ -356,7 +353,6 @@ def translate_interval(config: Translation, section: str, verb: str, epochs: flo
 
 
 def translate_trackers(config: Translation) -> None:
-    """Trackers and the project's name."""
     reported = config.take("report_to", [])
     trackers = [str(name).lower() for name in (reported if isinstance(reported, list) else [reported])]
     trackers += [name for name in ("wandb", "tensorboard", "mlflow") if config.take_switch(f"use_{name}")]
@@ -368,7 +364,6 @@ def translate_trackers(config: Translation) -> None:
 
 
 def translate_precision(config: Translation) -> None:
-    """bf16, fp16, and weights in bfloat16."""
     bf16, fp16 = config.take("bf16"), config.take_switch("fp16")
     pure = bf16 == "full" or config.take_switch("pure_bf16") or config.take_switch("bfloat16")
     if fp16 and (bf16 == "auto" or not is_on(bf16)):
@@ -380,7 +375,6 @@ def translate_precision(config: Translation) -> None:
 
 
 def translate_recomputation(config: Translation) -> None:
-    """Recomputed activations; Liger's kernels."""
     asked, disabled = config.take("gradient_checkpointing"), config.take_switch("disable_gradient_checkpointing")
     config.put("training.gradient_checkpointing", bool(asked) and asked != "false" and not disabled)
     liger = [key for key in [*config.values] if "liger" in key and config.take_switch(key)]

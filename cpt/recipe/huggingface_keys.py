@@ -72,8 +72,6 @@ class Key:
 
 @dataclass(frozen=True)
 class ModuleSource:
-    """One parsed source file."""
-
     module: str
     path: Path
     tree: ast.Module
@@ -85,7 +83,7 @@ class ModuleSource:
 
 
 @dataclass(frozen=True)
-class FoundClass:
+class ClassSource:
     """A class definition and the file it stands in."""
 
     source: ModuleSource
@@ -117,7 +115,7 @@ def keys_of_config(config: str) -> Mapping[str, Key]:
     return keys
 
 
-def keys_of_class(found: FoundClass) -> dict[str, Key]:
+def keys_of_class(found: ClassSource) -> dict[str, Key]:
     keys: dict[str, Key] = {}
     for base in reversed(found.node.bases):
         name = last_name(base.value if isinstance(base, ast.Subscript) else base)
@@ -138,9 +136,9 @@ def keys_of_class(found: FoundClass) -> dict[str, Key]:
 
 def key_of(field: ast.AnnAssign, module: str) -> Key | None:
     """What the field's annotation, default and metadata say; None for what the class sets itself."""
-    hint = evaluated(field.annotation)
-    hint = evaluated(ast.parse(hint, mode="eval").body) if isinstance(hint, str) else hint
-    given = evaluated(field.value) if field.value is not None else {}
+    hint = evaluate_expression(field.annotation)
+    hint = evaluate_expression(ast.parse(hint, mode="eval").body) if isinstance(hint, str) else hint
+    given = evaluate_expression(field.value) if field.value is not None else {}
     given = given if isinstance(field.value, ast.Call) and isinstance(given, dict) else {"default": given}
     if get_origin(hint) is ClassVar or given.get("init") is False:
         return None
@@ -174,7 +172,7 @@ class Unknown:
         return self
 
     def __or__(self, other: Any) -> Any:
-        return Union[self, other]  # noqa: UP007 - evaluated
+        return Union[self, other]  # noqa: UP007 - evaluated here
 
     __ror__ = __or__
 
@@ -184,7 +182,7 @@ class Names(dict[str, Any]):
         return Unknown(name)
 
 
-def evaluated(expression: ast.expr) -> Any:
+def evaluate_expression(expression: ast.expr) -> Any:
     """The value of an annotation or a default, with `Unknown` for each name that is not Python's; `field(...)` is the
     dict of its keywords."""
     names = Names({**vars(builtins), **vars(typing), "field": dict})
@@ -236,7 +234,7 @@ def enum_values(module: str, name: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=128)
-def find_class(module: str, name: str) -> FoundClass | None:
+def find_class(module: str, name: str) -> ClassSource | None:
     """The class that `from module import name` would give, followed through imports; None when there is none.
 
     Raises:
@@ -247,7 +245,7 @@ def find_class(module: str, name: str) -> FoundClass | None:
         return None
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ClassDef) and node.name == name:
-            return FoundClass(source, node)
+            return ClassSource(source, node)
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == name and (

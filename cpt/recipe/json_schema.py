@@ -78,7 +78,6 @@ def allow_base(section: dict[str, Any]) -> None:
 
 
 def every_object(node: Any) -> Iterator[dict[str, Any]]:
-    """Every mapping in the schema, children first."""
     children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     for child in list(children):
         yield from every_object(child)
@@ -114,7 +113,6 @@ def properties_of(configs: Iterable[str], without: set[str]) -> dict[str, Any]:
 
 
 def type_of(key: Key, *, or_auto: bool) -> dict[str, Any]:
-    """One key's type and help text."""
     types = sorted(JSON_TYPES[kind] for kind in key.kinds)
     schema: dict[str, Any] = {"type": types if len(types) > 1 else types[0]}
     if key.enums and set(key.kinds) <= {"str", "null"}:

@@ -213,7 +213,7 @@ NO_EFFECT_ON_EXAMPLES = by_word(
 """Keys of TRL's configs that have no effect in our own stages; a user's stage may use them."""
 
 
-def new_home(key: str) -> str:
+def format_new_key(key: str) -> str:
     """`optimizer.learning_rate`, with what to know when writing it there."""
     note = f" ({NOTES[key]})" if key in NOTES else ""
     return f"`{dotted(place_of_key(key))}`{note}"
@@ -235,7 +235,6 @@ AUTOMATIC = (MICRO_BATCH, ACCUMULATION, *CHECKPOINTING, *LOADING, COMPILING)
 
 
 def automatic_keys(training: Mapping[str, Any]) -> list[str]:
-    """Those that say it."""
     return [key for key in AUTOMATIC if training.get(key) == AUTO]
 
 

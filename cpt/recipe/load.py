@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
-from pydantic.fields import FieldInfo
 
 from cpt.errors import RecipeError
 from cpt.installation import SHIPPED_FILES
 from cpt.recipe.keys import child_annotation, is_free_mapping, item_in, keys_of, presets_of, section_in
 from cpt.recipe.paths import with_results_of_runs
-from cpt.recipe.rules import check_sense
+from cpt.recipe.rules import check_rules
 from cpt.recipe.schema import Component, Data, Recipe
 from cpt.recipe.shape import check_passed_on_keys, check_shape, read_option_numbers
 from cpt.recipe.tree import (
@@ -55,7 +54,7 @@ def load_with_places(path: str | Path, overrides: Sequence[str] = (), *, lora: b
     written."""
     mistakes = Mistakes()
     root = read_recipe(Path(path), overrides, lora, mistakes)
-    return checked(root, mistakes), root
+    return check_tree(root, mistakes), root
 
 
 def load_mixture(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Data, int]:
@@ -69,18 +68,18 @@ def load_mixture(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Data,
         RecipeError: all mistakes.
     """
     mistakes = Mistakes()
-    root = readable(Path(path), mistakes)
+    root = read_or_raise(Path(path), mistakes)
     if root.value.keys() & keys_of(Recipe).keys():
         recipe = load_recipe(path, overrides)
         return recipe.data, recipe.seed
     data = json.dumps(str(Path(path).resolve()))
     around = f"name: mixture\nmodel: {{path: none}}\nbudget: {{epochs: 1}}\ndata: {data}\n"  # the required sections
-    root = resolved(read_text(around.encode(), str(path), mistakes), Recipe, mistakes, trail=())
-    recipe = checked(apply_overrides(root, overrides, mistakes), mistakes)
+    root = resolve_references(read_text(around.encode(), str(path), mistakes), Recipe, mistakes, trail=())
+    recipe = check_tree(apply_overrides(root, overrides, mistakes), mistakes)
     return recipe.data, recipe.seed
 
 
-def checked(root: Node, mistakes: Mistakes) -> Recipe:
+def check_tree(root: Node, mistakes: Mistakes) -> Recipe:
     """The recipe of a tree, or one error with all mistakes."""
     check_passed_on_keys(root, mistakes)
     find_deepspeed_file(root, mistakes)
@@ -89,7 +88,7 @@ def checked(root: Node, mistakes: Mistakes) -> Recipe:
     recipe, faulty = check_shape(root, values, mistakes)
     faulty |= {key for key, child in root.value.items() if holds_broken(child)}
     if not root.broken:
-        check_sense(sound_sections(values, faulty), root, mistakes)
+        check_rules(sound_sections(values, faulty), root, mistakes)
     mistakes.raise_if_any()
     assert recipe is not None, "a recipe without mistakes has a shape"
     return with_results_of_runs(recipe)
@@ -97,9 +96,9 @@ def checked(root: Node, mistakes: Mistakes) -> Recipe:
 
 def read_recipe(path: Path, overrides: Sequence[str], lora: bool, mistakes: Mistakes) -> Node:
     """The recipe's tree: its file, the files it refers to, and the command line on top."""
-    root = readable(path, mistakes)
+    root = read_or_raise(path, mistakes)
     refuse_other_files(path, root)
-    root = resolved(root, Recipe, mistakes, trail=(path.resolve(),))
+    root = resolve_references(root, Recipe, mistakes, trail=(path.resolve(),))
     root = apply_overrides(root, overrides, mistakes)
     if lora:
         turn_on_lora(root)
@@ -124,7 +123,7 @@ def refuse_other_files(path: Path, root: Node) -> None:
         )
 
 
-def readable(path: Path, mistakes: Mistakes) -> Node:
+def read_or_raise(path: Path, mistakes: Mistakes) -> Node:
     """The tree of one file; a file that cannot be read ends it here."""
     try:
         return read_yaml(path, mistakes)
@@ -137,15 +136,12 @@ def sound_sections(values: dict[str, Any], faulty: set[str]) -> dict[str, Any]:
     """The sections that nothing is wrong with, so that the rules between them are checked along with the rest."""
     sections = {}
     for key, field in keys_of(Recipe).items():
-        if key not in faulty:
-            sections[key] = section_value(field, values[key]) if key in values else field.get_default()
+        if key in values and key not in faulty:
+            adapter: TypeAdapter[Any] = TypeAdapter(field.annotation or Any)
+            sections[key] = adapter.validate_python(values[key])
+        elif key not in faulty:
+            sections[key] = field.get_default()
     return sections
-
-
-def section_value(field: FieldInfo, value: Any) -> Any:
-    """One section, as the recipe would hold it."""
-    adapter: TypeAdapter[Any] = TypeAdapter(field.annotation or Any)
-    return adapter.validate_python(value)
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -157,32 +153,28 @@ def dump_recipe(recipe: Recipe) -> str:
 REPOSITORY = SHIPPED_FILES  # in an installed package, the part of it that recipes refer to
 
 
-def resolved(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
+def resolve_references(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
     """The tree with every reference below `node` replaced by what it refers to.
 
     Args:
         annotation: what the schema says of `node`.
         trail: the files that led here, to find those that refer to each other in a circle.
     """
-    if section_in(annotation) or is_free_mapping(annotation):
+    section = section_in(annotation)
+    if section or is_free_mapping(annotation):
+        is_component = section is not None and issubclass(section, Component)  # its name alone will do
         if isinstance(node.value, str) and node.value in presets_of(annotation):
             return Node({"preset": Node(node.value, node.place)}, node.place, node.own_file)
-        if isinstance(node.value, str) and not node.value.endswith((".yaml", ".yml")) and is_component(annotation):
+        if isinstance(node.value, str) and not node.value.endswith((".yaml", ".yml")) and is_component:
             return Node({"name": Node(node.value, node.place)}, node.place, node.own_file)
         if isinstance(node.value, str):
             return section_in_file(node, annotation, mistakes, trail)
         if isinstance(node.value, dict):
             return section_on_base(node, annotation, mistakes, trail)
     elif item_in(annotation) is not None and isinstance(node.value, list):
-        items = [resolved(item, item_in(annotation), mistakes, trail) for item in node.value]
+        items = [resolve_references(item, item_in(annotation), mistakes, trail) for item in node.value]
         return Node(items, node.place, node.own_file, node.broken)
     return node
-
-
-def is_component(annotation: Any) -> bool:
-    """Whether it may be written as its name alone: `[length]` for `[{name: length}]`."""
-    section = section_in(annotation)
-    return section is not None and issubclass(section, Component)
 
 
 def section_in_file(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
@@ -197,7 +189,7 @@ def section_in_file(node: Node, annotation: Any, mistakes: Mistakes, trail: tupl
 def section_on_base(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
     """The section with its children resolved, on top of the file that its `base:` names."""
     entries = {
-        key: resolved(child, child_annotation(annotation, key), mistakes, trail)
+        key: resolve_references(child, child_annotation(annotation, key), mistakes, trail)
         for key, child in node.value.items()
         if key != "base"
     }
@@ -226,7 +218,7 @@ def read_base(written: Node, annotation: Any, mistakes: Mistakes, trail: tuple[P
         root = read_yaml(path, mistakes)
     except UnreadableError:
         return Node({}, written.place, broken=True)
-    return resolved(root, annotation, mistakes, (*trail, path.resolve()))
+    return resolve_references(root, annotation, mistakes, (*trail, path.resolve()))
 
 
 def find_file(written: Node, mistakes: Mistakes) -> Path | None:
@@ -259,9 +251,9 @@ def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) ->
             value = read_value(text, place, mistakes)
         except UnreadableError:
             continue
-        if problem := put(root, steps_of(key.strip()), value):
+        if problem := set_value(root, steps_of(key.strip()), value):
             mistakes.add(place, problem)
-        root = resolved(root, Recipe, mistakes, trail=())
+        root = resolve_references(root, Recipe, mistakes, trail=())
     return root
 
 
@@ -273,7 +265,7 @@ def turn_on_lora(root: Node) -> None:
         options["lora"] = Node({}, Place("on the command line: `--lora`", 0))
 
 
-def put(root: Node, steps: Location, value: Node) -> str | None:
+def set_value(root: Node, steps: Location, value: Node) -> str | None:
     """Write `value` at a location, making sections on the way; why not, if that is impossible."""
     here = root
     for number, step in enumerate(steps):

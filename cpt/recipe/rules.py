@@ -13,7 +13,7 @@ from typing import Any
 
 from cpt.plugins import did_you_mean
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
-from cpt.recipe.keys import AUTO, DEFAULT_MICRO_BATCH, MOVED, OTHER_WORDS, new_home, place_of_key
+from cpt.recipe.keys import AUTO, DEFAULT_MICRO_BATCH, MOVED, OTHER_WORDS, format_new_key, place_of_key
 from cpt.recipe.paths import (
     COMPRESSED_FILES,
     DOCUMENT_FILES,
@@ -59,8 +59,30 @@ class Violation:
 Violations = Iterator[Violation]
 
 
+def check_rules(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> None:
+    """Run every rule whose sections are all there.
+
+    Args:
+        sections: by their key, those of the right shape.
+    """
+    for rule in RULES:
+        needed = inspect.signature(rule).parameters
+        if all(name in sections for name in needed):
+            for found in rule(*(sections[name] for name in needed)):
+                mistakes.add(place_of(root, found.location), found.text + format_other_line(found, root))
+
+
+def format_other_line(found: Violation, root: Node) -> str:
+    """` (`budget.tokens`: line 12)`: where the other side of a contradiction was written."""
+    other = node_at(root, found.other) if found.other else None
+    here = place_of(root, found.location)
+    if other is None or found.other is None or not other.place.line and other.place == here:
+        return ""
+    is_same_file = other.place.line and other.place.file == here.file
+    return f" (`{dotted(found.other)}`: {f'line {other.place.line}' if is_same_file else other.place})"
+
+
 def not_both(location: Location, other: Location) -> Violation:
-    """Two keys for one thing."""
     return Violation(location, f"give `{dotted(location)}` or `{dotted(other)}`, not both", other)
 
 
@@ -70,7 +92,6 @@ def no_effect(location: Location, why: str, other: Location | None = None) -> Vi
 
 
 def check_budget(budget: Budget) -> Violations:
-    """A run has one length."""
     if budget.tokens is None and budget.epochs is None:
         yield Violation(("budget",), "how long to train is missing: give `budget.tokens` or `budget.epochs`")
     if budget.tokens is not None and budget.epochs is not None:
@@ -267,47 +288,10 @@ def all_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[Location, 
     yield from ((("evaluation", "perplexity", index), entry) for index, entry in enumerate(evaluation.perplexity))
 
 
-DATA_RULES: list[Callable[..., Violations]] = [
-    check_budget,
-    check_global_batch,
-    check_accumulation,
-    check_weight_sources,
-    check_phase_ends,
-    check_phases,
-    check_stride,
-    check_token_budget,
-    check_names,
-    check_source_options,
-]
-
-
 REWARDED = ("grpo", "rloo", "ppo", "spo")  # stages that learn from rewards
 PAIRED = ("dpo", "kto", "cpo")  # stages whose loss compares answers at the temperature `training.beta`
 TAUGHT = ("distill", "distill_text", "distill_on_policy", "gkd")  # stages with a teacher
 GENERAL_TEXT = "`{path: HuggingFaceFW/fineweb-edu, subset: sample-10BT, name: general, max_documents: 500}`"
-
-
-def check_sense(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> None:
-    """Run every rule whose sections are all there.
-
-    Args:
-        sections: by their key, those of the right shape.
-    """
-    for rule in RULES:
-        needed = inspect.signature(rule).parameters
-        if all(name in sections for name in needed):
-            for found in rule(*(sections[name] for name in needed)):
-                mistakes.add(place_of(root, found.location), found.text + line_of_other(found, root))
-
-
-def line_of_other(found: Violation, root: Node) -> str:
-    """` (`budget.tokens`: line 12)`: where the other side of a contradiction was written."""
-    other = node_at(root, found.other) if found.other else None
-    here = place_of(root, found.location)
-    if other is None or found.other is None or not other.place.line and other.place == here:
-        return ""
-    is_same_file = other.place.line and other.place.file == here.file
-    return f" (`{dotted(found.other)}`: {f'line {other.place.line}' if is_same_file else other.place})"
 
 
 def check_stage(stage: str) -> Violations:
@@ -318,7 +302,6 @@ def check_stage(stage: str) -> Violations:
 
 
 def check_start(stage: str, model: Model) -> Violations:
-    """Continued pre-training starts from trained weights."""
     if stage == "cpt" and model.from_scratch:
         text = "stage `cpt` continues from trained weights: write `stage: pretrain`, or remove `model.from_scratch`"
         other = "" if model.path is not None else " and give `model.path`"
@@ -383,7 +366,6 @@ def check_new_rows(model: Model) -> Violations:
 
 
 def check_sharded_rows(model: Model, training: dict[str, Any]) -> Violations:
-    """FSDP flattens parameters."""
     if model.train_only is not None and training.get("fsdp"):
         text = "FSDP flattens parameters, so single rows cannot be frozen: use DeepSpeed, or no sharding"
         yield Violation(("model", "train_only"), text, ("training", "fsdp"))
@@ -469,11 +451,10 @@ def check_option_names(optimizer: Optimizer, schedule: Schedule) -> Violations:
                 continue
             place = place_of_key(option)
             if place[0] == key and place != (key, option):
-                yield Violation((key, option), f"`{key}.{option}` is written as {new_home(option)}", place)
+                yield Violation((key, option), f"`{key}.{option}` is written as {format_new_key(option)}", place)
 
 
 def check_training(training: dict[str, Any]) -> Violations:
-    """One precision, and one engine that shards."""
     for key, other in {"fp16": "bf16", "fsdp": "deepspeed"}.items():
         if training.get(key) and training.get(other):
             yield not_both(("training", key), ("training", other))
@@ -495,5 +476,14 @@ RULES: list[Callable[..., Violations]] = [
     check_retained_sets,
     check_option_names,
     check_training,
-    *DATA_RULES,
+    check_budget,
+    check_global_batch,
+    check_accumulation,
+    check_weight_sources,
+    check_phase_ends,
+    check_phases,
+    check_stride,
+    check_token_budget,
+    check_names,
+    check_source_options,
 ]

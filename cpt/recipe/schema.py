@@ -60,7 +60,6 @@ class Component(BaseModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What stands beside the name."""
         return dict(self.model_extra or {})
 
 

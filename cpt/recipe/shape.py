@@ -20,10 +20,10 @@ from cpt.recipe.keys import (
     all_keys,
     annotation_at,
     child_annotation,
+    format_new_key,
     is_free_mapping,
     item_in,
     keys_of,
-    new_home,
     section_in,
     types_in,
     without_none,
@@ -100,7 +100,7 @@ def sentences(problems: Iterable[ErrorDetails]) -> Iterator[tuple[Location, str]
     """What is wrong, and where; of a key that takes several types, pydantic reports a problem for each of them."""
     by_key: dict[Location, list[tuple[Location, ErrorDetails]]] = {}
     for problem in problems:
-        location, key_of_several = without_labels(problem["loc"])
+        location, key_of_several = strip_type_labels(problem["loc"])
         if key_of_several is None:
             yield location, sentence(problem, location)
         else:
@@ -119,7 +119,7 @@ def sentences(problems: Iterable[ErrorDetails]) -> Iterator[tuple[Location, str]
             yield key, f"`{dotted(key)}`: {expected(kinds, got) if words == [] else one_of(words, got)}"
 
 
-def without_labels(steps: Location) -> tuple[Location, Location | None]:
+def strip_type_labels(steps: Location) -> tuple[Location, Location | None]:
     """A location of pydantic's without its names for types, which are no keys; and the key of several types that it
     goes through."""
     location: Location = ()
@@ -155,7 +155,7 @@ def suggestion(name: str, beside: list[str], above: Location) -> str:
     if simplified(name) in beside:
         return did_you_mean(name, beside)
     if name in MOVED or name in OTHER_WORDS:
-        return f" Write it as {new_home(name)}."
+        return f" Write it as {format_new_key(name)}."
     near = closest(name, beside)
     if near is None or SequenceMatcher(None, name, near).ratio() < 0.85:
         elsewhere = [key for key in all_keys() if key[-1] == name and key[:-1] != above]
@@ -293,18 +293,18 @@ def check_training_key(key: str, node: Node, root: Node, config: str | None, mis
     """Ours, without effect, gone, unknown, or of the wrong type?"""
     location = ("training", key)
     if key in MOVED:
-        mistakes.add(node.place, same_knob(key, node, root))
+        mistakes.add(node.place, explain_moved_key(key, node, root))
     elif reason := NO_EFFECT.get(key) or (NO_EFFECT_ON_EXAMPLES.get(key) if config else None):
         mistakes.add(node.place, f"`{dotted(location)}` would have no effect: {reason}. Remove it")
     elif config is not None and not (node.value == AUTO and key in AUTOMATIC):  # a number takes the place of auto
         check_key(location, node, config, mistakes)
 
 
-def same_knob(key: str, node: Node, root: Node) -> str:
+def explain_moved_key(key: str, node: Node, root: Node) -> str:
     """Where a key is written here, and that it is written there already, if so."""
     ours = node_at(root, MOVED[key])
     if ours is None or len(MOVED[key]) == 1 and MOVED[key][0] in ("name", "stage") or MOVED[key][0] == "training":
-        return f"`training.{key}` is not written here: write {new_home(key)}"
+        return f"`training.{key}` is not written here: write {format_new_key(key)}"
     there = f"line {ours.place.line}" if ours.place.file == node.place.file and ours.place.line else str(ours.place)
     here = f"line {node.place.line}" if node.place.line else "the command line"
     return (
@@ -318,9 +318,9 @@ def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -
     keys, key = keys_of_config(config), str(location[-1])
     if key not in keys:
         class_name = config.partition(":")[2]
-        mistakes.add(node.place, f"`{dotted(location)}` is not a key of {class_name}.{meant_key(key, keys)}")
+        mistakes.add(node.place, f"`{dotted(location)}` is not a key of {class_name}.{suggest_config_key(key, keys)}")
         return
-    problem = wrong_passed_value(node, keys[key])
+    problem = wrong_config_value(node, keys[key])
     if problem and location[0] == "training" and key in AUTOMATIC:
         problem = problem.replace(", got ", f" or {AUTO}, got ", 1)
     if (
@@ -336,7 +336,7 @@ def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -
         node.value = int(node.value)
 
 
-def wrong_passed_value(node: Node, key: Key) -> str | None:
+def wrong_config_value(node: Node, key: Key) -> str | None:
     """Why the value cannot stand there, or None."""
     if isinstance(node.value, float) and not math.isfinite(node.value):
         return f"must be a finite number, got {in_yaml(node.value)}"
@@ -347,10 +347,10 @@ def wrong_passed_value(node: Node, key: Key) -> str | None:
     return None
 
 
-def meant_key(key: str, keys: Mapping[str, Key]) -> str:
+def suggest_config_key(key: str, keys: Mapping[str, Key]) -> str:
     """The Hugging Face key that was meant, or ours of that name."""
     if key in MOVED or key in OTHER_WORDS:
-        return f" Write it as {new_home(key)}."
+        return f" Write it as {format_new_key(key)}."
     ours = [dotted(location) for location in all_keys() if location[-1] == key and 0 not in location]
     if len(ours) == 1:
         return f" It is `{ours[0]}`."
@@ -361,5 +361,7 @@ def meant_key(key: str, keys: Mapping[str, Key]) -> str:
     if near is None:
         return ""
     return (
-        f" Did you mean `{near}`?" if near in usable else f" Did you mean `{near}`? It is written as {new_home(near)}."
+        f" Did you mean `{near}`?"
+        if near in usable
+        else f" Did you mean `{near}`? It is written as {format_new_key(near)}."
     )

@@ -58,7 +58,6 @@ class Mistakes:
 
 
 def plain(node: Node) -> Any:
-    """The value without its places."""
     if isinstance(node.value, dict):
         return {key: plain(child) for key, child in node.value.items()}
     if isinstance(node.value, list):
@@ -67,7 +66,6 @@ def plain(node: Node) -> Any:
 
 
 def children(node: Node) -> list[Node]:
-    """The nodes right below."""
     return (
         list(node.value.values())
         if isinstance(node.value, dict)
@@ -201,7 +199,6 @@ def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
 
 
 def read_value(text: str, place: Place, mistakes: Mistakes) -> Node:
-    """Read a value of the command line."""
     return compose(text, place, mistakes) or Node(None, place)
 
 
@@ -311,7 +308,6 @@ class TreeBuilder:
         return entries
 
     def place(self, found: yaml.Node) -> Place:
-        """Where a node begins."""
         return Place(self.start.file, self.start.line and found.start_mark.line + 1)
 
 

@@ -64,7 +64,6 @@ def is_number(text: str) -> bool:
 
 
 def in_words(value: object) -> str:
-    """A value as a message shows it."""
     if isinstance(value, str):
         return f"the text {json.dumps(shortened(value), ensure_ascii=False)}"
     if isinstance(value, dict):
@@ -91,7 +90,6 @@ def in_yaml(value: object) -> str:
 
 
 def shortened(text: str) -> str:
-    """The first part of a long text."""
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -203,7 +201,6 @@ class Writer(yaml.SafeDumper):
     anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write shared values out each time."""
         return True
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:

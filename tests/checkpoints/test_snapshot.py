@@ -7,7 +7,7 @@ from torch import nn
 
 from cpt.checkpoints.agreement import NotFiniteError
 from cpt.checkpoints.snapshot import HostCopies, bytes_in, changed_by_steps, memory_of, refuse_non_finite
-from cpt.hardware import SMALL, host_memory
+from cpt.hardware import SMALL_BLOCK, host_memory
 
 
 def test_a_copy_stays_what_the_state_was():
@@ -46,7 +46,7 @@ def test_the_memory_of_one_checkpoint_takes_the_next():
 
 
 def test_page_locked_memory_is_as_large_as_asked_for_and_unlocked_when_freed(monkeypatch):
-    locked, size = {}, SMALL + 3000
+    locked, size = {}, SMALL_BLOCK + 3000
 
     class Cudart:
         def cudaHostRegister(self, address, size, flags):  # noqa: N802

@@ -6,7 +6,7 @@ import pytest
 
 from cpt.errors import RecipeError
 from cpt.recipe.huggingface_keys import PEFT_METHODS, keys_of_config
-from cpt.recipe.keys import MOVED, NOTES, OTHER_WORDS, all_keys, new_home, place_of_key
+from cpt.recipe.keys import MOVED, NOTES, OTHER_WORDS, all_keys, format_new_key, place_of_key
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import LORA_QUANTIZATION
 
@@ -32,8 +32,8 @@ def test_the_new_place_exists(key):
 
 
 def test_the_new_place_is_told_with_its_unit():
-    assert new_home("max_steps") == "`budget.tokens` (in tokens: steps x tokens of a step)"
-    assert new_home("warmup_ratio") == "`schedule.warmup_share`"
+    assert format_new_key("max_steps") == "`budget.tokens` (in tokens: steps x tokens of a step)"
+    assert format_new_key("warmup_ratio") == "`schedule.warmup_share`"
     assert {*NOTES} <= {*MOVED, *OTHER_WORDS}
 
 
