@@ -60,7 +60,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         ),
         "contamination": (
             "cpt.commands.contamination:command",
-            "Find training documents that hold what the model will be judged by.",
+            "Find training documents that contain evaluation data.",
         ),
         "prepare": (
             "cpt.commands.data.prepare:command",
@@ -69,7 +69,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         "store": ("cpt.commands.store:COMMANDS", "List, verify or prune the tokens that are kept between runs."),
     },
     "Train": {
-        "train": ("cpt.commands.train:command", "Run a recipe; goes on by itself from its newest checkpoint."),
+        "train": ("cpt.commands.train:command", "Run a recipe; resumes automatically from its newest checkpoint."),
         "launch": (
             "cpt.launch.launch_command:command",
             "Write the files that start a recipe on one or many nodes, and say the command.",
@@ -130,7 +130,7 @@ New here? [bold]cpt demo[/bold] does the whole path in minutes, offline, on a CP
 
 [bold]cpt init[/bold] DOCUMENTS --model MODEL --gpu GPU    writes a commented recipe
 [bold]cpt check[/bold] recipe.yaml    finds its mistakes before GPU time is spent
-[bold]cpt train[/bold] recipe.yaml    trains; started again, it goes on where it was
+[bold]cpt train[/bold] recipe.yaml    trains; started again, it resumes
 [bold]cpt verdict[/bold] runs/NAME    did it work? Training ends with it, too
 
 [bold]cpt COMMAND --help[/bold] explains a command, with an example. docs/start.md is the
@@ -181,8 +181,7 @@ def app_of(commands: Mapping[str, str], wrapped: Callable[[Callable[..., None]],
 
 
 def check_recipe_first(function: Callable[..., None]) -> Callable[..., None]:
-    """The command; one of a recipe tells its mistakes of shape and sense before the command's module, and torch with
-    it, is imported."""
+    """The command; a recipe is checked before the command's module, and torch with it, is imported."""
     parameters = inspect.signature(function).parameters
     needed = parameters["recipe"].default is inspect.Parameter.empty if "recipe" in parameters else False
     if not needed or "overrides" not in parameters:

@@ -103,7 +103,7 @@ class Machine:
 
 
 def describe_machine(folder: Path = Path()) -> Machine:
-    """Everything at once; the disk is the one that `folder` lies on."""
+    """GPUs, memory, cores and programs; the free disk space is that of `folder`."""
     return Machine(
         gpus=find_gpus(),
         cpu_cores=count_cpu_cores(),
@@ -167,7 +167,7 @@ def shared_memory_gib() -> float | None:
 
 
 def free_disk_gib(folder: Path) -> float:
-    """Free space where `folder` lies, or will lie once it is made."""
+    """Free space on the disk of `folder`, which need not exist yet."""
     return shutil.disk_usage(nearest_existing(folder)).free / GIB
 
 
@@ -192,7 +192,7 @@ def announce_compiling(extension: str, what: str) -> None:
 
 
 def require_programs(*names: str, reason: str) -> None:
-    """Refuse to go on without the programs.
+    """Raise an error if a program is missing.
 
     Args:
         reason: what needs them, as the beginning of the message: `DeepSpeed on a CPU compiles its communication`.

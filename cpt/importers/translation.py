@@ -196,7 +196,7 @@ def is_on_the_hub(path: str) -> bool:
 
 
 def put_sources(config: Translation, location: str, sources: list[dict[str, Any]], *, streams: bool = False) -> None:
-    """Write them, each with a name of its own; several are mixed by size, as the tools concatenate them."""
+    """Write them with unique names; several are mixed by size, as the tools concatenate them."""
     names: list[str] = []
     for source in sources:
         if streams and is_on_the_hub(source["path"]):

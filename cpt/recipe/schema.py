@@ -71,7 +71,7 @@ class DocumentSource(Section):
     s3://bucket/*.parquet, a dataset's id on the Hub, or your own `package.module:function` that gives texts or
     rows."""
     name: FromStep[str | None] = None
-    """How reports call it; by default the last part of the path."""
+    """Its name in reports; by default the last part of the path."""
     text_column: FromStep[str] = "text"
     """Column or JSON key that holds the text."""
     template: FromStep[str | None] = None
@@ -111,7 +111,7 @@ class Source(DocumentSource):
     max_epochs: FromStep[Times | None] = None
     """Go through it at most so often; a run that would need more is refused."""
     licence: Free[str | None] = None
-    """What its texts are under, in your words: `CC-BY-4.0`. Told by `cpt mixture` and in the run's record."""
+    """The licence of its texts, for example `CC-BY-4.0`. `cpt mixture` and the run's record show it."""
     order_by: FromStep[str | None] = None
     """Read it by a score, lowest first, instead of shuffled: a column of numbers, or your own
     `package.module:function` of the text. Each time through it goes the same way, in 64 parts that are shuffled
@@ -129,7 +129,7 @@ class Source(DocumentSource):
 
 
 class Phase(Section):
-    """Part of the run with weights of its own; each source goes on where the phase before left it."""
+    """Part of the run with its own weights; each source continues where the phase before ended."""
 
     until: FromStep[Tokens | None] = None
     """Where it ends, in tokens from the beginning of the run; the last phase may leave it out."""
@@ -216,8 +216,8 @@ class Model(Section):
     """Which model is trained, and from which weights."""
 
     path: Fixed[str | None] = None
-    """Hub id or local folder of the weights to start from; the folder of a finished run (runs/NAME) means the model
-    that it came to."""
+    """Hub id or local folder of the weights to start from, or the folder of a finished run (runs/NAME), which means
+    its exported model."""
     revision: Fixed[str | None] = None
     """Commit, tag or branch on the Hub; `trust_remote_code` needs a full commit hash."""
     from_scratch: Fixed[bool] = False
@@ -297,14 +297,14 @@ class Schedule(Component):
 
 
 class Keep(Component):
-    """Which checkpoints stay."""
+    """Which checkpoints are kept."""
 
     name: str = "newest"
     """newest, or your own `package.module:function`."""
 
 
 class Checkpoints(Section):
-    """What is saved on the way."""
+    """When and where checkpoints are saved."""
 
     every_tokens: Free[Tokens | None] = None
     """Save each time so many tokens were trained."""
@@ -318,8 +318,8 @@ class Checkpoints(Section):
     """A second place for checkpoints, copied there in the background: a folder, or a URL that fsspec knows, like
     s3://bucket/runs."""
     in_background: Free[bool] = False
-    """Go on training while a checkpoint is written. Each process keeps a copy of what it writes in host memory: with
-    AdamW in fp32, 12 bytes for each trained parameter over all processes; under DeepSpeed in bf16, 16."""
+    """Continue training while a checkpoint is written. Each process keeps a copy of what it writes in host memory:
+    with AdamW in fp32, 12 bytes for each trained parameter over all processes; under DeepSpeed in bf16, 16."""
     weights_every_steps: Free[Positive | None] = None
     """Also publish the weights alone, as `weights-N`, each so many optimizer steps; `keep` holds for these too."""
     average: Free[Annotated[int, Field(ge=2)] | None] = None
@@ -332,7 +332,7 @@ class Checkpoints(Section):
 
 
 class Monitoring(Section):
-    """Who watches the run."""
+    """Trackers, profiling and callbacks."""
 
     trackers: Free[list[str]] = []
     """tensorboard, wandb, trackio, ...: what transformers calls report_to. The metrics always go to metrics.jsonl."""
@@ -346,11 +346,11 @@ class Monitoring(Section):
 
 
 class HeldOut(DocumentSource):
-    """Documents that the model is judged by and never trained on."""
+    """Documents for evaluation, never trained on."""
 
 
 class Evaluation(Section):
-    """What the run is judged by, before, during and after."""
+    """How the run is evaluated, before, during and after."""
 
     every_tokens: Free[Tokens | None] = None
     """Evaluate each time so many tokens were trained."""
@@ -367,7 +367,7 @@ class Evaluation(Section):
     byte are 2 % above those before the first step; null never stops, and only tells gain from loss. The other sets are
     the domain."""
     prompts: Free[list[str]] = []
-    """Beginnings that the model continues greedily before and after the run."""
+    """Prompts that the model continues greedily before and after the run."""
     tasks: Free[list[Component]] = []
     """Tasks of lm-eval for model and base when the run has ended: `[{name: hellaswag, limit: 500}]`. Options: `limit`,
     `num_fewshot`, `folder` (YAML files of your own tasks), `allow_code_execution` (of code that the model writes, with
@@ -376,14 +376,14 @@ class Evaluation(Section):
 
 
 class LossGuard(Component):
-    """How a step's loss and gradient are judged before its update."""
+    """How a step's loss and gradient are checked before its update."""
 
     name: str = "robust"
     """robust, or your own `package.module:function`."""
 
 
 class Safety(Section):
-    """What may go wrong without the run being lost."""
+    """Protection against loss spikes and out-of-memory errors."""
 
     loss_guard: Free[LossGuard | None] = LossGuard()
     """Steps whose loss or gradient is not finite, or far above the last ones, are skipped; in the first steps a loss

@@ -222,13 +222,13 @@ def resolve_scalar(text: str) -> Any:
 
 
 def shown_path(path: Path) -> str:
-    """The path as messages show it: relative to the current folder where it lies inside."""
+    """The path for messages: relative if it is inside the current folder."""
     absolute, here = path.absolute(), Path.cwd()
     return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(path)
 
 
 def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
-    """The tree of the one document, None if there is none.
+    """The tree of the only document, None for empty text.
 
     Args:
         start: of the text; line 0 on the command line, where lines do not count.

@@ -40,7 +40,7 @@ def expected(kinds: Iterable[str], got: object) -> str:
 
 
 def remedy(wanted: list[str], got: object) -> str:
-    """What to write instead, where it is plain."""
+    """The usual correction, if there is one."""
     if (
         "bool" in wanted
         and isinstance(got, str)
