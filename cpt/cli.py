@@ -1,17 +1,20 @@
 """`cpt <command>`: one line a command, imported when it is used."""
 
+import ast
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import cache, wraps
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
-from cpt.command_line import NAMES_OF_HELP, app_of, run_app
-from cpt.command_signature import command_of, constant
+from cpt.command_line import NAMES_OF_HELP, run_app
 
 GROUPS = {  # heading on the help page -> name -> (module:function, what it does); in the order of a run
     "Start here": {
@@ -57,7 +60,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         ),
         "contamination": (
             "cpt.commands.data_check:contamination_command",
-            "Find training documents that hold what the model will be judged by.",
+            "Find training documents that contain evaluation data.",
         ),
         "prepare": (
             "cpt.commands.prepare:command",
@@ -66,7 +69,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         "store": ("cpt.commands.store:COMMANDS", "List, verify or prune the tokens that are kept between runs."),
     },
     "Train": {
-        "train": ("cpt.commands.train:command", "Run a recipe; goes on by itself from its newest checkpoint."),
+        "train": ("cpt.commands.train:command", "Run a recipe; resumes automatically from its newest checkpoint."),
         "launch": (
             "cpt.launch.launch_command:command",
             "Write the files that start a recipe on one or many nodes, and say the command.",
@@ -117,21 +120,8 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 
 LONG = (  # commands whose work is worth more than what they print
-    *(
-        "demo",
-        "rehearse",
-        "prepare",
-        "train",
-        "pipeline",
-        "search",
-        "verdict",
-        "evaluate",
-        "reproduce",
-        "export",
-        "merge",
-        "serve",
-    ),
-    *("data ingest", "data rewrite", "tokenizer extend", "tokenizer train", "mixture"),
+    *("demo", "rehearse", "prepare", "train", "pipeline", "search", "verdict", "evaluate", "reproduce", "export"),
+    *("merge", "serve", "mixture", "data ingest", "data rewrite", "tokenizer extend", "tokenizer train"),
 )
 
 ABOUT = """Continued pre-training of causal language models, from one YAML recipe.
@@ -140,7 +130,7 @@ New here? [bold]cpt demo[/bold] does the whole path in minutes, offline, on a CP
 
 [bold]cpt init[/bold] DOCUMENTS --model MODEL --gpu GPU    writes a commented recipe
 [bold]cpt check[/bold] recipe.yaml    finds its mistakes before GPU time is spent
-[bold]cpt train[/bold] recipe.yaml    trains; started again, it goes on where it was
+[bold]cpt train[/bold] recipe.yaml    trains; started again, it resumes
 [bold]cpt verdict[/bold] runs/NAME    did it work? Training ends with it, too
 
 [bold]cpt COMMAND --help[/bold] explains a command, with an example. docs/start.md is the
@@ -170,16 +160,28 @@ def application(command: str) -> typer.Typer:
                 app.command(name, help=summary, rich_help_panel=group)(only_listed)
             elif target.endswith(":COMMANDS"):  # a command with commands of its own
                 app.add_typer(
-                    app_of(constant(target), recipe_read_first), name=name, help=summary, rich_help_panel=group
+                    app_of(constant(target), check_recipe_first), name=name, help=summary, rich_help_panel=group
                 )
             else:
-                app.command(name, rich_help_panel=group)(recipe_read_first(command_of(target)))
+                app.command(name, rich_help_panel=group)(check_recipe_first(command_of(target)))
     return app
 
 
-def recipe_read_first(function: Callable[..., None]) -> Callable[..., None]:
-    """The command; one of a recipe tells its mistakes of shape and sense before the command's module, and torch with
-    it, is imported."""
+def app_of(commands: Mapping[str, str], wrapped: Callable[[Callable[..., None]], Callable[..., None]]) -> typer.Typer:
+    """A command with subcommands, each imported when it is called.
+
+    Args:
+        commands: name -> `module:function`.
+        wrapped: returns the function to call in a command's place.
+    """
+    app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+    for name, target in commands.items():
+        app.command(name)(wrapped(command_of(target)))
+    return app
+
+
+def check_recipe_first(function: Callable[..., None]) -> Callable[..., None]:
+    """The command; a recipe is checked before the command's module, and torch with it, is imported."""
     parameters = inspect.signature(function).parameters
     needed = parameters["recipe"].default is inspect.Parameter.empty if "recipe" in parameters else False
     if not needed or "overrides" not in parameters:
@@ -216,6 +218,65 @@ def options_of_all(
 
 def only_listed() -> None:
     """Stands for a command on the help page."""
+
+
+CALL = ast.parse("def command(): return call(locals())").body[0].body  # type: ignore[attr-defined]
+
+
+def command_of(target: str) -> Callable[..., None]:
+    """A function with the signature and docstring of `module:function`."""
+    module, _, name = target.partition(":")
+    head = deepcopy(names_of(module).statements[name])
+    assert isinstance(head, ast.FunctionDef), f"{target} is not a function of that module"
+    head.name, head.body = "command", [ast.Expr(ast.Constant(ast.get_docstring(head))), *CALL]
+    names = OptionNames(module)
+    names["call"] = lambda options: getattr(import_module(module), name)(**options)
+    exec(compile(ast.fix_missing_locations(ast.Module([head], [])), module, "exec"), names)
+    names["command"].__name__ = name
+    return cast(Callable[..., None], names["command"])
+
+
+def constant(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return names_of(module)[name]
+
+
+class OptionNames(dict[str, Any]):
+    """The names at a module's top level; each gets its value when it is first asked for."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__()
+        spec = find_spec(module)
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(f"no module named {module!r}", name=module)
+        self.module = module
+        self.statements: dict[str, ast.stmt] = {}
+        for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+            self.statements |= dict.fromkeys(bound_by(node), node)
+
+    def __missing__(self, name: str) -> Any:
+        """Evaluate the statement that binds the name; `KeyError` leaves it to Python's builtins."""
+        node = self.statements[name]
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cpt."):
+            original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
+            self[name] = names_of(node.module)[original]
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):  # there must be only one of it
+            self[name] = getattr(import_module(self.module), name)
+        else:
+            exec(compile(ast.Module([node], []), self.module, "exec"), self)
+        return self[name]
+
+
+names_of = cache(OptionNames)
+
+
+def bound_by(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+    return [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
 
 
 if __name__ == "__main__":

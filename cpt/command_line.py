@@ -14,8 +14,7 @@ from typing import Any
 
 import typer
 
-from cpt.command_signature import command_of
-from cpt.console import settle
+from cpt.console import set_plain_output
 from cpt.errors import CptError, Interrupted, RecipeError, ResourceError
 from cpt.process import SUPERVISED
 from cpt.ranks import has_process_group, is_main_process, leave, rank
@@ -45,7 +44,7 @@ NO_TELEMETRY = {
 """Nothing is sent unless the user's own environment asks for it. Most packages read these when they are imported."""
 for variable, off in NO_TELEMETRY.items():
     os.environ.setdefault(variable, off)
-settle(os.environ, on_terminal=sys.stderr is not None and sys.stderr.isatty())
+set_plain_output(os.environ, on_terminal=sys.stderr is not None and sys.stderr.isatty())
 
 MISTYPED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
@@ -76,7 +75,7 @@ def run_app(
     """
     make_output_safe(outlives_readers)
     try:
-        with mistyped_paths_told():
+        with path_errors_reported():
             try:
                 app(list(arguments) if arguments is not None else None, prog_name=name)
             finally:
@@ -103,7 +102,7 @@ def run_app(
 
 
 @contextmanager
-def mistyped_paths_told() -> Iterator[None]:
+def path_errors_reported() -> Iterator[None]:
     """Turn the system's errors for mistyped paths, read-only folders and full disks into a `ResourceError`."""
     try:
         yield
@@ -124,19 +123,6 @@ def mistyped_paths_told() -> Iterator[None]:
 def shortened(path: str) -> str:
     """A long path without its middle."""
     return path if len(path) <= LONGEST_PATH else f"{path[: LONGEST_PATH // 2]}...{path[-LONGEST_PATH // 2 :]}"
-
-
-def app_of(commands: Mapping[str, str], wrapped: Callable[[Callable[..., None]], Callable[..., None]]) -> typer.Typer:
-    """A command with subcommands, each imported when it is called.
-
-    Args:
-        commands: name -> `module:function`.
-        wrapped: returns the function to call in a command's place.
-    """
-    app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-    for name, target in commands.items():
-        app.command(name)(wrapped(command_of(target)))
-    return app
 
 
 def refuse_ignored(given: Mapping[str, bool], because: str) -> None:
@@ -165,14 +151,14 @@ def show_log(*, stderr: bool = False) -> None:
     """
     handler = logging.StreamHandler(sys.stderr if stderr else sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
-    handler.addFilter(NotAgain())
+    handler.addFilter(RepeatFilter())
     logger = logging.getLogger("cpt")
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(logging.INFO if is_main_process() else logging.WARNING)
 
 
-class NotAgain(logging.Filter):
+class RepeatFilter(logging.Filter):
     """Show information once: checks, training and verdict open the same sources and report the same."""
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ def while_working(status: Status) -> Iterator[None]:
 
 
 def show_step(status: Status, text: str) -> None:
-    """What is being done now: in the status line of a terminal, elsewhere as a line of its own."""
+    """Show the current step: in a terminal as the status line, elsewhere as a new line."""
     if status.console.is_interactive:
         status.update(text)
     else:
@@ -53,9 +53,8 @@ def show_step(status: Status, text: str) -> None:
         status.console.file.flush()
 
 
-def settle(environment: MutableMapping[str, str], *, on_terminal: bool) -> None:
-    """Tell the packages to print plainly where nobody watches, or colours are not wanted; the children of this process
-    read it too.
+def set_plain_output(environment: MutableMapping[str, str], *, on_terminal: bool) -> None:
+    """Make libraries print plain text if there is no terminal or colours are not wanted, also in child processes.
 
     `FORCE_COLOR` is stronger than all of it, and what the user set for one of the packages stays.
 

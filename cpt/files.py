@@ -234,7 +234,6 @@ def unsealed(text: str | bytes) -> dict[str, Any]:
 
 
 def seal_of(content: dict[str, Any]) -> str:
-    """The hash of a JSON object."""
     return xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 

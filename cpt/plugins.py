@@ -89,7 +89,6 @@ def import_named(name: str) -> Any:
 
 
 def import_user_module(name: str) -> Any:
-    """Import the user's module `package.module`."""
     if not name:
         raise RecipeError("an empty name is no module. Write package.module.")
     here = str(Path.cwd())
@@ -114,7 +113,7 @@ def check_options(
     anything is built.
 
     Args:
-        key: where the options stand in the recipe, for the message: `optimizer`.
+        key: the section of the options, for the message: `optimizer`.
         given: the keyword arguments that cpt itself passes by name.
         also: options that cpt takes for every function of this kind, with their types.
     """
@@ -124,7 +123,7 @@ def check_options(
             f"`{key}`: {function.__name__} takes **kwargs, so its options cannot be checked. Name them: `*, rho=0.04`."
         )
     by_name = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in given}
-    beside = {p.name for p in parameters} & {"learning_rate"} | {"name"}  # keys that stand beside the options
+    beside = {p.name for p in parameters} & {"learning_rate"} | {"name"}  # keys that are written next to the options
     hints = {**hints_of(function), **(also or {})}
     known = [*by_name, *(also or {})]
     for option, value in options.items():

@@ -51,7 +51,6 @@ class ReceivedSignals:
                 signal.signal(number, handler)
 
     def at_signal(self, number: int, _: object) -> None:
-        """The signal handler."""
         self.first = self.first or number
         self.interrupts += number == signal.SIGINT
         self.wake.set()

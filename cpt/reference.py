@@ -18,9 +18,9 @@ from cpt.data.readers.filters import FILTERS, TRANSFORMS
 from cpt.evaluation.tasks import DOMAIN_TEST, domain_test_of_recipe, task_of_recipe
 from cpt.optim.build import OPTIMIZERS
 from cpt.optim.schedules import SCHEDULES
-from cpt.recipe.huggingface_keys import STAGE_CONFIGS
+from cpt.recipe.difference import CLASSES_IN_TRAINING, class_of_change
+from cpt.recipe.huggingface_keys import STAGE_CONFIGS, columns_of_stage
 from cpt.recipe.schema import Recipe
-from cpt.recipe.stage_columns import columns_of_stage
 from cpt.stages.rewards import REWARDS
 from cpt.training.callbacks import CALLBACKS
 from cpt.training.loss_guard import LOSS_GUARDS
@@ -46,7 +46,10 @@ and `release_gradients` (update each parameter in the backward pass and free its
 skipped steps than this in the window: back to the last checkpoint, without their rows; 4) and `rollbacks` (how
 often; then the run stops; 3).""",
     "training": f"""The manuals of [transformers]({TRANSFORMERS}) and [TRL](https://huggingface.co/docs/trl) describe
-the keys. Where a key of Hugging Face does not belong here, `cpt check` names the recipe's own key.""",
+the keys. Where a key of Hugging Face does not belong here, `cpt check` names the recipe's own key.
+
+{"".join(f"Change `{name}`: {', '.join(f'`{key}`' for key in keys)}. " for name, keys in CLASSES_IN_TRAINING.items())}
+All other keys: change `from_step`.""",
 }
 SIGNS = {"exclusiveMinimum": ">", "minimum": ">=", "ge": ">=", "exclusiveMaximum": "<", "maximum": "<="}
 RECIPE = """# Recipe reference
@@ -60,6 +63,8 @@ Every key of a recipe with its type, its default and its meaning. [The recipe, l
 - Where a key takes a name, `package.module:function` takes your own function ([your own parts](../guides/your_own_parts.md)). Options
   are written beside the name: `{name: length, min_characters: 200}`.
 - On the command line each key is `section.key=value`: `cpt train RECIPE optimizer.learning_rate=2e-5 data.sources.0.weight=0.5`.
+- `change` says what a new value means for a run that was started. `free`: edit it and resume. `from_step`: it decides what is learned, and could
+  hold from a step on. `fixed`: it makes another model. A run whose `from_step` or `fixed` keys changed is not resumed: give it another `name`.
 - `cpt schema > recipe.schema.json` gives the schema to an editor; `cpt check RECIPE` finds every mistake.
 """  # noqa: E501
 COMMANDS = """# Command reference
@@ -73,14 +78,12 @@ again; `cpt plan` ends with 3 where the run does not fit.
 
 
 def main(folder: Path = FOLDER) -> None:
-    """Write both pages."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
         (folder / name).write_text(text)
 
 
 def pages() -> dict[str, str]:
-    """File name -> its text."""
     schema = Recipe.model_json_schema(by_alias=True)
     return {
         "recipe.md": "\n\n".join([RECIPE.strip(), *keys_below(schema, schema["$defs"], "")]) + "\n",
@@ -94,10 +97,11 @@ def keys_below(section: dict[str, Any], sections: dict[str, Any], prefix: str) -
     for key, node in section["properties"].items():
         name, nested, is_list = prefix + key, *section_in(node, sections)
         default = f"default `{json.dumps(node.get('default'))}`" if is_list or not nested else ""
-        told = ", ".join(filter(None, [kind(node), "required" if key in section.get("required", ()) else default]))
+        default = "required" if key in section.get("required", ()) else default
+        about = ", ".join(filter(None, [kind(node), default, f"change `{class_of_change(name)}`"]))
         meaning = in_one_line(node.get("description") or (nested or {}).get("description", ""))
-        yield f"{'###' if prefix else '##'} `{name}`\n\n{told}. {meaning}"
-        yield from described(name)
+        yield f"{'###' if prefix else '##'} `{name}`\n\n{about}. {meaning}"
+        yield from describe(name)
         if nested and (nested.get("additionalProperties") is not True or not prefix):
             below = nested, sections, f"{name}{'[]' if is_list else ''}."
             if prefix:
@@ -130,7 +134,7 @@ def kind(node: dict[str, Any]) -> str:
     return f"{node.get('type', 'section' if '$ref' in node else 'any value')}{bounds}{unit}"
 
 
-def described(name: str) -> Iterator[str]:
+def describe(name: str) -> Iterator[str]:
     """The built-ins that a key takes by name, and what else is to be said."""
     if name in BUILT_INS:
         yield "\n".join(line for builtin, called in BUILT_INS[name].items() for line in built_in(builtin, called))
@@ -151,7 +155,7 @@ def built_in(name: str, called: Callable[..., Any]) -> Iterator[str]:
     text = inspect.getdoc(called) or ""
     summary = in_one_line(re.split(r"^(?:Args|Returns|Raises):$", text, maxsplit=1, flags=re.MULTILINE)[0])
     yield f"- `{name}`: {summary}"
-    told = {
+    meanings = {
         argument: in_one_line(meaning)
         for names, meaning in re.findall(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
         for argument in names.split(", ")
@@ -161,11 +165,10 @@ def built_in(name: str, called: Callable[..., Any]) -> Iterator[str]:
         if option.kind is option.KEYWORD_ONLY:
             default = "required" if option.default is option.empty else f"default `{option.default!r}`"
             form = inspect.formatannotation(option.annotation, "collections.abc").replace("|", "or")
-            yield f"  - `{option.name}`: {form}, {default}. {told.get(option.name, '')}".rstrip()
+            yield f"  - `{option.name}`: {form}, {default}. {meanings.get(option.name, '')}".rstrip()
 
 
 def in_one_line(text: str) -> str:
-    """Without the line breaks of the source."""
     return " ".join(text.split())
 
 

@@ -17,7 +17,7 @@ from cpt.evaluation.verdict import verdict_of_run, write_verdict
 from cpt.export.export import export_average, export_model
 from cpt.launch.processes import LaunchedAs, join_processes, start_deepspeed
 from cpt.ranks import is_main_process, tell
-from cpt.recipe.automatic import refuse_automatic
+from cpt.recipe.keys import refuse_automatic
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import Run, start_run
 from cpt.stages.build import build_trainer

@@ -6,8 +6,7 @@ import pytest
 from on_terminal import environment
 from typer.main import get_command
 
-from cpt.cli import COMMANDS, application, main
-from cpt.command_signature import command_of, constant
+from cpt.cli import COMMANDS, application, command_of, constant, main
 
 BELOW = [
     (name, below)

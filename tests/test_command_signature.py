@@ -3,7 +3,7 @@ from importlib import import_module
 
 import pytest
 
-from cpt.command_signature import command_of
+from cpt.cli import command_of
 
 
 @pytest.mark.parametrize("target", ["cpt.commands.store:prune_command", "cpt.commands.import_config:command"])

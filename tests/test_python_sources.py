@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from cpt.errors import ResourceError
-from cpt.python_sources import find_class, find_source, parse_module
+from cpt.recipe.huggingface_keys import find_class, find_source, parse_module
 
 
 @pytest.fixture

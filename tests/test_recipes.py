@@ -15,8 +15,7 @@ from cpt.planning.memory import plan_memory
 from cpt.planning.model_sizes import sizes_of_model
 from cpt.planning.speed import find_target
 from cpt.planning.workload import read_setup
-from cpt.recipe.load import load_recipe
-from cpt.recipe.references import REPOSITORY
+from cpt.recipe.load import REPOSITORY, load_recipe
 
 FOLDER = REPOSITORY / "recipes"
 PARTS = {"models", "mixtures", "presets", "demo", "pipelines", "search"}

@@ -4,8 +4,8 @@ import pytest
 
 from cpt.commands.recipes import command
 from cpt.errors import ResourceError
+from cpt.installation import SHIPPED_FILES
 from cpt.recipe.load import load_recipe
-from cpt.shipped import SHIPPED_FILES
 
 
 def test_nothing_is_written_over(tmp_path):

@@ -3,8 +3,7 @@
 import subprocess
 import sys
 
-from cpt.cli import COMMANDS
-from cpt.command_signature import constant
+from cpt.cli import COMMANDS, constant
 
 HEAVY = (
     "torch",

@@ -21,8 +21,7 @@ from cpt.planning.dry_run import dry_run
 from cpt.planning.memory import plan_memory
 from cpt.planning.model_sizes import sizes_of_model
 from cpt.planning.workload import Setup, Sharding
-from cpt.recipe.tree import Mistakes, plain
-from cpt.recipe.yaml_lines import read_yaml
+from cpt.recipe.tree import Mistakes, plain, read_yaml
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "plan.json"

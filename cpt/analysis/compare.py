@@ -20,7 +20,7 @@ from cpt.evaluation.paired import FEWEST, NORMAL_QUANTILE, Difference, bits_per_
 from cpt.formatting import format_count, format_duration
 from cpt.recipe.difference import UNSET
 from cpt.recipe.schema import Recipe
-from cpt.recipe.words import in_yaml
+from cpt.recipe.values import in_yaml
 from cpt.runs.folder import (
     BITS_PER_BYTE,
     ENVIRONMENT,

@@ -17,7 +17,7 @@ from cpt.data.mixture import asked_shares, shares_over
 from cpt.errors import CptError
 from cpt.formatting import format_count, format_duration, format_number, format_share
 from cpt.recipe.load import load_recipe
-from cpt.recipe.sense_data import reported_name
+from cpt.recipe.rules import reported_name
 from cpt.runs.folder import (
     BITS_PER_BYTE,
     DIED,

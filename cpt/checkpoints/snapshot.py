@@ -9,8 +9,8 @@ from peft import PeftModel
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from cpt.hardware import host_memory
 from cpt.hf_internals import keys_ignored_on_save
-from cpt.host_memory import host_memory
 
 Memory = tuple[str, int]
 """Device and address of a storage."""

@@ -41,8 +41,8 @@ from cpt.errors import CptError, DataError, RecipeError
 from cpt.plugins import did_you_mean
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import is_document_file
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, DocumentSource, Recipe, Source
-from cpt.recipe.sense_data import reported_name
 
 PIECE_BYTES, EXAMPLE_PIECE_BYTES = 16 * 2**20, 2 * 2**20  # examples are encoded, which takes longer
 PIECES_ALONE = 2  # with more pieces, starting processes is worth it

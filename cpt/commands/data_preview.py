@@ -24,8 +24,8 @@ from cpt.data.readers.filters import build_filters, build_transforms, sift
 from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.store.tokenization import DocumentEncoder, Ids
 from cpt.recipe.load import load_recipe
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, DocumentSource
-from cpt.recipe.sense_data import reported_name
 from cpt.tokenizer.load import load_tokenizer
 
 COMMANDS = {  # name -> module:function

@@ -18,9 +18,9 @@ from rich.table import Column, Table
 from cpt.console import open_console
 from cpt.errors import LaunchError
 from cpt.hardware import INSTALL_LINES, Gpu, Machine, describe_machine
+from cpt.installation import LINES
 from cpt.ranks import num_nodes
 from cpt.recipe.load import load_recipe
-from cpt.versions import LINES
 
 SMALL_SHARED_MEMORY_GIB = 1
 SMALL_DISK_GIB = 20

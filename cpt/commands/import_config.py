@@ -11,8 +11,7 @@ from cpt.importers import axolotl, llamafactory
 from cpt.importers.translation import Translation
 from cpt.plugins import did_you_mean
 from cpt.ranks import tell
-from cpt.recipe.tree import Mistakes, plain
-from cpt.recipe.yaml_lines import UnreadableError, read_yaml
+from cpt.recipe.tree import Mistakes, UnreadableError, plain, read_yaml
 
 TRANSLATORS: dict[str, tuple[str, Callable[[Translation], None]]] = {
     "axolotl": (axolotl.NEEDS, axolotl.translate),

@@ -48,8 +48,7 @@ from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Recipe
-from cpt.recipe.words import in_yaml
-from cpt.recipe.yaml_writing import write_yaml
+from cpt.recipe.values import in_yaml, write_yaml
 from cpt.training.engine_profiles import read_profile, refuse_for_any_machine
 
 log = logging.getLogger("cpt")

@@ -8,7 +8,7 @@ import typer
 
 from cpt.console import open_console
 from cpt.errors import ResourceError
-from cpt.shipped import SHIPPED_FILES
+from cpt.installation import SHIPPED_FILES
 
 FOLDERS = ("recipes", "deepspeed_configs", "launch")
 PARTS = ("models", "mixtures", "presets")  # of recipes/: sections that recipes share, no runs

@@ -34,8 +34,8 @@ from cpt.models.config import hash_weights
 from cpt.process import Child
 from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Recipe
-from cpt.recipe.sense_data import reported_name
 from cpt.runs.folder import (
     EXPORT,
     INPUTS,

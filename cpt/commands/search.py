@@ -18,8 +18,8 @@ from cpt.plugins import did_you_mean
 from cpt.ranks import tell
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Recipe
-from cpt.recipe.sense_data import reported_name
 from cpt.search.search import SEARCHED, TEXT_STAGES, Search, options_of_train, range_test
 from cpt.search.space import Space, load_space, open_study, recipes_at_ends, storage_errors
 

@@ -31,8 +31,8 @@ from cpt.data.windows import WindowedRows
 from cpt.errors import DataError, RecipeError
 from cpt.ranks import is_main_process, main_process_first
 from cpt.recipe.load import load_mixture
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Budget, Data, Evaluation, Source
-from cpt.recipe.sense_data import reported_name
 
 Key = TypeVar("Key")
 log = logging.getLogger("cpt")

@@ -24,8 +24,8 @@ from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import POOL_BYTES, order_of, reading_content
 from cpt.errors import DataError, RecipeError
 from cpt.files import read_sealed, report_damage, sealed, size_and_hash
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation, HeldOut, Source
-from cpt.recipe.sense_data import reported_name
 
 LISTED = 100  # of a source; more are only counted
 PIECE_BYTES = 8 * 2**20

@@ -18,8 +18,8 @@ from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of
 from cpt.data.selection import is_held_out, longest_held_out
 from cpt.data.store.token_files import StoredDocuments
 from cpt.errors import DataError
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Evaluation, Source
-from cpt.recipe.sense_data import reported_name
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 
 from cpt.data.packing import IGNORED, NAMES, PackedRows, PaddedRows, Row, stack_rows
 from cpt.errors import RecipeError
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Phase
-from cpt.recipe.sense_data import reported_name
 
 RowRange = tuple[int, int]
 """Global numbers of a first row and of the row after the last."""

@@ -16,8 +16,8 @@ from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, key_content, order_of
 from cpt.errors import CptError
 from cpt.ranks import is_main_process
+from cpt.recipe.rules import options_without_effect, reported_name
 from cpt.recipe.schema import Data, DocumentSource, Evaluation, Source
-from cpt.recipe.sense_data import options_without_effect, reported_name
 
 log = logging.getLogger("cpt")
 FILES_OPENED = 20  # of one source; for the others only name and size are checked

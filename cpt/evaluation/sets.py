@@ -25,8 +25,8 @@ from cpt.data.store.tokenized import TokenizedSource, make_shards
 from cpt.errors import DataError
 from cpt.optim.schedules import phases_in_tokens
 from cpt.ranks import main_process_first
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Evaluation, HeldOut, Recipe, Source
-from cpt.recipe.sense_data import reported_name
 
 DEFAULT_LENGTH = 2048
 

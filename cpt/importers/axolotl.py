@@ -5,9 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from cpt.errors import RecipeError
-from cpt.importers.sources import is_on_the_hub, put_held_out_share, put_sources
-from cpt.importers.trainer_keys import put_attention, translate_trainer_keys
-from cpt.importers.translation import Translation, target_modules
+from cpt.importers.translation import (
+    Translation,
+    is_on_the_hub,
+    put_attention,
+    put_held_out_share,
+    put_sources,
+    target_modules,
+    translate_trainer_keys,
+)
 
 NEEDS = "base_model"
 RENAMED = {
@@ -60,7 +66,6 @@ INSTRUCTION = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Res
 
 
 def translate(config: Translation) -> None:
-    """Fill in the recipe."""
     config.rename(RENAMED)
     config.values |= config.take_section("trl")
     if config.values.get("warmup_steps") is None:
@@ -103,7 +108,6 @@ def family(kind: Any) -> str:
 
 
 def translate_model(config: Translation) -> None:
-    """Base, tokenizer, attention, adapter."""
     config.move(MOVED)
     for key, name in ATTENTION.items():
         put_attention(config, key, name if config.take_switch(key) else "")
@@ -136,7 +140,6 @@ def datasets(config: Translation, key: str) -> list[dict[str, Any]]:
 
 
 def translate_data(config: Translation, stage: str) -> None:
-    """Sources, packing, and what is held out."""
     texts = [source for entry in datasets(config, "pretraining_dataset") for source in sources_of(entry, "cpt")]
     others = [source for entry in datasets(config, "datasets") for source in sources_of(entry, stage)]
     if not texts and not others:

@@ -5,11 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from cpt.errors import RecipeError
-from cpt.importers.sources import put_held_out_share, put_sources
-from cpt.importers.trainer_keys import put_attention, translate_trainer_keys
-from cpt.importers.translation import Translation, is_on, target_modules
+from cpt.importers.translation import (
+    Translation,
+    is_on,
+    put_attention,
+    put_held_out_share,
+    put_sources,
+    target_modules,
+    translate_trainer_keys,
+)
 from cpt.plugins import did_you_mean
-from cpt.recipe.yaml_lines import shown_path
+from cpt.recipe.tree import shown_path
 
 NEEDS = "model_name_or_path"
 RENAMED = {
@@ -48,7 +54,6 @@ INFO = "dataset_info.json"
 
 
 def translate(config: Translation) -> None:
-    """Fill in the recipe."""
     config.rename(RENAMED)
     config.add_defaults(DEFAULTS)
     stage = translate_stage(config)
@@ -82,7 +87,6 @@ def translate_stage(config: Translation) -> str:
 
 
 def translate_model(config: Translation) -> None:
-    """Base, attention, adapter."""
     config.move(MOVED)
     put_attention(config, "flash_attn", config.take("flash_attn"))
     tuning = str(config.take("finetuning_type")).lower()
@@ -103,7 +107,6 @@ def translate_model(config: Translation) -> None:
 
 
 def translate_data(config: Translation, stage: str) -> None:
-    """Sources, packing, and what is held out."""
     folder = str(config.take("dataset_dir", "data"))
     info, place = ({}, Path(folder)) if folder == "ONLINE" else read_info(config, folder)
     limit = config.take_number("max_samples")

@@ -10,9 +10,9 @@ from typing import Any
 from accelerate.utils import DeepSpeedPlugin
 
 from cpt.errors import LaunchError
+from cpt.installation import training_program
 from cpt.parallelism import KEY
 from cpt.ranks import world_size
-from cpt.shipped import training_program
 
 log = logging.getLogger(__name__)
 OTHER_STARTERS = {  # variable that a starter without torch's RANK sets -> what it is called

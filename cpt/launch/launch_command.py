@@ -15,7 +15,7 @@ from cpt.errors import LaunchError
 from cpt.parallelism import groups_of_rows
 from cpt.plugins import did_you_mean
 from cpt.ranks import tell
-from cpt.recipe.automatic import AUTO, MICRO_BATCH
+from cpt.recipe.keys import AUTO, MICRO_BATCH
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.training.engine_profiles import DEFAULT_MICRO_BATCH

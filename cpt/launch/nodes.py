@@ -22,7 +22,7 @@ from cpt.hardware import find_gpus
 from cpt.ranks import local_rank, num_nodes, rank, tell
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Location, dotted
-from cpt.recipe.words import in_yaml, shortened
+from cpt.recipe.values import in_yaml, shortened
 from cpt.runs.record import PACKAGES, hash_of_code, installed_version
 
 Facts = dict[str, str]  # what is compared -> its value on this node

@@ -21,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import require_programs
 from cpt.plugins import did_you_mean
-from cpt.recipe.automatic import AUTO, CHECKPOINTING
+from cpt.recipe.keys import AUTO, CHECKPOINTING
 from cpt.torch_internals import allow_graphs_per_function, compiled_call, set_compiled_call, uncompiled_call
 
 INDUCTOR = "inductor"

@@ -16,8 +16,7 @@ from cpt.errors import CheckpointError, RecipeError, ResourceError
 from cpt.hub import refuse_unreachable
 from cpt.models.families import FAMILIES, CptGPT2Config, register_families
 from cpt.plugins import did_you_mean, import_user_module
-from cpt.recipe.paths import is_local
-from cpt.recipe.run_results import unfinished_run
+from cpt.recipe.paths import is_local, unfinished_run
 from cpt.recipe.schema import Model
 
 # Keys of published config.json files that transformers renames or folds into others when it reads them.

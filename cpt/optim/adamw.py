@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cpt.errors import CheckpointError, RecipeError, ResourceError
-from cpt.host_memory import host_memory
+from cpt.hardware import host_memory
 from cpt.optim.adamw_update import BLOCK, DECADES, adamw_update, part
 from cpt.optim.groups import IS_EMBEDDING, ParameterGroups
 from cpt.recipe.schema import Recipe

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from cpt.errors import RecipeError
 from cpt.ranks import world_size
-from cpt.recipe.automatic import accumulation
+from cpt.recipe.keys import accumulation
 from cpt.recipe.schema import Recipe
 from cpt.torch_internals import foreach_multiply, foreach_norm
 

@@ -28,10 +28,9 @@ from cpt.models.documents import check_documents_can_be_handed_over
 from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_size
 from cpt.models.new_rows import new_ids
 from cpt.planning.preflight import PreflightReport
-from cpt.recipe.paths import is_local
-from cpt.recipe.run_results import result_of_run
+from cpt.recipe.paths import is_local, result_of_run
+from cpt.recipe.rules import TAUGHT
 from cpt.recipe.schema import Data, DocumentSource, Model, Recipe, Source
-from cpt.recipe.sense import TAUGHT
 from cpt.stages.models import check_vocabulary
 from cpt.stages.rewards import check_columns
 from cpt.tokenizer.load import load_tokenizer

@@ -25,8 +25,8 @@ from cpt.planning.model_sizes import KINDS, WHOLE, ModelSizes
 from cpt.planning.speed import Target, assumed_mfu, peak_of, planned_speed
 from cpt.planning.workload import Setup, Sharding, attention_on_gpu, compiles, read_deepspeed_sharding, read_setup
 from cpt.ranks import main_process_decides, num_nodes, tell, world_size
-from cpt.recipe.automatic import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, LOADING, MICRO_BATCH, automatic_keys
-from cpt.recipe.references import REPOSITORY
+from cpt.recipe.keys import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, LOADING, MICRO_BATCH, automatic_keys
+from cpt.recipe.load import REPOSITORY
 from cpt.recipe.schema import Recipe
 from cpt.training.engine_profiles import Profile, read_profile, zero_section
 

@@ -46,10 +46,10 @@ from cpt.planning.fitting import with_chosen_values, with_placeholders
 from cpt.planning.preflight import PreflightReport, placed
 from cpt.plugins import did_you_mean, find
 from cpt.ranks import tell, world_size
-from cpt.recipe.automatic import automatic_keys
-from cpt.recipe.run_results import unfinished_run
+from cpt.recipe.keys import automatic_keys
+from cpt.recipe.paths import unfinished_run
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Evaluation, Recipe
-from cpt.recipe.sense_data import reported_name
 from cpt.recipe.tree import Node
 from cpt.stages.models import check_reference
 from cpt.stages.rewards import find_rewards

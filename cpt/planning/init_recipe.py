@@ -33,10 +33,8 @@ from cpt.planning.fitting import fastest_that_fits, fits, shipped_profiles
 from cpt.planning.memory import count_model, plan_memory
 from cpt.planning.speed import MFU_RANGE, Target, assumed_mfu, planned_speed
 from cpt.planning.workload import attention_on_gpu, read_setup
-from cpt.recipe.load import load_recipe
-from cpt.recipe.paths import TEXT_FILES, is_local
-from cpt.recipe.references import REPOSITORY
-from cpt.recipe.run_results import result_of_run
+from cpt.recipe.load import REPOSITORY, load_recipe
+from cpt.recipe.paths import TEXT_FILES, is_local, result_of_run
 from cpt.recipe.schema import DocumentSource, Model, Recipe, Tokenizer
 from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, RECIPE

@@ -15,7 +15,7 @@ from cpt.models.adapters import adaptable, count_lora_parameters
 from cpt.models.config import load_config
 from cpt.models.fused_loss import why_not_fused
 from cpt.models.inventory import attention_heads, build_on_meta, count_model_parameters, flops_per_token
-from cpt.recipe.run_results import result_of_run
+from cpt.recipe.paths import result_of_run
 from cpt.recipe.schema import Model, Recipe
 
 # How a stage comes from the last hidden states to its loss: by the logits of all tokens and cross entropy; with

@@ -22,7 +22,7 @@ from cpt.models.recomputing import SWITCHES, Recomputing, read_recomputing
 from cpt.optim.adamw import automatic_dtype
 from cpt.parallelism import read_parallelism
 from cpt.planning.model_sizes import KINDS, MASKED_FORMS, StageNeeds, read_stage_needs
-from cpt.recipe.automatic import AUTO, COMPILING
+from cpt.recipe.keys import AUTO, COMPILING
 from cpt.recipe.schema import Recipe
 
 BUCKET = 500_000_000  # elements; DeepSpeed's own defaults

@@ -1,20 +1,18 @@
-"""The keys of Hugging Face's config classes (TrainingArguments, SFTConfig, LoraConfig, ...) of the installed version.
-
-They are read from the packages' source files, because importing those takes seconds and a recipe is to be checked at
-once.
-"""
+"""What Hugging Face's config classes and a user's stage take, read from their source: importing takes seconds."""
 
 import ast
 import builtins
+import importlib.machinery
+import importlib.util
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, ForwardRef, Literal, Union, get_args, get_origin
 
-from cpt.errors import ResourceError
-from cpt.python_sources import FoundClass, find_class, last_name
+from cpt.errors import RecipeError, ResourceError
 
 OURS = "cpt.stages"
 STAGE_CONFIGS = {
@@ -72,6 +70,26 @@ class Key:
         return [word for module, name in self.enums for word in enum_values(module, name)]
 
 
+@dataclass(frozen=True)
+class ModuleSource:
+    module: str
+    path: Path
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        """What its relative imports start from."""
+        return self.module if self.path.name == "__init__.py" else self.module.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class ClassSource:
+    """A class definition and the file it stands in."""
+
+    source: ModuleSource
+    node: ast.ClassDef
+
+
 def method_of(lora: Mapping[str, Any]) -> str:
     """The name of the method in the options of `model.lora`."""
     return str(lora.get("method", LORA)).lower()
@@ -97,7 +115,7 @@ def keys_of_config(config: str) -> Mapping[str, Key]:
     return keys
 
 
-def keys_of_class(found: FoundClass) -> dict[str, Key]:
+def keys_of_class(found: ClassSource) -> dict[str, Key]:
     keys: dict[str, Key] = {}
     for base in reversed(found.node.bases):
         name = last_name(base.value if isinstance(base, ast.Subscript) else base)
@@ -118,9 +136,9 @@ def keys_of_class(found: FoundClass) -> dict[str, Key]:
 
 def key_of(field: ast.AnnAssign, module: str) -> Key | None:
     """What the field's annotation, default and metadata say; None for what the class sets itself."""
-    hint = evaluated(field.annotation)
-    hint = evaluated(ast.parse(hint, mode="eval").body) if isinstance(hint, str) else hint
-    given = evaluated(field.value) if field.value is not None else {}
+    hint = evaluate_expression(field.annotation)
+    hint = evaluate_expression(ast.parse(hint, mode="eval").body) if isinstance(hint, str) else hint
+    given = evaluate_expression(field.value) if field.value is not None else {}
     given = given if isinstance(field.value, ast.Call) and isinstance(given, dict) else {"default": given}
     if get_origin(hint) is ClassVar or given.get("init") is False:
         return None
@@ -154,7 +172,7 @@ class Unknown:
         return self
 
     def __or__(self, other: Any) -> Any:
-        return Union[self, other]  # noqa: UP007 - evaluated
+        return Union[self, other]  # noqa: UP007 - evaluated here
 
     __ror__ = __or__
 
@@ -164,7 +182,7 @@ class Names(dict[str, Any]):
         return Unknown(name)
 
 
-def evaluated(expression: ast.expr) -> Any:
+def evaluate_expression(expression: ast.expr) -> Any:
     """The value of an annotation or a default, with `Unknown` for each name that is not Python's; `field(...)` is the
     dict of its keywords."""
     names = Names({**vars(builtins), **vars(typing), "field": dict})
@@ -213,3 +231,113 @@ def enum_values(module: str, name: str) -> tuple[str, ...]:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
     ]
     return tuple(value for value in values if isinstance(value, str))
+
+
+@lru_cache(maxsize=128)
+def find_class(module: str, name: str) -> ClassSource | None:
+    """The class that `from module import name` would give, followed through imports; None when there is none.
+
+    Raises:
+        ResourceError: the package is not installed, or its source cannot be read.
+    """
+    source = parse_module(module)
+    if source is None:
+        return None
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return ClassSource(source, node)
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name and (
+                    found := find_class(imported_module(source, node), alias.name)
+                ):
+                    return found
+    return None
+
+
+def last_name(node: ast.expr) -> str:
+    """`TrainingArguments` for both `TrainingArguments` and `transformers.TrainingArguments`."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def imported_module(source: ModuleSource, node: ast.ImportFrom) -> str:
+    """The full name of the module in `from ..module import name`."""
+    if not node.level:
+        return node.module or ""
+    parts = source.package.split(".")
+    above = ".".join(parts[: len(parts) - node.level + 1])
+    return f"{above}.{node.module}" if node.module else above
+
+
+@lru_cache(maxsize=128)
+def parse_module(name: str) -> ModuleSource | None:
+    """The module's source; None for what has no Python source file (built-in modules, compiled ones)."""
+    path = find_source(name)
+    if path is None:
+        return None
+    try:
+        return ModuleSource(name, path, ast.parse(path.read_bytes()))
+    except (SyntaxError, OSError) as problem:
+        raise ResourceError(f"cannot read {path}: {problem}. Reinstall the package.") from problem
+
+
+def find_source(name: str) -> Path | None:
+    """The module's file. Only the top-level package is asked for, which imports nothing."""
+    top, *below = name.split(".")
+    spec = importlib.util.find_spec(top) or importlib.machinery.PathFinder.find_spec(top, [str(Path.cwd())])
+    if spec is None:
+        raise ResourceError(f"the package `{top}` is not installed. Install it: pip install {top}")
+    if not below:
+        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    for folder in spec.submodule_search_locations or ():
+        path = Path(folder, *below)
+        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+NAME = "COLUMNS"
+PAIRS, CHAT, PROMPT = ("prompt", "chosen", "rejected"), ("messages",), ("prompt",)
+BUILT_IN_COLUMNS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("pretrain", "cpt", "distill_text"), ("text",)),
+    **dict.fromkeys(("sft", "distill", "gkd"), CHAT),
+    **dict.fromkeys(("dpo", "orpo", "cpo", "reward"), PAIRS),
+    **dict.fromkeys(("grpo", "rloo", "ppo", "spo", "distill_on_policy"), PROMPT),
+    "kto": ("prompt", "completion", "label"),
+}
+
+
+def columns_of_stage(stage: str) -> tuple[str, ...]:
+    """The columns of a stage's examples.
+
+    Args:
+        stage: a built-in's name, or the user's `package.module`.
+
+    Raises:
+        RecipeError: there is no such module, or its source does not give them literally.
+    """
+    if stage in BUILT_IN_COLUMNS:
+        return BUILT_IN_COLUMNS[stage]
+    try:
+        columns = columns_in(stage)
+    except ResourceError as problem:
+        raise RecipeError(f"`stage`: {problem}") from problem
+    if columns is None:
+        example = f'{NAME} = ("prompt", "chosen", "rejected")'
+        raise RecipeError(f"`stage`: `{stage}` must say which columns its examples have, as in {example}.")
+    return columns
+
+
+def columns_in(module: str) -> tuple[str, ...] | None:
+    """The columns that a module assigns or imports."""
+    source = parse_module(module)
+    for node in source.tree.body if source else ():
+        match node:
+            case ast.Assign(targets=[ast.Name(id="COLUMNS")], value=ast.Tuple(elts=words) | ast.List(elts=words)):
+                if all(isinstance(word, ast.Constant) for word in words):
+                    return tuple(map(str, ast.literal_eval(node.value)))
+            case ast.ImportFrom(names=names) if source is not None:
+                if any(alias.name == NAME and alias.asname in (None, NAME) for alias in names):
+                    return columns_in(imported_module(source, node))
+    return None

@@ -5,12 +5,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from cpt.recipe.automatic import AUTO, AUTOMATIC
 from cpt.recipe.huggingface_keys import PEFT_METHODS, STAGE_CONFIGS, Key, keys_of_config
-from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES
+from cpt.recipe.keys import AUTO, AUTOMATIC, MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION, Recipe
-from cpt.recipe.training_keys import LORA_IS_SET
-from cpt.recipe.written_numbers import UNITS
+from cpt.recipe.shape import LORA_IS_SET
+from cpt.recipe.values import UNITS
 
 YAML_FILE = {"type": "string", "pattern": r"\.ya?ml$", "description": "A file that holds this section."}
 GROUPED_DIGITS = r"[0-9]+(_[0-9]+)+"
@@ -79,7 +78,6 @@ def allow_base(section: dict[str, Any]) -> None:
 
 
 def every_object(node: Any) -> Iterator[dict[str, Any]]:
-    """Every mapping in the schema, children first."""
     children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     for child in list(children):
         yield from every_object(child)
@@ -115,7 +113,6 @@ def properties_of(configs: Iterable[str], without: set[str]) -> dict[str, Any]:
 
 
 def type_of(key: Key, *, or_auto: bool) -> dict[str, Any]:
-    """One key's type and help text."""
     types = sorted(JSON_TYPES[kind] for kind in key.kinds)
     schema: dict[str, Any] = {"type": types if len(types) > 1 else types[0]}
     if key.enums and set(key.kinds) <= {"str", "null"}:

@@ -1,25 +1,38 @@
 """YAML file -> Recipe, or one RecipeError that lists every mistake with its file and line."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
-from pydantic.fields import FieldInfo
 
 from cpt.errors import RecipeError
-from cpt.recipe.overrides import apply_overrides, turn_on_lora
-from cpt.recipe.references import resolved
-from cpt.recipe.run_results import with_results_of_runs
-from cpt.recipe.schema import Data, Recipe
-from cpt.recipe.sections import keys_of
-from cpt.recipe.sense import check_sense
-from cpt.recipe.shape import check_shape, read_option_numbers
-from cpt.recipe.training_keys import check_passed_on_keys
-from cpt.recipe.tree import Mistakes, Node, holds_broken, plain
-from cpt.recipe.yaml_lines import UnreadableError, read_text, read_yaml
-from cpt.recipe.yaml_writing import write_yaml
+from cpt.installation import SHIPPED_FILES
+from cpt.recipe.keys import child_annotation, is_free_mapping, item_in, keys_of, presets_of, section_in
+from cpt.recipe.paths import with_results_of_runs
+from cpt.recipe.rules import check_rules
+from cpt.recipe.schema import Component, Data, Recipe
+from cpt.recipe.shape import check_passed_on_keys, check_shape, read_option_numbers
+from cpt.recipe.tree import (
+    Location,
+    Mistakes,
+    Node,
+    Place,
+    UnreadableError,
+    dotted,
+    holds_broken,
+    merged,
+    node_at,
+    plain,
+    read_text,
+    read_value,
+    read_yaml,
+    shown_path,
+    steps_of,
+)
+from cpt.recipe.values import write_yaml
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, lora: bool = False) -> Recipe:
@@ -41,7 +54,7 @@ def load_with_places(path: str | Path, overrides: Sequence[str] = (), *, lora: b
     written."""
     mistakes = Mistakes()
     root = read_recipe(Path(path), overrides, lora, mistakes)
-    return checked(root, mistakes), root
+    return check_tree(root, mistakes), root
 
 
 def load_mixture(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Data, int]:
@@ -55,26 +68,27 @@ def load_mixture(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Data,
         RecipeError: all mistakes.
     """
     mistakes = Mistakes()
-    root = readable(Path(path), mistakes)
+    root = read_or_raise(Path(path), mistakes)
     if root.value.keys() & keys_of(Recipe).keys():
         recipe = load_recipe(path, overrides)
         return recipe.data, recipe.seed
     data = json.dumps(str(Path(path).resolve()))
     around = f"name: mixture\nmodel: {{path: none}}\nbudget: {{epochs: 1}}\ndata: {data}\n"  # the required sections
-    root = resolved(read_text(around.encode(), str(path), mistakes), Recipe, mistakes, trail=())
-    recipe = checked(apply_overrides(root, overrides, mistakes), mistakes)
+    root = resolve_references(read_text(around.encode(), str(path), mistakes), Recipe, mistakes, trail=())
+    recipe = check_tree(apply_overrides(root, overrides, mistakes), mistakes)
     return recipe.data, recipe.seed
 
 
-def checked(root: Node, mistakes: Mistakes) -> Recipe:
+def check_tree(root: Node, mistakes: Mistakes) -> Recipe:
     """The recipe of a tree, or one error with all mistakes."""
     check_passed_on_keys(root, mistakes)
+    find_deepspeed_file(root, mistakes)
     read_option_numbers(root, mistakes)
     values = plain(root)
     recipe, faulty = check_shape(root, values, mistakes)
     faulty |= {key for key, child in root.value.items() if holds_broken(child)}
     if not root.broken:
-        check_sense(sound_sections(values, faulty), root, mistakes)
+        check_rules(sound_sections(values, faulty), root, mistakes)
     mistakes.raise_if_any()
     assert recipe is not None, "a recipe without mistakes has a shape"
     return with_results_of_runs(recipe)
@@ -82,9 +96,9 @@ def checked(root: Node, mistakes: Mistakes) -> Recipe:
 
 def read_recipe(path: Path, overrides: Sequence[str], lora: bool, mistakes: Mistakes) -> Node:
     """The recipe's tree: its file, the files it refers to, and the command line on top."""
-    root = readable(path, mistakes)
+    root = read_or_raise(path, mistakes)
     refuse_other_files(path, root)
-    root = resolved(root, Recipe, mistakes, trail=(path.resolve(),))
+    root = resolve_references(root, Recipe, mistakes, trail=(path.resolve(),))
     root = apply_overrides(root, overrides, mistakes)
     if lora:
         turn_on_lora(root)
@@ -109,7 +123,7 @@ def refuse_other_files(path: Path, root: Node) -> None:
         )
 
 
-def readable(path: Path, mistakes: Mistakes) -> Node:
+def read_or_raise(path: Path, mistakes: Mistakes) -> Node:
     """The tree of one file; a file that cannot be read ends it here."""
     try:
         return read_yaml(path, mistakes)
@@ -122,18 +136,165 @@ def sound_sections(values: dict[str, Any], faulty: set[str]) -> dict[str, Any]:
     """The sections that nothing is wrong with, so that the rules between them are checked along with the rest."""
     sections = {}
     for key, field in keys_of(Recipe).items():
-        if key not in faulty:
-            sections[key] = section_value(field, values[key]) if key in values else field.get_default()
+        if key in values and key not in faulty:
+            adapter: TypeAdapter[Any] = TypeAdapter(field.annotation or Any)
+            sections[key] = adapter.validate_python(values[key])
+        elif key not in faulty:
+            sections[key] = field.get_default()
     return sections
-
-
-def section_value(field: FieldInfo, value: Any) -> Any:
-    """One section, as the recipe would hold it."""
-    adapter: TypeAdapter[Any] = TypeAdapter(field.annotation or Any)
-    return adapter.validate_python(value)
 
 
 def dump_recipe(recipe: Recipe) -> str:
     """The resolved recipe as YAML that `load_recipe` reads back to an equal one: every key in the schema's order,
     defaults too."""
     return write_yaml(recipe.model_dump(mode="json", by_alias=True))
+
+
+REPOSITORY = SHIPPED_FILES  # in an installed package, the part of it that recipes refer to
+
+
+def resolve_references(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
+    """The tree with every reference below `node` replaced by what it refers to.
+
+    Args:
+        annotation: what the schema says of `node`.
+        trail: the files that led here, to find those that refer to each other in a circle.
+    """
+    section = section_in(annotation)
+    if section or is_free_mapping(annotation):
+        is_component = section is not None and issubclass(section, Component)  # its name alone will do
+        if isinstance(node.value, str) and node.value in presets_of(annotation):
+            return Node({"preset": Node(node.value, node.place)}, node.place, node.own_file)
+        if isinstance(node.value, str) and not node.value.endswith((".yaml", ".yml")) and is_component:
+            return Node({"name": Node(node.value, node.place)}, node.place, node.own_file)
+        if isinstance(node.value, str):
+            return section_in_file(node, annotation, mistakes, trail)
+        if isinstance(node.value, dict):
+            return section_on_base(node, annotation, mistakes, trail)
+    elif item_in(annotation) is not None and isinstance(node.value, list):
+        items = [resolve_references(item, item_in(annotation), mistakes, trail) for item in node.value]
+        return Node(items, node.place, node.own_file, node.broken)
+    return node
+
+
+def section_in_file(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
+    """The section that `node`, a path, stands for."""
+    if not node.value.endswith((".yaml", ".yml")):
+        mistakes.add(node.place, f'expected keys and values or the path of a .yaml file, got the text "{node.value}"')
+        return Node({}, node.place, own_file=True, broken=True)
+    base = read_base(node, annotation, mistakes, trail)
+    return Node(base.value, node.place, own_file=True, broken=base.broken)
+
+
+def section_on_base(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
+    """The section with its children resolved, on top of the file that its `base:` names."""
+    entries = {
+        key: resolve_references(child, child_annotation(annotation, key), mistakes, trail)
+        for key, child in node.value.items()
+        if key != "base"
+    }
+    over = Node(entries, node.place, node.own_file, node.broken)
+    if "base" not in node.value:
+        return over
+    written = node.value["base"]
+    if not isinstance(written.value, str) or not written.value.endswith((".yaml", ".yml")):
+        mistakes.add(written.place, "`base` must be the path of a .yaml file")
+        return Node(entries, node.place, own_file=True, broken=True)
+    base = read_base(written, annotation, mistakes, trail)
+    whole = merged(over, base)
+    return Node(whole.value, node.place, own_file=True, broken=whole.broken)
+
+
+def read_base(written: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
+    """The section in the file that `written` names, its own references resolved."""
+    path = find_file(written, mistakes)
+    if path is None:
+        return Node({}, written.place, broken=True)
+    if path.resolve() in trail:
+        circle = " -> ".join(shown_path(file) for file in (*trail[trail.index(path.resolve()) :], path.resolve()))
+        mistakes.add(written.place, f"files that refer to each other in a circle: {circle}")
+        return Node({}, written.place, broken=True)
+    try:
+        root = read_yaml(path, mistakes)
+    except UnreadableError:
+        return Node({}, written.place, broken=True)
+    return resolve_references(root, annotation, mistakes, (*trail, path.resolve()))
+
+
+def find_file(written: Node, mistakes: Mistakes) -> Path | None:
+    """The file that a path in a recipe means; a mistake and None when there is none.
+
+    It is looked for beside the file that names it, then in the current folder, then among the recipes that come with
+    cpt.
+    """
+    beside = Path(written.place.file).parent if written.place.line else Path()
+    folders = [beside, Path(), REPOSITORY / "recipes", REPOSITORY]
+    asked = Path(written.value).expanduser()
+    for folder in folders:
+        if (folder / asked).is_file():
+            return Path(os.path.normpath(folder / asked))
+    looked = dict.fromkeys(str(folder.resolve()) for folder in folders)
+    where = "" if asked.is_absolute() else f" (looked in {', '.join(looked)})"
+    mistakes.add(written.place, f"no such file: {written.value}{where}")
+    return None
+
+
+def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) -> Node:
+    """The tree with each override in its place; a later one wins over an earlier one."""
+    for override in overrides:
+        place = Place(f"on the command line: `{override}`", 0)
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            mistakes.add(place, "write it as `key.path=value`")
+            continue
+        try:
+            value = read_value(text, place, mistakes)
+        except UnreadableError:
+            continue
+        if problem := set_value(root, steps_of(key.strip()), value):
+            mistakes.add(place, problem)
+        root = resolve_references(root, Recipe, mistakes, trail=())
+    return root
+
+
+def turn_on_lora(root: Node) -> None:
+    """`--lora`: our defaults, unless the recipe has options of its own."""
+    model = root.value.get("model")
+    options = model.value if model is not None and isinstance(model.value, dict) else None
+    if options is not None and ("lora" not in options or options["lora"].value is None):
+        options["lora"] = Node({}, Place("on the command line: `--lora`", 0))
+
+
+def set_value(root: Node, steps: Location, value: Node) -> str | None:
+    """Write `value` at a location, making sections on the way; why not, if that is impossible."""
+    here = root
+    for number, step in enumerate(steps):
+        is_last, above = number == len(steps) - 1, dotted(steps[:number])
+        if isinstance(here.value, list):
+            if not isinstance(step, int) or step >= len(here.value):
+                entries = f"{len(here.value)} {'entry' if len(here.value) == 1 else 'entries'}, counted from 0"
+                return f"`{above}` has {entries}: there is no `{step}`"
+            if is_last:
+                here.value[step] = value
+            here = here.value[step]
+            continue
+        if here.value is None:
+            here.value = {}
+        if not isinstance(here.value, dict):
+            return f"`{above}` is a single value: nothing stands below it"
+        if is_last and step == "base" and here.own_file:
+            return f"`{above}` stands on a file already, whose keys would stay: write `{above}=FILE` instead"
+        if is_last:
+            here.value[str(step)] = value
+        else:
+            here = here.value.setdefault(str(step), Node({}, value.place))
+    return None
+
+
+def find_deepspeed_file(root: Node, mistakes: Mistakes) -> None:
+    """Replace the path under `training.deepspeed` by the file it means, as seen from the current folder."""
+    node = node_at(root, ("training", "deepspeed"))
+    if node is not None and isinstance(node.value, str) and not node.value.lstrip().startswith("{"):
+        path = find_file(node, mistakes)
+        if path is not None:
+            node.value = shown_path(path)

@@ -1,11 +1,16 @@
-"""What YAML files say, with the file and line of every value, so that a mistake can be shown where it was written."""
+"""Read YAML, by YAML 1.2 without PyYAML's traps, into a tree that knows the file and line of every value."""
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from cpt.errors import RecipeError
+from cpt.plugins import closest
 
 Location = tuple[str | int, ...]
 """The way to a value: `("data", "sources", 0, "weight")`."""
@@ -53,7 +58,6 @@ class Mistakes:
 
 
 def plain(node: Node) -> Any:
-    """The value without its places."""
     if isinstance(node.value, dict):
         return {key: plain(child) for key, child in node.value.items()}
     if isinstance(node.value, list):
@@ -62,7 +66,6 @@ def plain(node: Node) -> Any:
 
 
 def children(node: Node) -> list[Node]:
-    """The nodes right below."""
     return (
         list(node.value.values())
         if isinstance(node.value, dict)
@@ -125,3 +128,194 @@ def dotted(location: Iterable[str | int]) -> str:
 def steps_of(key: str) -> Location:
     """`("data", "sources", 0, "weight")` of `data.sources[0].weight` or `data.sources.0.weight`."""
     return tuple(int(step) if step.isdigit() else step for step in re.sub(r"\[(\d+)\]", r".\1", key).split("."))
+
+
+MAX_DEPTH, MAX_NODES = 40, 50_000  # aliases of aliases grow without end
+NOT_TEXT = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+DIGITS = r"[0-9]+(?:_[0-9]+)*"
+INTEGER = re.compile(rf"[-+]?{DIGITS}")
+FLOAT = re.compile(rf"[-+]?(?:\.{DIGITS}|{DIGITS}(?:\.(?:{DIGITS})?)?)(?:[eE][-+]?[0-9]+)?")
+LEADING_ZERO = re.compile(r"[-+]?0[0-9_]*[0-9]")
+CONSTANTS = {
+    **dict.fromkeys(["", "~", "null", "Null", "NULL"], None),
+    **dict.fromkeys(["true", "True", "TRUE"], True),
+    **dict.fromkeys(["false", "False", "FALSE"], False),
+    **dict.fromkeys([".nan", ".NaN", ".NAN"], float("nan")),
+    **{sign + name: float(f"{sign}inf") for sign in ("", "+", "-") for name in (".inf", ".Inf", ".INF")},
+}
+
+
+class UnreadableError(Exception):
+    """The file cannot be read; `Mistakes` has the reason."""
+
+
+class Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
+    """Leaves the types of unquoted words to `resolve_scalar`."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
+
+def read_yaml(path: Path, mistakes: Mistakes) -> Node:
+    """Read a file.
+
+    Raises:
+        UnreadableError: it cannot be read; the reason is in `mistakes`.
+    """
+    shown = shown_path(path)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        there = closest(path.name, (file.name for file in path.parent.glob("*.y*ml")))
+        reason = f"no such file (looked from {Path.cwd()})." + (
+            f" Did you mean {path.parent / there}?" if there else ""
+        )
+    except IsADirectoryError:
+        reason = "is a folder. Give the .yaml file."
+    except OSError as problem:
+        reason = f"cannot be read: {problem.strerror}"
+    else:
+        return read_text(data, shown, mistakes)
+    mistakes.add(Place(shown, 1), reason)
+    raise UnreadableError
+
+
+def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
+    """As `read_yaml`, from a file's bytes."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        line = data.count(b"\n", 0, problem.start) + 1
+        mistakes.add(Place(shown, line), f"not UTF-8 text: byte 0x{data[problem.start]:02x}. Save it as UTF-8.")
+        raise UnreadableError from None
+    root = compose(text, Place(shown, 1), mistakes)
+    if root is None or root.value is None:
+        mistakes.add(Place(shown, 1), "the file is empty: it holds no keys")
+        raise UnreadableError
+    if not isinstance(root.value, dict):
+        mistakes.add(root.place, "expected `key: value` lines, got a list or a single value")
+        raise UnreadableError
+    return root
+
+
+def read_value(text: str, place: Place, mistakes: Mistakes) -> Node:
+    return compose(text, place, mistakes) or Node(None, place)
+
+
+def resolve_scalar(text: str) -> Any:
+    """Read an unquoted word: only true and false are booleans, `1e-4` and `1_000` are numbers, dates stay text.
+
+    Raises:
+        ValueError: `010`, which is 8 to some readers and 10 to others.
+    """
+    if text in CONSTANTS:
+        return CONSTANTS[text]
+    if LEADING_ZERO.fullmatch(text):
+        raise ValueError(f'`{text}` begins with 0: write {int(text.replace("_", ""))} for a number, "{text}" for text')
+    if INTEGER.fullmatch(text):
+        return int(text)
+    if FLOAT.fullmatch(text) and math.isfinite(float(text)):  # 12e4567 is a commit's hash sooner than a number
+        return float(text)
+    if re.fullmatch(r"0x[0-9a-fA-F]+|0o[0-7]+", text):
+        return int(text, 0)
+    return text
+
+
+def shown_path(path: Path) -> str:
+    """The path for messages: relative if it is inside the current folder."""
+    absolute, here = path.absolute(), Path.cwd()
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(path)
+
+
+def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
+    """The tree of the only document, None for empty text.
+
+    Args:
+        start: of the text; line 0 on the command line, where lines do not count.
+    """
+
+    def place(line: int) -> Place:
+        return Place(start.file, start.line and start.line + line)
+
+    try:
+        depth = 0
+        events: Any = yaml.parse(text, Loader=Loader)
+        for event in events:  # the composer below is recursive: 100,000 brackets crash it
+            if (tag := getattr(event, "tag", None)) not in (None, "!"):  # `!`: quoted
+                mistakes.add(
+                    place(event.start_mark.line),
+                    f"the tag `{tag}` is not allowed: a recipe holds plain values only",
+                )
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                mistakes.add(place(event.start_mark.line), "nested too deeply")
+                raise UnreadableError
+        documents = list(yaml.compose_all(text, Loader=Loader))
+    except yaml.MarkedYAMLError as problem:
+        line, reason = explain(problem, text.split("\n"))
+        mistakes.add(place(line), f"not YAML: {reason}")
+        raise UnreadableError from None
+    except yaml.reader.ReaderError as problem:  # its position counts neither lines nor characters
+        mistakes.add(place(NOT_TEXT.split(text, maxsplit=1)[0].count("\n")), f"not YAML: {problem.reason}")
+        raise UnreadableError from None
+    if len(documents) > 1:
+        mistakes.add(place(documents[1].start_mark.line), "a second document begins (`---`): one file is one recipe")
+        raise UnreadableError
+    return TreeBuilder(start, mistakes).node(documents[0]) if documents else None
+
+
+class TreeBuilder:
+    """Turns PyYAML's nodes into ours, and notes what a recipe cannot hold."""
+
+    def __init__(self, start: Place, mistakes: Mistakes) -> None:
+        self.start = start
+        self.mistakes = mistakes
+        self.num_nodes = 0
+
+    def node(self, found: yaml.Node, depth: int = 0) -> Node:
+        """One node with all below it; each alias gets a copy."""
+        place = self.place(found)
+        self.num_nodes += 1
+        if depth > MAX_DEPTH or self.num_nodes > MAX_NODES:
+            self.mistakes.add(place, "nested too deeply" if depth > MAX_DEPTH else "too large for a recipe")
+            raise UnreadableError
+        if isinstance(found, yaml.MappingNode):
+            return Node(self.mapping(found, depth), place)
+        if isinstance(found, yaml.SequenceNode):
+            return Node([self.node(item, depth + 1) for item in found.value], place)
+        if getattr(found, "style", None):  # quoted
+            return Node(found.value, place)
+        try:
+            return Node(resolve_scalar(found.value), place)
+        except ValueError as problem:
+            self.mistakes.add(place, str(problem))
+            return Node(found.value, place)
+
+    def mapping(self, found: yaml.MappingNode, depth: int) -> dict[str, Node]:
+        """The entries, each with the place of its key; a key is its text, whatever it looks like."""
+        entries: dict[str, Node] = {}
+        for key, value in found.value:
+            place, node = self.place(key), self.node(value, depth + 1)
+            if not isinstance(key, yaml.ScalarNode):
+                self.mistakes.add(place, "a key must be a single word")
+            elif key.value == "<<" and not key.style:
+                self.mistakes.add(place, "`<<` is not supported: name a file to build on with `base:`")
+            elif key.value in entries:
+                first = entries[key.value].place.line
+                self.mistakes.add(place, f"`{key.value}` is written twice, first in line {first}")
+            else:
+                entries[key.value] = Node(node.value, place)
+        return entries
+
+    def place(self, found: yaml.Node) -> Place:
+        return Place(self.start.file, self.start.line and found.start_mark.line + 1)
+
+
+def explain(problem: yaml.MarkedYAMLError, lines: list[str]) -> tuple[int, str]:
+    """The line, from 0, and the parser's complaint with its usual cause. What is never closed is reported where it was
+    opened."""
+    marks = (problem.problem_mark, problem.context_mark)
+    number = next((mark.line for mark in marks if mark is not None and any(lines[mark.line :])), 0)
+    complaint = ", ".join(part for part in (problem.context, problem.problem) if part)
+    is_tab = "\t" in lines[number]
+    return number, f"there is a tab in this line; indent with spaces ({complaint})" if is_tab else complaint

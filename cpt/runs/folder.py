@@ -24,11 +24,10 @@ from numpy.typing import NDArray
 from cpt.errors import CheckpointError, RecipeError
 from cpt.files import DAMAGED, write_atomic
 from cpt.plugins import closest, did_you_mean
-from cpt.recipe.run_results import EXPORT as EXPORT
-from cpt.recipe.run_results import RECIPE as RECIPE
-from cpt.recipe.run_results import STATUS as STATUS
-from cpt.recipe.tree import Mistakes, plain
-from cpt.recipe.yaml_lines import UnreadableError, read_yaml
+from cpt.recipe.paths import EXPORT as EXPORT
+from cpt.recipe.paths import RECIPE as RECIPE
+from cpt.recipe.paths import STATUS as STATUS
+from cpt.recipe.tree import Mistakes, UnreadableError, plain, read_yaml
 
 log = logging.getLogger("cpt")
 

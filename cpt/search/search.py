@@ -22,7 +22,7 @@ from cpt.process import Child, ReceivedSignals
 from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.recipe.words import in_yaml, shortened
+from cpt.recipe.values import in_yaml, shortened
 from cpt.runs.folder import METRICS
 from cpt.runs.record import EXPORT, Run, hold, write_json
 from cpt.search.space import REASON, Space, ask, import_optuna, overrides_of, unfinished

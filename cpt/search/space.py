@@ -14,15 +14,12 @@ from pydantic import BeforeValidator, Field, ValidationError
 from cpt.errors import RecipeError, ResourceError
 from cpt.hf_internals import trial_id
 from cpt.plugins import did_you_mean, find
+from cpt.recipe.keys import annotation_at
 from cpt.recipe.load import load_recipe
-from cpt.recipe.schema import Recipe
-from cpt.recipe.section import Component, Section
-from cpt.recipe.sections import annotation_at
+from cpt.recipe.schema import Component, Recipe, Section
 from cpt.recipe.shape import kinds_of
-from cpt.recipe.tree import Mistakes, Node, Place, place_of, plain, steps_of
-from cpt.recipe.words import in_words, in_yaml
-from cpt.recipe.written_numbers import Positive, whole_number
-from cpt.recipe.yaml_lines import UnreadableError, read_yaml
+from cpt.recipe.tree import Mistakes, Node, Place, UnreadableError, place_of, plain, read_yaml, steps_of
+from cpt.recipe.values import Positive, in_words, in_yaml, whole_number
 
 SEARCH, GRID = "search", "grid"
 SET_BY_SEARCH = ("name", "output_dir")

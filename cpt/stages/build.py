@@ -13,8 +13,8 @@ from transformers.trainer_callback import PrinterCallback
 from cpt.data.build import PreparedData
 from cpt.errors import RecipeError
 from cpt.evaluation.callbacks import PromptSamples, StopWhenForgetting
+from cpt.recipe.rules import REWARDED, TAUGHT
 from cpt.recipe.schema import Recipe
-from cpt.recipe.sense import REWARDED, TAUGHT
 from cpt.runs.folder import METRICS, SAMPLES
 from cpt.runs.record import Run
 from cpt.stages.models import PACKED, REFERENCED, build_teacher, reference_model

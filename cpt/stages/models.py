@@ -15,9 +15,9 @@ from cpt.models.adapters import START_IN_THE_BASE
 from cpt.models.build import build_model, scoring_model
 from cpt.models.config import load_config
 from cpt.models.inventory import vocabulary_size
-from cpt.recipe.run_results import result_of_run
+from cpt.recipe.paths import result_of_run
+from cpt.recipe.rules import REWARDED
 from cpt.recipe.schema import Model, Recipe
-from cpt.recipe.sense import REWARDED
 from cpt.tokenizer.load import from_folder_or_hub
 from cpt.training.arguments import weights_dtype
 from cpt.training.find_stage import find_stage

@@ -9,8 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from cpt.errors import RecipeError
 from cpt.hub import TOKENIZER, refuse_unreachable
 from cpt.plugins import import_user_module
-from cpt.recipe.paths import is_local
-from cpt.recipe.run_results import unfinished_run
+from cpt.recipe.paths import is_local, unfinished_run
 from cpt.recipe.schema import Model, Tokenizer
 
 logger = logging.getLogger(__name__)

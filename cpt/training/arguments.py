@@ -21,8 +21,8 @@ from cpt.models.documents import check_shared_rows
 from cpt.optim.adamw import automatic_dtype
 from cpt.parallelism import KEY, groups_of_rows, read_parallelism
 from cpt.ranks import is_main_process, world_size
+from cpt.recipe.rules import REWARDED
 from cpt.recipe.schema import Recipe
-from cpt.recipe.sense import REWARDED
 from cpt.training.engine_profiles import Profile, zero_section
 from cpt.training.find_stage import find_stage
 from cpt.training.generations import prompts_of_step

@@ -288,6 +288,8 @@ class MetricsFile(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Remove lines that the checkpoint does not know; a fresh start keeps none."""
+        # transformers takes the intervals of a resumed run from trainer_state.json; the recipe may have new ones.
+        state.compute_steps(args, state.max_steps)
         if state.is_world_process_zero:
             self.cut_at = state.global_step or NO_LINE
             self.lines.waiting = [line for line in self.lines.waiting if is_until(line, self.cut_at)]

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from cpt.errors import RecipeError, ResourceError
 from cpt.parallelism import PIPELINE
 from cpt.plugins import did_you_mean
-from cpt.recipe.automatic import accumulation
+from cpt.recipe.keys import accumulation
 from cpt.recipe.schema import Recipe
 
 Profile = dict[str, Any]

@@ -10,8 +10,7 @@ from transformers import Trainer
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.plugins import did_you_mean, import_user_module
-from cpt.recipe.huggingface_keys import STAGE_CONFIGS
-from cpt.recipe.stage_columns import BUILT_IN_COLUMNS
+from cpt.recipe.huggingface_keys import BUILT_IN_COLUMNS, STAGE_CONFIGS
 
 PARTS = ("CONFIG", "COLUMNS", "build_trainer")
 

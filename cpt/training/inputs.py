@@ -10,9 +10,8 @@ from cpt.data.readers.columns import form_of_stage
 from cpt.models.build import DTYPES
 from cpt.models.config import hash_weights
 from cpt.optim.schedules import phases_in_tokens
-from cpt.recipe.automatic import AUTOMATIC
-from cpt.recipe.paths import is_local
-from cpt.recipe.run_results import result_of_run
+from cpt.recipe.keys import AUTOMATIC
+from cpt.recipe.paths import is_local, result_of_run
 from cpt.recipe.schema import Recipe
 from cpt.training.arguments import weights_dtype
 from cpt.training.engine_profiles import read_profile

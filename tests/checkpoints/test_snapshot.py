@@ -13,7 +13,7 @@ from cpt.checkpoints.snapshot import (
     memory_of,
     refuse_non_finite,
 )
-from cpt.host_memory import SMALL, host_memory
+from cpt.hardware import SMALL_BLOCK, host_memory
 
 
 def test_a_copy_stays_what_the_state_was():
@@ -52,7 +52,7 @@ def test_the_memory_of_one_checkpoint_takes_the_next():
 
 
 def test_page_locked_memory_is_as_large_as_asked_for_and_unlocked_when_freed(monkeypatch):
-    locked, size = {}, SMALL + 3000
+    locked, size = {}, SMALL_BLOCK + 3000
 
     class Cudart:
         def cudaHostRegister(self, address, size, flags):  # noqa: N802

@@ -22,8 +22,7 @@ from cpt.cli import COMMANDS, application
 from cpt.commands.pipeline.steps import load_pipeline
 from cpt.errors import CptError
 from cpt.recipe.load import load_recipe
-from cpt.recipe.tree import Mistakes, plain
-from cpt.recipe.yaml_lines import read_yaml
+from cpt.recipe.tree import Mistakes, plain, read_yaml
 from cpt.search.space import load_space
 
 ROOT = Path(__file__).parents[2]

@@ -24,9 +24,9 @@ def test_a_start_forgets_the_lines_after_its_checkpoint_and_a_fresh_one_all(tmp_
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (0, 1, 2, 3, 4)) + '{"step": 5, "lo')
     metrics = MetricsFile(path, tokens_per_step=256)
-    metrics.on_train_begin(None, TrainerState(global_step=2), TrainerControl())
+    metrics.on_train_begin(TrainingArguments(), TrainerState(global_step=2), TrainerControl())
     assert written(path) == [{"step": 0}, {"step": 1}, {"step": 2}]
-    metrics.on_train_begin(None, TrainerState(), TrainerControl())
+    metrics.on_train_begin(TrainingArguments(), TrainerState(), TrainerControl())
     assert written(path) == []
 
 
@@ -38,7 +38,7 @@ def test_what_a_full_disk_keeps_out_comes_with_the_next_step(tmp_path):
             metrics.on_log(None, TrainerState(global_step=step), TrainerControl(), logs={"loss": 2.5})
             metrics.on_step_end(None, TrainerState(global_step=step), TrainerControl())
         # the run resumes at step 2: the third line is not to come
-        metrics.on_train_begin(None, TrainerState(global_step=2), TrainerControl())
+        metrics.on_train_begin(TrainingArguments(), TrainerState(global_step=2), TrainerControl())
         ballast.unlink()
         metrics.on_step_end(None, TrainerState(global_step=3), TrainerControl())
         assert [line["step"] for line in written(metrics.path)] == [1, 2]

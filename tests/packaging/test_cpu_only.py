@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from packaging.utils import canonicalize_name
 
-from cpt.versions import LINES
+from cpt.installation import LINES
 
 pytestmark = pytest.mark.network
 

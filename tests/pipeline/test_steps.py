@@ -5,7 +5,7 @@ from tiny import write_recipe
 
 from cpt.commands.pipeline.steps import load_pipeline
 from cpt.errors import RecipeError
-from cpt.recipe.references import REPOSITORY
+from cpt.recipe.load import REPOSITORY
 
 
 @pytest.fixture

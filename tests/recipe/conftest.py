@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpt.errors import RecipeError
-from cpt.python_sources import find_class, parse_module
+from cpt.recipe.huggingface_keys import find_class, parse_module
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 

@@ -1,7 +1,7 @@
 import pytest
 
 from cpt.errors import RecipeError
-from cpt.recipe.automatic import AUTOMATIC, automatic_keys
+from cpt.recipe.keys import AUTOMATIC, automatic_keys
 from cpt.recipe.load import load_recipe
 from tests.tiny import write_recipe
 

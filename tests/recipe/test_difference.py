@@ -1,6 +1,11 @@
-"""In what two recipes differ."""
+"""In which keys recipes differ, and which of them may change while a run continues."""
 
-from cpt.recipe.difference import differing_keys
+import pytest
+
+from cpt.recipe.difference import class_of_change, differing_keys, own_class_of_change
+from cpt.recipe.keys import all_keys, annotation_at, keys_of, section_in
+from cpt.recipe.schema import CLASSES_OF_CHANGE, Component
+from cpt.recipe.tree import dotted
 
 
 def test_each_differing_key_has_one_line(load):
@@ -26,23 +31,55 @@ def test_a_further_source_is_one_line(load):
     assert line.startswith("data.sources[1]: not set -> {path: a/b, ")
 
 
-def test_who_watches_a_run_does_not_make_it_another(load):
-    watched = load(
+def test_named_sources_are_compared_by_name(load):
+    before = load("", "data.sources=[{path: a/b, name: a}, {path: c/d, name: c}]")
+    after = load("", "data.sources=[{path: c/d, name: c, weight: 2}, {path: a/b, name: a}]")
+    assert differing_keys(before, after) == [
+        "data.sources[c].weight: 1.0 -> 2.0",
+        "data.sources.order: [[a], [c]] -> [[c], [a]]",
+    ]
+
+
+def test_a_free_change_does_not_make_another_run(load):
+    changed = load(
         "",
         "monitoring.trackers=[wandb]",
         "description=x",
         "tags=[y]",
         "name=z",
         "output_dir=o",
+        "checkpoints.every_steps=5",
         "training.logging_steps=1",
         "training.dataloader_num_workers=2",
         "training.fsdp=true",
         "training.fsdp_config={cpu_offload: true}",
     )
-    assert differing_keys(load(), watched) == []
+    assert differing_keys(load(), changed) == []
 
 
-def test_what_does_not_count_can_be_said(load):
-    changed = load("", "seed=1", "optimizer.name=sgd", "optimizer.momentum=0.9")
-    assert differing_keys(load(), changed, ignoring=("optimizer",)) == ["seed: 42 -> 1"]
-    assert differing_keys(load(), load("", "tags=[a]"), ignoring=()) == ["tags[0]: not set -> a"]
+@pytest.mark.parametrize("location", all_keys(), ids=dotted)
+def test_every_key_of_the_schema_has_a_class_of_change(location):
+    *above, key = location
+    section = section_in(annotation_at(tuple(above)))
+    inherits = key == "name" and issubclass(section, Component)
+    assert inherits or own_class_of_change(keys_of(section)[key]), "write its type as Free, FromStep or Fixed"
+    assert class_of_change(dotted(location)) in CLASSES_OF_CHANGE
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    {
+        "model.path": "fixed",
+        "model.lora.r": "fixed",
+        "optimizer.name": "fixed",
+        "optimizer.betas": "from_step",
+        "data.sources[general].weight": "from_step",
+        "data.sources.0.weight": "from_step",
+        "checkpoints.keep.last": "free",
+        "training.logging_steps": "free",
+        "training.max_grad_norm": "from_step",
+        "training.bf16": "fixed",
+    }.items(),
+)
+def test_options_and_keys_of_hugging_face_have_a_class_of_change(key, expected):
+    assert class_of_change(key) == expected

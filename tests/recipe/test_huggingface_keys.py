@@ -8,7 +8,7 @@ import pytest
 
 from cpt.errors import ResourceError
 from cpt.recipe.huggingface_keys import ANYTHING, STAGE_CONFIGS, keys_of_config
-from cpt.recipe.words import fits
+from cpt.recipe.values import fits
 from cpt.stages.build import TRAINERS
 from cpt.training.find_stage import find_stage
 

@@ -6,9 +6,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from cpt.recipe.json_schema import command, json_schema
-from cpt.recipe.references import REPOSITORY
-from cpt.recipe.tree import Mistakes, plain
-from cpt.recipe.yaml_lines import read_text, read_yaml
+from cpt.recipe.load import REPOSITORY
+from cpt.recipe.tree import Mistakes, plain, read_text, read_yaml
 
 RECIPES = [
     path

@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpt.errors import RecipeError
-from cpt.recipe.load import dump_recipe, load_mixture, load_recipe, load_with_places
-from cpt.recipe.references import REPOSITORY
+from cpt.recipe.load import REPOSITORY, dump_recipe, load_mixture, load_recipe, load_with_places
 from cpt.recipe.schema import Budget, Data, Model, Recipe, Source
 from cpt.recipe.tree import place_of
 

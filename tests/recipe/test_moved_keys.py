@@ -6,10 +6,9 @@ import pytest
 
 from cpt.errors import RecipeError
 from cpt.recipe.huggingface_keys import PEFT_METHODS, keys_of_config
+from cpt.recipe.keys import MOVED, NOTES, OTHER_WORDS, all_keys, format_new_key, place_of_key
 from cpt.recipe.load import load_recipe
-from cpt.recipe.moved_keys import MOVED, NOTES, OTHER_WORDS, new_home, place_of_key
 from cpt.recipe.schema import LORA_QUANTIZATION
-from cpt.recipe.sections import all_keys
 
 OPTIONS_OF_BUILT_INS = {
     ("optimizer", "weight_decay"),
@@ -33,8 +32,8 @@ def test_the_new_place_exists(key):
 
 
 def test_the_new_place_is_told_with_its_unit():
-    assert new_home("max_steps") == "`budget.tokens` (in tokens: steps x tokens of a step)"
-    assert new_home("warmup_ratio") == "`schedule.warmup_share`"
+    assert format_new_key("max_steps") == "`budget.tokens` (in tokens: steps x tokens of a step)"
+    assert format_new_key("warmup_ratio") == "`schedule.warmup_share`"
     assert {*NOTES} <= {*MOVED, *OTHER_WORDS}
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import HeldOut, Source
-from cpt.recipe.sense_data import reported_name
 
 SCRATCH = "stage: pretrain\ntokenizer: {path: a/b}\n"
 LLAMA = "{from_scratch: true, config: {model_type: llama}"

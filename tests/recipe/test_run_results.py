@@ -7,7 +7,7 @@ from cpt.errors import RecipeError
 from cpt.models.config import load_config
 from cpt.planning.gate import check_reality
 from cpt.recipe.load import load_recipe
-from cpt.recipe.run_results import is_run, result_of_run, unfinished_run
+from cpt.recipe.paths import is_run, result_of_run, unfinished_run
 from cpt.recipe.schema import Model
 from cpt.tokenizer.load import from_folder_or_hub
 

@@ -3,8 +3,8 @@
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from cpt.recipe.keys import all_keys, annotation_at, item_in, section_in, types_in
 from cpt.recipe.schema import Budget
-from cpt.recipe.sections import all_keys, annotation_at, item_in, section_in, types_in
 from cpt.recipe.tree import dotted
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from cpt.recipe.keys import all_keys, annotation_at, keys_of, section_in
 from cpt.recipe.schema import Recipe
-from cpt.recipe.sections import all_keys, annotation_at, keys_of, section_in
 
 
 @pytest.mark.parametrize(

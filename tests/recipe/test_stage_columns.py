@@ -5,8 +5,7 @@ import sys
 import pytest
 
 from cpt.errors import RecipeError
-from cpt.recipe.huggingface_keys import STAGE_CONFIGS
-from cpt.recipe.stage_columns import columns_of_stage
+from cpt.recipe.huggingface_keys import STAGE_CONFIGS, columns_of_stage
 from cpt.training.find_stage import find_stage
 
 

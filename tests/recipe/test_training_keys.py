@@ -6,9 +6,9 @@ import pytest
 from transformers import TrainingArguments
 
 from cpt.recipe.huggingface_keys import PEFT_METHODS, STAGE_CONFIGS, keys_of_config
-from cpt.recipe.moved_keys import MOVED, NO_EFFECT
-from cpt.recipe.references import REPOSITORY
-from cpt.recipe.training_keys import BOUNDS
+from cpt.recipe.keys import MOVED, NO_EFFECT
+from cpt.recipe.load import REPOSITORY
+from cpt.recipe.shape import BOUNDS
 
 
 def test_hugging_faces_keys_are_passed_on_unchanged(load):

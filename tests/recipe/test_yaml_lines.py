@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cpt.recipe.tree import Mistakes, place_of, plain
-from cpt.recipe.yaml_lines import UnreadableError, read_text, read_yaml, resolve_scalar
+from cpt.recipe.tree import Mistakes, UnreadableError, place_of, plain, read_text, read_yaml, resolve_scalar
 
 
 def read(text: str | bytes):

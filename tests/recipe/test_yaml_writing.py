@@ -3,9 +3,8 @@
 import pytest
 import yaml
 
-from cpt.recipe.tree import Mistakes, plain
-from cpt.recipe.yaml_lines import read_text
-from cpt.recipe.yaml_writing import write_yaml
+from cpt.recipe.tree import Mistakes, plain, read_text
+from cpt.recipe.values import write_yaml
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ from tiny import write_recipe
 
 from cpt.commands.search import refuse_unlogged_metric
 from cpt.errors import RecipeError
-from cpt.recipe.load import load_recipe
-from cpt.recipe.references import REPOSITORY
+from cpt.recipe.load import REPOSITORY, load_recipe
 from cpt.search.space import load_space, open_study, recipes_at_ends
 
 LOSS = {"metric": "loss"}

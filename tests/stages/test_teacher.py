@@ -7,8 +7,7 @@ from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 from cpt.errors import RecipeError
-from cpt.recipe.load import load_recipe
-from cpt.recipe.references import REPOSITORY
+from cpt.recipe.load import REPOSITORY, load_recipe
 from cpt.stages.distill import DistillConfig
 from cpt.stages.models import build_teacher
 

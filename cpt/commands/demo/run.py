@@ -15,8 +15,8 @@ from cpt.commands.demo.corpus import write_files
 from cpt.commands.demo.verdict import is_judged, show, summarize, write_summary
 from cpt.console import open_console
 from cpt.errors import ResourceError
+from cpt.installation import SHIPPED_FILES
 from cpt.runs.record import Run
-from cpt.shipped import SHIPPED_FILES
 
 RECIPES = SHIPPED_FILES / "recipes"
 FOLDER = Path("demo_runs")  # the one that the recipes name

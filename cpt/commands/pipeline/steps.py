@@ -11,8 +11,7 @@ from cpt.plugins import did_you_mean
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import load_recipe, load_with_places
 from cpt.recipe.schema import Recipe
-from cpt.recipe.tree import Mistakes, Node, plain
-from cpt.recipe.yaml_lines import UnreadableError, read_yaml
+from cpt.recipe.tree import Mistakes, Node, UnreadableError, plain, read_yaml
 from cpt.runs.folder import RECIPE
 from cpt.runs.record import Run
 

@@ -9,8 +9,8 @@ import typer
 
 from cpt.data.readers.sources import open_source
 from cpt.errors import DataError, RecipeError
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource
-from cpt.recipe.sense_data import reported_name
 
 Texts = Annotated[
     list[str] | None,

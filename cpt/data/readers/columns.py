@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from cpt.data.readers.documents import BadValue
 from cpt.errors import DataError, RecipeError
+from cpt.recipe.huggingface_keys import columns_of_stage
 from cpt.recipe.paths import TEXT_FILES, document_suffix
 from cpt.recipe.schema import Data, DocumentSource, Evaluation, Recipe, Source
-from cpt.recipe.stage_columns import columns_of_stage
 
 Kind = TypeVar("Kind", bound=DocumentSource)
 FORMS: dict[tuple[str, ...], str] = {

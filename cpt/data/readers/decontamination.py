@@ -32,8 +32,8 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 from cpt.data.readers.documents import DocumentView
 from cpt.data.readers.sources import open_source
 from cpt.errors import DataError
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource
-from cpt.recipe.sense_data import reported_name
 
 WORDS = 8  # of a run; an evaluation document of fewer could stand anywhere, and is not looked for
 LEAST_SHARE, LEAST_WORDS = 0.5, 13

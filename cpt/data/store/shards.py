@@ -41,8 +41,8 @@ from cpt.data.store.token_files import (
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, UserCodeError
 from cpt.plugins import find
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
-from cpt.recipe.sense_data import reported_name
 
 Shard = list[Piece]
 FileState = tuple[str, int, str]  # name, size, version

@@ -35,8 +35,8 @@ from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError
 from cpt.files import report_damage
 from cpt.ranks import is_main_process
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
-from cpt.recipe.sense_data import reported_name
 
 log = logging.getLogger("cpt")
 FEW = 100  # for more shards one listing of the folder is faster than one query each, most of all on a network

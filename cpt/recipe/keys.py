@@ -1,9 +1,87 @@
-"""One key in one place: which of our keys replaces a key of Hugging Face or of another tool, and which keys have no
-effect."""
+"""Where a key belongs: the keys of the schema, and where a recipe has the keys of Hugging Face and other tools."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from cpt.errors import RecipeError
+from cpt.recipe.schema import LORA_PRESETS, Model, Recipe
 from cpt.recipe.tree import Location, dotted, steps_of
+
+
+def keys_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The keys of a section as users write them (`import`, not `import_`)."""
+    return {field.alias or name: field for name, field in section.model_fields.items()}
+
+
+def without_none(annotation: Any) -> Any:
+    """`X` for `X | None` and for `Annotated[X, ...]`."""
+    if get_origin(annotation) is Annotated:
+        return without_none(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return without_none(next(part for part in get_args(annotation) if part is not NoneType))
+    return annotation
+
+
+def types_in(annotation: Any) -> list[Any]:
+    """`[X, Y]` for `X | Y | None`."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return [part for part in parts if part is not NoneType]
+
+
+def section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section class that an annotation names, if it names one."""
+    inner = without_none(annotation)
+    return inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+
+
+def is_free_mapping(annotation: Any) -> bool:
+    """True for `dict[str, ...]`: a section whose keys are someone else's."""
+    return get_origin(without_none(annotation)) is dict
+
+
+def presets_of(annotation: Any) -> tuple[str, ...]:
+    """The words that stand for whole sections there: `cpt` for `model.lora`."""
+    return LORA_PRESETS if annotation == Model.model_fields["lora"].annotation else ()
+
+
+def item_in(annotation: Any) -> Any:
+    """The annotation of a list's items, None for what is not a list."""
+    inner = without_none(annotation)
+    return get_args(inner)[0] if get_origin(inner) is list else None
+
+
+def child_annotation(annotation: Any, step: str | int) -> Any:
+    """The annotation of what stands one step below, None where the schema does not say."""
+    if isinstance(step, int):
+        return item_in(annotation)
+    if is_free_mapping(annotation):
+        value = get_args(without_none(annotation))[1]
+        return None if value is Any else value
+    section = section_in(annotation)
+    field = keys_of(section).get(step) if section else None
+    return field.annotation if field else None
+
+
+def annotation_at(location: Location) -> Any:
+    annotation: Any = Recipe
+    for step in location:
+        annotation = child_annotation(annotation, step)
+    return annotation
+
+
+def all_keys(annotation: Any = Recipe, above: Location = ()) -> Iterator[Location]:
+    """Every key of the schema with the way to it; of a list's items, those of item 0."""
+    section = section_in(annotation) or section_in(item_in(annotation))
+    if section is None:
+        return
+    here = above if section_in(annotation) else (*above, 0)
+    for key, field in keys_of(section).items():
+        yield (*here, key)
+        yield from all_keys(field.annotation, (*here, key))
 
 
 def by_word(table: Mapping[str, str]) -> dict[str, str]:
@@ -136,7 +214,7 @@ NO_EFFECT_ON_EXAMPLES = by_word(
 """Keys of TRL's configs that have no effect in our own stages; a user's stage may use them."""
 
 
-def new_home(key: str) -> str:
+def format_new_key(key: str) -> str:
     """`optimizer.learning_rate`, with what to know when writing it there."""
     note = f" ({NOTES[key]})" if key in NOTES else ""
     return f"`{dotted(place_of_key(key))}`{note}"
@@ -145,3 +223,41 @@ def new_home(key: str) -> str:
 def place_of_key(key: str) -> Location:
     """Where a recipe has a key of Hugging Face, or a word of another tool."""
     return MOVED.get(key) or OTHER_WORDS[key]
+
+
+AUTO = "auto"
+MICRO_BATCH = "per_device_train_batch_size"
+ACCUMULATION = "gradient_accumulation_steps"
+CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
+LOADING = ("dataloader_num_workers", "dataloader_prefetch_factor")
+COMPILING = "torch_compile"
+DEFAULT_MICRO_BATCH = 8  # of TrainingArguments
+AUTOMATIC = (MICRO_BATCH, ACCUMULATION, *CHECKPOINTING, *LOADING, COMPILING)
+
+
+def automatic_keys(training: Mapping[str, Any]) -> list[str]:
+    return [key for key in AUTOMATIC if training.get(key) == AUTO]
+
+
+def refuse_automatic(recipe: Recipe) -> Recipe:
+    """The recipe, if no key of it says `auto`.
+
+    Raises:
+        RecipeError: a key does.
+    """
+    if keys := automatic_keys(recipe.training):
+        names = ", ".join(f"`training.{key}`" for key in keys)
+        raise RecipeError(f"{names}: auto. Write a value, use `cpt train`, or call `resolve_recipe(recipe)` first.")
+    return recipe
+
+
+def accumulation(recipe: Recipe) -> int:
+    """Micro-batches in a step of one process; 1 where the recipe leaves that open."""
+    rows, steps = (
+        recipe.training.get(key, default) for key, default in ((MICRO_BATCH, DEFAULT_MICRO_BATCH), (ACCUMULATION, 1))
+    )
+    if not isinstance(rows, int) or not isinstance(steps, int):
+        return 1
+    if recipe.budget.global_batch_tokens is None:
+        return steps
+    return max(1, recipe.budget.global_batch_tokens // (rows * recipe.data.sequence_length))

@@ -1,6 +1,23 @@
-"""Builds of torch and the kernel packages that were built for each; docs/installing.md names the sources."""
+"""What comes with cpt: recipes, DeepSpeed profiles, and which builds of torch and kernels go together."""
 
 from dataclasses import dataclass
+from pathlib import Path
+
+
+def find_shipped_files() -> Path:
+    """The folder of `recipes/`, `deepspeed_configs/` and `launch/`: setup.py puts them into the wheel, a clone has
+    them at its top."""
+    package = Path(__file__).resolve().parent
+    installed = package / "shipped"
+    return installed if installed.is_dir() else package.parent
+
+
+SHIPPED_FILES = find_shipped_files()
+
+
+def training_program() -> str:
+    """The words that stand for `cpt train` behind `accelerate launch` or `torchrun`, from the current folder."""
+    return "cpt/train.py" if Path("cpt/train.py").is_file() else "-m cpt.train"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,222 @@
+"""How values are written: as YAML, with units (20M tokens, 16GB), and in words for error messages."""
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from decimal import Decimal
+from types import NoneType
+from typing import Annotated, Any
+
+import yaml
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from cpt.plugins import IN_WORDS
+from cpt.recipe.tree import resolve_scalar
+
+KINDS = {"null" if kind is NoneType else kind.__name__: words for kind, words in IN_WORDS.items()}
+
+
+def kind_of(value: object) -> str:
+    """One of KINDS, for a value as YAML gives it."""
+    return "null" if value is None else type(value).__name__
+
+
+def fits(value: object, kinds: Iterable[str]) -> bool:
+    """True where a value is of one of these kinds, with no bending but 1e9 for a whole number and 1 for a number."""
+    kind = kind_of(value)
+    if kind == "float" and "int" in kinds and float(str(value)).is_integer():
+        return True
+    return kind in kinds or (kind == "int" and "float" in kinds)
+
+
+def expected(kinds: Iterable[str], got: object) -> str:
+    """`expected a whole number, got the text "abc"`, with what to write instead where that is plain."""
+    wanted = [kind for kind in KINDS if kind in set(kinds)]
+    if "int" in wanted and "float" in wanted:
+        wanted.remove("int")
+    shown = [KINDS[kind] for kind in wanted if kind != "null" or len(wanted) == 1]
+    return f"expected {' or '.join(shown)}, got {in_words(got)}{remedy(wanted, got)}"
+
+
+def remedy(wanted: list[str], got: object) -> str:
+    """The usual correction, if there is one."""
+    if (
+        "bool" in wanted
+        and isinstance(got, str)
+        and got.lower() in {"yes", "no", "on", "off", "y", "n", "true", "false"}
+    ):
+        return ": write true or false"
+    if "str" in wanted and set(wanted) <= {"str", "null"} and isinstance(got, bool | int | float):
+        return ": put quotes around it"
+    if isinstance(got, str) and {"int", "float"} & set(wanted) and is_number(got):
+        return ": write it without quotes"
+    return ""
+
+
+def is_number(text: str) -> bool:
+    """True for what would be a number without its quotes."""
+    try:
+        value = resolve_scalar(text)
+    except ValueError:
+        return False
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def in_words(value: object) -> str:
+    if isinstance(value, str):
+        return f"the text {json.dumps(shortened(value), ensure_ascii=False)}"
+    if isinstance(value, dict):
+        return f"keys and values ({shortened(', '.join(map(str, value)))})" if value else "an empty section"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    return "nothing" if value is None else in_yaml(value)
+
+
+def in_yaml(value: object) -> str:
+    """A value in one line, as YAML would have it: 1e-5 and not 1e-05."""
+    if isinstance(value, float) and math.isfinite(value):
+        mantissa, e, exponent = repr(value).partition("e")
+        return f"{mantissa}e{int(exponent)}" if e else mantissa
+    if isinstance(value, float):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {in_yaml(child)}" for key, child in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(in_yaml(child) for child in value) + "]"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value)
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?) ?([a-zA-Z]+)")
+THOUSANDS = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+SIZES = {
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+UNITS: dict[str, dict[str, int]] = {"tokens": THOUSANDS, "bytes": SIZES}
+"""`unit` in a field's JSON schema -> what may follow the number."""
+LONGEST_ROW = 2**24
+
+
+def whole_number(value: object) -> object:
+    """1e9 is a whole number too, though Python reads it as a float."""
+    if isinstance(value, str) and WITH_UNIT.fullmatch(value):
+        raise ValueError("expected a whole number without a unit")
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def number_of_tokens(value: object) -> object:
+    """500M, and 1.5B for a billion and a half."""
+    return in_units(value, THOUSANDS, "a number of tokens such as 20M or 1.5B")
+
+
+def number_of_bytes(value: object) -> object:
+    """20GB, in powers of ten as disks are sold, or 16GiB, in powers of two."""
+    return in_units(value, SIZES, "a size such as 20GB or 16GiB")
+
+
+def in_units(value: object, units: dict[str, int], expected: str) -> object:
+    """The number that a text with a unit means.
+
+    Raises:
+        ValueError: the unit is another, or the number is not whole.
+    """
+    if isinstance(value, str) and (match := WITH_UNIT.fullmatch(value)):
+        number = Decimal(match[1]) * units.get(match[2], 0)
+        if number == 0 or number != int(number):
+            raise ValueError(f"expected {expected}")
+        return int(number)
+    return whole_number(value)
+
+
+def steps_or_share(value: float) -> float:
+    """A number from 1 on counts steps, so it is whole."""
+    if value >= 1 and not value.is_integer():
+        raise ValueError("expected a whole number of steps, or a share of the run below 1")
+    return int(value) if value >= 1 else value
+
+
+Positive = Annotated[int, Field(gt=0), BeforeValidator(whole_number)]
+StepsOrShare = Annotated[float, Field(gt=0, le=1e12), BeforeValidator(whole_number), AfterValidator(steps_or_share)]
+Tokens = Annotated[
+    int, Field(gt=0, le=10**16, json_schema_extra={"unit": "tokens"}), BeforeValidator(number_of_tokens)
+]
+Bytes = Annotated[int, Field(gt=0, le=2**60, json_schema_extra={"unit": "bytes"}), BeforeValidator(number_of_bytes)]
+Length = Annotated[int, Field(gt=0, le=LONGEST_ROW), BeforeValidator(whole_number)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Weight = Annotated[float, Field(ge=0, le=1e15)]
+Times = Annotated[float, Field(gt=0, le=1e6)]
+LearningRate = Annotated[float, Field(gt=0, le=1)]
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "optimizer": {
+        "embedding_learning_rate": LearningRate,
+        "weight_decay": Annotated[float, Field(ge=0, le=10)],
+        "momentum": Annotated[float, Field(ge=0, lt=1)],
+        "betas": list[Annotated[float, Field(ge=0, lt=1)]],
+        "eps": Annotated[float, Field(gt=0, le=1)],
+    },
+    "schedule": {
+        "warmup_share": Annotated[float, Field(ge=0, lt=1)],
+        **dict.fromkeys(("floor", "start", "constant"), Annotated[float, Field(ge=0, le=1)]),
+    },
+    "keep": dict.fromkeys(("last", "every"), Positive),
+    "loss_guard": {
+        "sigmas": Annotated[float, Field(gt=0, le=1000)],
+        "window": Annotated[int, Field(ge=5), BeforeValidator(whole_number)],
+        **dict.fromkeys(("skips", "rollbacks"), Annotated[int, Field(ge=0), BeforeValidator(whole_number)]),
+    },
+}
+"""Section -> bounds of the options that its built-ins take; the schema does not list them."""
+OF_ANY_FUNCTION: dict[str, Any] = {
+    "_tokens": Annotated[int, Field(ge=0), BeforeValidator(number_of_tokens)],
+    "_bytes": Annotated[int, Field(ge=0), BeforeValidator(number_of_bytes)],
+}
+"""Ending of an option's name -> what it holds."""
+
+
+TAGS = {type(None): "null", bool: "bool", int: "int", float: "float"}
+
+
+def write_yaml(values: Any) -> str:
+    """The values as a YAML document, keys in their order."""
+    return yaml.dump(values, Dumper=Writer, sort_keys=False, allow_unicode=True, width=120)
+
+
+class Writer(yaml.SafeDumper):
+    """Quotes text that other readers (YAML 1.1: `no`) or ours (`1e-4`) would take for something else; writes no
+    anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+        """What an unquoted word would be read as."""
+        tag: str = super().resolve(kind, value, implicit)
+        if kind is yaml.ScalarNode and implicit[0] and tag == self.DEFAULT_SCALAR_TAG:
+            try:
+                return f"tag:yaml.org,2002:{TAGS.get(type(resolve_scalar(value)), 'str')}"
+            except ValueError:
+                return "tag:yaml.org,2002:int"
+        return tag
+
+
+def write_number(writer: Writer, number: float) -> yaml.ScalarNode:
+    """A float as people write it: 1e-5."""
+    return writer.represent_scalar("tag:yaml.org,2002:float", in_yaml(number))
+
+
+Writer.add_representer(float, write_number)
