@@ -3,8 +3,7 @@ import json
 import pytest
 from rich.console import Console
 
-from cpt.commands.demo.commands import ServedAnswer
-from cpt.commands.demo.verdict import show, summarize, write_summary
+from cpt.commands.demo import ServedAnswer, show, summarize, write_summary
 from cpt.runs.record import Run
 
 

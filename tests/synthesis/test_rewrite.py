@@ -3,11 +3,9 @@ from collections import Counter
 
 import pytest
 
-from cpt.commands.synthesis import rewrite as rewriting
-from cpt.commands.synthesis.answers import Answer
-from cpt.commands.synthesis.prompts import find_prompt
-from cpt.commands.synthesis.rewrite import Task, rewrite, sha256, why_dropped
-from cpt.commands.synthesis.sampling import Sampling
+from cpt.commands import rewriting
+from cpt.commands.rewriting import Task, find_prompt, rewrite, sha256, why_dropped
+from cpt.commands.rewriting_model import Answer, Sampling
 from cpt.errors import RecipeError
 from cpt.recipe.schema import DocumentSource, Model
 

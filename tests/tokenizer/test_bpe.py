@@ -1,7 +1,7 @@
 import pytest
 from tiny_tokenizers import CODE, KINDS, ids_of
 
-from cpt.tokenizer.bpe import read_bpe
+from cpt.tokenizer.extend_vocabulary import read_bpe
 
 
 def bpe_of(kind):

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from cpt.commands.tokenizer.texts import Read, described, named_texts, read_texts
+from cpt.commands.tokenizer import Read, described, named_texts, read_texts
 from cpt.errors import DataError
 
 

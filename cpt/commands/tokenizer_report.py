@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from transformers import PreTrainedTokenizerBase
 
-from cpt.commands.tokenizer.texts import MaxBytes, Read, TextColumn, Texts, named_texts, read_text
+from cpt.commands.tokenizer import MaxBytes, Read, TextColumn, Texts, named_texts, read_text
 from cpt.console import open_console
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.recipe.schema import DocumentSource, Model, Tokenizer

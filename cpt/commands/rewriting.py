@@ -1,34 +1,33 @@
 """Let a local model rewrite the documents of a source, and record where each text comes from.
 
-Texts are taken in groups of 256. A group becomes one file of the output, written at once, so a killed run loses no
-more than a group; the next one finds by the hash of a group's texts what is done. An answer depends on the text, the
-model, the prompt, the sampling and the seed, and on nothing else, but for the rounding of kernels: in float32 batches
-of any size gave the same texts, in bfloat16 another size of batch may tip the balance between two tokens that are
-almost equally likely.
+Texts are taken in groups of 256. A group becomes one file of the output, written atomically, so a killed run loses
+at most a group; the next run finds finished groups by the hash of their texts. An answer depends on the text, the
+model, the prompt, the sampling and the seed only, except for the rounding of kernels: in float32 batches of any size
+gave the same texts; in bfloat16 another batch size may decide between two tokens that are almost equally likely.
 """
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+import orjson
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.commands.synthesis.answers import Answer, Answerer
-from cpt.commands.synthesis.output import RewriteCounts, RewrittenFolder, open_output
-from cpt.commands.synthesis.prompts import Prompt
-from cpt.commands.synthesis.questions import RewriteQuestion, cut
-from cpt.commands.synthesis.sampling import Sampling
+from cpt.commands.rewriting_model import TEXT, Answer, Answerer, RewriteQuestion, Sampling, cut
 from cpt.data.readers.documents import Document
 from cpt.data.readers.sources import open_source
 from cpt.errors import RecipeError
+from cpt.files import output_locked, write_atomic
 from cpt.models.build import build_model
 from cpt.models.hashes import hash_weights, weights_folder
+from cpt.plugins import did_you_mean
 from cpt.recipe.paths import is_local
 from cpt.recipe.schema import DocumentSource, Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
@@ -36,6 +35,75 @@ from cpt.tokenizer.load import load_tokenizer
 GROUP = 256
 WRAP_TOKENS = 300  # arxiv.org/abs/2401.16380, section 3.1: of longer texts models leave things out
 KEY = "source"  # as messages call it: `source.path`
+
+
+OWN_FOLDER = ".rewrite"
+
+
+# Four styles as in WRAP (arxiv.org/abs/2401.16380), which found that web text mixed with such rewritten text is
+# learned faster. The words are ours. Each ends with where the answer begins, so that base models, which know no chat,
+# go on with it.
+CLEAR_PROSE = """\
+Rewrite the text below in clear, well organised prose, as a good encyclopedia would put it. Keep every fact, number, name and formula. Add \
+nothing that is not there. Leave out navigation, advertisements and repetitions.
+
+Text:
+{text}
+
+The text in clear prose:
+"""  # noqa: E501
+
+
+EASY = """\
+Rewrite the text below so that a child of ten understands it: short sentences, everyday words, hard ones explained. Keep what it says, add \
+nothing that is not there.
+
+Text:
+{text}
+
+The text in easy words:
+"""  # noqa: E501
+
+
+SCHOLARLY = """\
+Rewrite the text below as a scholar writes for others of the field: terse, exact, with the proper technical terms. Keep every fact and \
+number. Add nothing that is not there.
+
+Text:
+{text}
+
+The text in scholarly prose:
+"""  # noqa: E501
+
+
+QUESTION_ANSWERS = """\
+Turn the text below into questions and answers. Ask about everything of importance in it, one thing at a time, and answer each question in \
+whole sentences from the text alone. Write `Question:` and `Answer:` before them.
+
+Text:
+{text}
+
+Questions and answers:
+"""  # noqa: E501
+
+
+PROMPTS: Mapping[str, str] = {
+    "clear_prose": CLEAR_PROSE,
+    "easy": EASY,
+    "scholarly": SCHOLARLY,
+    "question_answers": QUESTION_ANSWERS,
+}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    name: str
+    template: str
+    """`{text}` stands for the text."""
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.template.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -77,6 +145,58 @@ class TextPiece:
     where: str
     number: int
     of: int
+
+
+@dataclass(frozen=True)
+class RewriteCounts:
+    texts: int
+    """That were made."""
+    dropped: Mapping[str, int]
+    """Reason -> texts of which nothing was kept."""
+
+
+class RewrittenFolder:
+    """The groups of one output folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._own = folder, folder / OWN_FOLDER
+
+    def find(self, number: int, asked: Sequence[str]) -> RewriteCounts | None:
+        """What an earlier run made of these texts, if it did."""
+        counts, made = self._counts_file(number), self._file(number)
+        if not counts.exists():
+            return None
+        found = orjson.loads(counts.read_bytes())
+        # An empty group has no file: sources take one for a mistake.
+        if found["asked_sha256"] != hash_of(asked) or made.exists() != (found["texts"] > 0):
+            return None
+        return RewriteCounts(found["texts"], found["dropped"])
+
+    def write(
+        self, number: int, rows: Sequence[Mapping[str, object]], asked: Sequence[str], counts: RewriteCounts
+    ) -> None:
+        """First the texts, then that they are there."""
+        self._counts_file(number).unlink(missing_ok=True)
+        if rows:
+            write_atomic(self._file(number), b"".join(orjson.dumps(row) + b"\n" for row in rows), durable=True)
+        else:
+            self._file(number).unlink(missing_ok=True)
+        what = {"asked_sha256": hash_of(asked), "texts": counts.texts, "dropped": counts.dropped}
+        write_atomic(self._counts_file(number), orjson.dumps(what), durable=True)
+
+    def remove_after(self, last: int) -> None:
+        """Remove groups that an earlier run made of a source that was longer then."""
+        number = last + 1
+        while self._counts_file(number).exists() or self._file(number).exists():
+            self._file(number).unlink(missing_ok=True)
+            self._counts_file(number).unlink(missing_ok=True)
+            number += 1
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"rewritten-{number:05}.jsonl"
+
+    def _counts_file(self, number: int) -> Path:
+        return self._own / f"{number:05}.json"
 
 
 def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda done: None) -> Rewritten:
@@ -208,3 +328,65 @@ def seed_of(text: str, task: Task) -> int:
 
 def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_of(texts: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(hashlib.sha256(text.encode()).digest())
+    return digest.hexdigest()
+
+
+@contextmanager
+def open_output(folder: Path, task: Mapping[str, object]) -> Iterator[RewrittenFolder]:
+    """The folder, for this process and this task alone.
+
+    Raises:
+        RecipeError: it holds texts of another task.
+        LaunchError: another process fills it.
+        ResourceError: the disk is full or not writable.
+    """
+    own = folder / OWN_FOLDER
+    with output_locked(folder, own / "lock", "cpt data rewrite"):
+        check_task(own / "task.json", task)
+        yield RewrittenFolder(folder)
+
+
+def check_task(file: Path, task: Mapping[str, object]) -> None:
+    """Texts of different tasks are never mixed in one folder."""
+    now = orjson.loads(orjson.dumps(task))
+    if not file.exists():
+        write_atomic(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
+        return
+    before = orjson.loads(file.read_bytes())
+    if differing := sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key)):
+        raise RecipeError(
+            f"{file.parent.parent} holds texts that were made otherwise ({', '.join(differing)} differ). Give another"
+            " --output."
+        )
+
+
+def find_prompt(name: str) -> Prompt:
+    """A prompt by its name, or from a file with `{text}` in it.
+
+    Raises:
+        RecipeError: there is no such prompt, or it has no `{text}`.
+    """
+    if name in PROMPTS:
+        return Prompt(name, PROMPTS[name])
+    path = Path(name).expanduser()
+    if not path.is_file():
+        hint = did_you_mean(name, list(PROMPTS))
+        raise RecipeError(
+            f"--prompt {name}: no such prompt or file.{hint} There is: {', '.join(PROMPTS)}; or a file with {TEXT}"
+            " in it."
+        )
+    try:
+        template = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as problem:
+        raise RecipeError(
+            f"--prompt {name}: the file is not UTF-8 (byte {problem.start:,}). Save it as UTF-8."
+        ) from problem
+    if TEXT not in template:
+        raise RecipeError(f"--prompt {name}: {TEXT} is missing. Write it where the text belongs.")
+    return Prompt(path.name, template)

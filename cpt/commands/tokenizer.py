@@ -1,10 +1,10 @@
-"""`cpt tokenizer extend`: a model with new tokens for a domain's text, ready for continued pre-training."""
+"""`cpt tokenizer train` and `extend`: a new tokenizer, or a model with new tokens for a domain."""
 
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,30 +16,61 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.command_line import refuse_ignored
-from cpt.commands.tokenizer.texts import (
-    MaxBytes,
-    Read,
-    TextColumn,
-    Texts,
-    described,
-    named_texts,
-    new_folder,
-    read_texts,
-)
 from cpt.console import open_console
-from cpt.errors import RecipeError
+from cpt.data.readers.sources import open_source
+from cpt.errors import DataError, RecipeError
 from cpt.models.build import load_weights
 from cpt.models.config import load_config
 from cpt.models.new_rows import EXTENSION, Rows, add_rows, tables
 from cpt.models.token_distillation import Distilled, check_can_distill, distill_rows
-from cpt.recipe.schema import Model
+from cpt.recipe.schema import DocumentSource, Model
+from cpt.recipe.sense_data import reported_name
 from cpt.tokenizer.extend_vocabulary import Extension, extend_vocabulary
 from cpt.tokenizer.load import from_folder_or_hub
+from cpt.tokenizer.train_bpe import train_bpe
+
+COMMANDS = {  # name -> module:function
+    "report": "cpt.commands.tokenizer_report:report_command",
+    "extend": "cpt.commands.tokenizer:extend_command",
+    "train": "cpt.commands.tokenizer:train_command",
+}
+
 
 SAMPLE_DOCUMENTS = 1000  # of which the lengths before and after are compared
+
+
 SAMPLE_CHARACTERS = 20_000  # of each
+
+
 DISTILLED_TOKENS = 256  # of each, that new rows are taught on
+
+
 ROWS_MULTIPLE = 64  # a grown embedding has a multiple of so many rows, which GPUs multiply faster
+
+
+Texts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        help="File, folder, glob, URL or Hub dataset, as a recipe's source; `name=path` gives it a name. Repeatable.",
+    ),
+]
+
+
+TextColumn = Annotated[str, typer.Option(help="Column or JSON key that holds the text.")]
+
+
+MaxBytes = Annotated[int, typer.Option(min=1, help="Read no more than so many megabytes of each text.")]
+
+
+@dataclass
+class Read:
+    """How much of a text was read."""
+
+    documents: int = 0
+    bytes: int = 0
+    is_cut: bool = False
+    """Whether the text is longer than what was read."""
 
 
 def extend_command(
@@ -210,3 +241,99 @@ def tell(
         " parameters.",
     ]
     open_console().print("\n".join(filter(None, lines)), markup=False)
+
+
+def train_command(
+    output: Annotated[Path, typer.Option(help="Folder for the tokenizer; it must not exist, or be empty.")],
+    vocabulary: Annotated[
+        int, typer.Option(help="Tokens it is to have: 4,000 suit a small model, 32,000 and up a large one.")
+    ],
+    text: Texts = None,
+    text_column: TextColumn = "text",
+    max_mb: MaxBytes = 1000,
+) -> None:
+    """Train a byte-level BPE tokenizer: any text comes back from its tokens byte for byte.
+
+    A model that is trained already keeps its own tokenizer, or has it extended: cpt tokenizer extend.
+
+    Example: cpt tokenizer train --text code=corpus/ --vocabulary 32000 --output tokenizer
+    """
+    sources, read = named_texts(text, text_column), dict[str, Read]()
+    trained = train_bpe(read_texts(sources, max_mb * 10**6, read), vocabulary, new_folder(output))
+    console = open_console()
+    console.print(f"{len(trained):,} tokens, learned from {described(read)}", markup=False)
+    console.print(f"The tokenizer is in {output}. A recipe takes it: tokenizer: {{path: {output}}}", markup=False)
+
+
+def named_texts(texts: Sequence[str] | None, text_column: str) -> dict[str, DocumentSource]:
+    """The sources that `--text` names.
+
+    Raises:
+        RecipeError: none is given, or two have one name.
+    """
+    sources: dict[str, DocumentSource] = {}
+    for text in texts or ():
+        name, sign, path = text.partition("=")
+        named = bool(sign) and "/" not in name and bool(name) and bool(path)
+        source = DocumentSource(path=path if named else text, name=name if named else None, text_column=text_column)
+        if reported_name(source) in sources:
+            raise RecipeError(
+                f"--text: two texts are called `{reported_name(source)}`. Name them: --text NAME={source.path}"
+            )
+        sources[reported_name(source)] = source
+    if not sources:
+        raise RecipeError("no text: give at least one, --text name=path (a file, folder, glob, URL or Hub dataset).")
+    return sources
+
+
+def read_text(source: DocumentSource, max_bytes: int, read: Read) -> Iterator[str]:
+    """The documents of a text, until `max_bytes` are read.
+
+    Args:
+        read: filled in on the way.
+
+    Raises:
+        DataError: there are none.
+    """
+    try:
+        for document in open_source(source, "--text"):
+            if read.bytes >= max_bytes:
+                read.is_cut = True
+                break
+            read.documents += 1
+            read.bytes += len(document.text.encode("utf-8", "surrogatepass"))
+            yield document.text
+    except DataError as problem:
+        raise DataError(str(problem).replace("`--text.path`", "`--text`")) from problem
+
+
+def read_texts(sources: Mapping[str, DocumentSource], max_bytes: int, read: dict[str, Read]) -> Iterator[str]:
+    """The documents of all texts, one after the other, at most `max_bytes` of each.
+
+    Args:
+        read: filled in on the way, by the text's name.
+    """
+    for name, source in sources.items():
+        yield from read_text(source, max_bytes, read.setdefault(name, Read()))
+
+
+def described(read: Mapping[str, Read]) -> str:
+    """`domain: 1,234 documents, 2.3 MB (its beginning)`."""
+    parts = (
+        f"{name}: {one.documents:,} documents, {one.bytes / 1e6:.1f} MB{' (its beginning)' if one.is_cut else ''}"
+        for name, one in read.items()
+    )
+    return "; ".join(parts)
+
+
+def new_folder(output: Path) -> Path:
+    """Refuse a folder that holds something already.
+
+    Raises:
+        RecipeError: it does, or it is a file.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RecipeError(
+            f"--output: {output} exists already. Remove it or choose another folder: nothing is written over."
+        )
+    return output
