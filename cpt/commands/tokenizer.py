@@ -2,16 +2,12 @@
 
 import json
 import logging
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import typer
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
@@ -19,6 +15,7 @@ from cpt.command_line import refuse_ignored
 from cpt.console import open_console
 from cpt.data.readers.sources import open_source
 from cpt.errors import DataError, RecipeError
+from cpt.export.proven_export import written_whole_or_not
 from cpt.models.build import load_weights
 from cpt.models.config import load_config
 from cpt.models.new_rows import EXTENSION, Rows, add_rows, tables
@@ -35,18 +32,10 @@ COMMANDS = {  # name -> module:function
     "train": "cpt.commands.tokenizer:train_command",
 }
 
-
-SAMPLE_DOCUMENTS = 1000  # of which the lengths before and after are compared
-
-
+SAMPLE_DOCUMENTS = 1000  # whose lengths before and after are compared
 SAMPLE_CHARACTERS = 20_000  # of each
-
-
-DISTILLED_TOKENS = 256  # of each, that new rows are taught on
-
-
+DISTILLED_TOKENS = 256  # of each, that new rows are trained on
 ROWS_MULTIPLE = 64  # a grown embedding has a multiple of so many rows, which GPUs multiply faster
-
 
 Texts = Annotated[
     list[str] | None,
@@ -55,22 +44,63 @@ Texts = Annotated[
         help="File, folder, glob, URL or Hub dataset, as a recipe's source; `name=path` gives it a name. Repeatable.",
     ),
 ]
-
-
 TextColumn = Annotated[str, typer.Option(help="Column or JSON key that holds the text.")]
-
-
 MaxBytes = Annotated[int, typer.Option(min=1, help="Read no more than so many megabytes of each text.")]
 
 
 @dataclass
-class Read:
-    """How much of a text was read."""
+class TextReader:
+    """A text of `--text`, and how much of it was read."""
 
+    source: DocumentSource
+    max_bytes: int
     documents: int = 0
     bytes: int = 0
     is_cut: bool = False
-    """Whether the text is longer than what was read."""
+    """The text is longer than `max_bytes`."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Read documents up to `max_bytes`.
+
+        Raises:
+            DataError: there are none.
+        """
+        try:
+            for document in open_source(self.source, "--text"):
+                if self.bytes >= self.max_bytes:
+                    self.is_cut = True
+                    break
+                self.documents += 1
+                self.bytes += len(document.text.encode("utf-8", "surrogatepass"))
+                yield document.text
+        except DataError as problem:
+            raise DataError(str(problem).replace("`--text.path`", "`--text`")) from problem
+
+    def figures(self) -> dict[str, Any]:
+        return {"documents": self.documents, "bytes": self.bytes, "is_cut": self.is_cut}
+
+
+def train_command(
+    output: Annotated[Path, typer.Option(help="Folder for the tokenizer; it must not exist, or be empty.")],
+    vocabulary: Annotated[
+        int, typer.Option(help="Tokens it is to have: 4,000 suit a small model, 32,000 and up a large one.")
+    ],
+    text: Texts = None,
+    text_column: TextColumn = "text",
+    max_mb: MaxBytes = 1000,
+) -> None:
+    """Train a byte-level BPE tokenizer: any text comes back from its tokens byte for byte.
+
+    A model that is trained already keeps its own tokenizer, or has it extended: cpt tokenizer extend.
+
+    Example: cpt tokenizer train --text code=corpus/ --vocabulary 32000 --output tokenizer
+    """
+    texts = open_texts(text, text_column, max_mb)
+    refuse_filled(output)
+    trained = train_bpe((document for one in texts.values() for document in one), vocabulary, output)
+    console = open_console()
+    console.print(f"{len(trained):,} tokens, learned from {describe(texts)}", markup=False)
+    console.print(f"The tokenizer is in {output}. A recipe takes it: tokenizer: {{path: {output}}}", markup=False)
 
 
 def extend_command(
@@ -103,39 +133,85 @@ def extend_command(
         {"--revision": revision is not None and Path(model).expanduser().is_dir()}, "with a model in a folder"
     )
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    sources, read = named_texts(text, text_column), dict[str, Read]()
-    new_folder(output)
+    texts = open_texts(text, text_column, max_mb)
+    refuse_filled(output)
     typer.echo(f"Loading {model}, and reading up to {max_mb} MB of text ...", err=True)
     section = Model(path=model, revision=revision)
     config = load_config(section)
     tokenizer = from_folder_or_hub(model, revision, trust_remote_code=False)
     built = load_weights(section, config, None, "auto")
-    known = max(tokenizer.get_vocab().values()) + 1
-    if known > tables(built)[0].weight.shape[0]:
-        there = tables(built)[0].weight.shape[0]
+    num_ids, num_rows = max(tokenizer.get_vocab().values()) + 1, tables(built)[0].weight.shape[0]
+    if num_ids > num_rows:
         raise RecipeError(
-            f"{model}: its tokenizer has ids up to {known - 1:,}, its embedding {there:,} rows. Put its own there."
+            f"{model}: its tokenizer has ids up to {num_ids - 1:,}, its embedding {num_rows:,} rows. Use the tokenizer"
+            " that the model was trained with."
         )
     if rows == "token_distillation":
         check_can_distill(built)
     typer.echo(f"Adding {add:,} tokens ...", err=True)
-    extension = extend_vocabulary(tokenizer, read_texts(sources, max_mb * 10**6, read), add)
+    sample: list[str] = []
+    extension = extend_vocabulary(tokenizer, sampled(texts.values(), sample), add)
     pieces = {token.id: token.pieces for token in extension.tokens}
-    grown = add_rows(built, pieces, known, ROWS_MULTIPLE)
-    sample = [one[:SAMPLE_CHARACTERS] for one in islice(read_texts(sources, max_mb * 10**6, {}), SAMPLE_DOCUMENTS)]
+    grown, distilled = add_rows(built, pieces, num_ids, ROWS_MULTIPLE), None
     if rows == "token_distillation":
         typer.echo("Training the new rows ...", err=True)
-    taught = distill(built, pieces, extension.tokenizer, sample) if rows == "token_distillation" else None
+        distilled = distill(built, pieces, extension.tokenizer, sample)
+        typer.echo(
+            f"Token distillation, {distilled.steps:,} steps: distance of the new embedding rows to the old tokens'"
+            f" states {distilled.before:.3f} -> {distilled.after:.3f}."
+        )
     record = {
         "base": model,
         "revision": revision,
-        "learned_from": {name: asdict(one) for name, one in read.items()},
+        "learned_from": {name: one.figures() for name, one in texts.items()},
         "rows": asdict(grown),
+        "distilled": distilled and asdict(distilled),
     }
-    lengths = write_extended(
-        output, built, tokenizer, extension, sample, record | {"distilled": taught and asdict(taught)}
+    lengths = write_extended(output, built, tokenizer, extension, sample, record)
+    print_extension(model, output, extension, grown, f"{len(tokenizer):,}, learned from {describe(texts)}", lengths)
+
+
+def open_texts(texts: Sequence[str] | None, text_column: str, max_mb: int) -> dict[str, TextReader]:
+    """The texts that `--text` names, by name.
+
+    Raises:
+        RecipeError: none is given, or two have one name.
+    """
+    readers: dict[str, TextReader] = {}
+    for text in texts or ():
+        name, _, path = text.partition("=")
+        if not name or not path or "/" in name:
+            name, path = "", text
+        source = DocumentSource(path=path, name=name or None, text_column=text_column)
+        if reported_name(source) in readers:
+            raise RecipeError(f"--text: two texts are called `{reported_name(source)}`. Name them: --text NAME={path}")
+        readers[reported_name(source)] = TextReader(source, max_mb * 10**6)
+    if not readers:
+        raise RecipeError("no text: give at least one, --text name=path (a file, folder, glob, URL or Hub dataset).")
+    return readers
+
+
+def describe(texts: Mapping[str, TextReader]) -> str:
+    """`domain: 1,234 documents, 2.3 MB (its beginning)`."""
+    return "; ".join(
+        f"{name}: {one.documents:,} documents, {one.bytes / 1e6:.1f} MB{' (its beginning)' if one.is_cut else ''}"
+        for name, one in texts.items()
     )
-    tell(model, output, extension, grown, len(tokenizer), described(read), lengths, taught)
+
+
+def refuse_filled(output: Path) -> None:
+    """Refuse an output that exists, unless it is an empty folder."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RecipeError(f"--output: {output} exists already. Remove it or choose another folder.")
+
+
+def sampled(texts: Iterable[TextReader], sample: list[str]) -> Iterator[str]:
+    """The documents of all texts; the beginnings of the first ones are added to `sample`."""
+    for text in texts:
+        for document in text:
+            if len(sample) < SAMPLE_DOCUMENTS:
+                sample.append(document[:SAMPLE_CHARACTERS])
+            yield document
 
 
 def distill(
@@ -144,13 +220,15 @@ def distill(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
 ) -> Distilled:
-    """Teach the new input rows on the beginnings of texts, on the accelerator where there is one."""
+    """Train the new input rows on the beginnings of texts, on the accelerator where there is one."""
+    import torch
+
     sequences = [tokenizer(text)["input_ids"][:DISTILLED_TOKENS] for text in texts]
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    nn.Module.to(model, device or "cpu")
-    taught = distill_rows(model, pieces, sequences)
-    nn.Module.to(model, "cpu")
-    return taught
+    torch.nn.Module.to(model, device or "cpu")
+    distilled = distill_rows(model, pieces, sequences)
+    torch.nn.Module.to(model, "cpu")
+    return distilled
 
 
 def write_extended(
@@ -159,51 +237,46 @@ def write_extended(
     tokenizer: PreTrainedTokenizerBase,
     extension: Extension,
     sample: Sequence[str],
-    record: dict[str, Any],
+    record: Mapping[str, Any],
 ) -> dict[str, float]:
     """Write the folder whole or not at all, and return bytes per token of the sample before and after, as the written
     tokenizer has them.
 
     Raises:
         RecipeError: the tokenizer that is read back is not the one that was made.
+        CheckpointError: the disk is full or not writable.
     """
-    unfinished = output.with_name(f".{output.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    extension.tokenizer.save_pretrained(unfinished)
-    try:
-        lengths = compare(
-            tokenizer, extension.tokenizer, from_folder_or_hub(str(unfinished), None, trust_remote_code=False), sample
-        )
-    except RecipeError:
-        shutil.rmtree(unfinished)
-        raise
-    model.save_pretrained(unfinished)
-    old = tokenizer.convert_ids_to_tokens
-    tokens = [
-        {**asdict(token), "pieces": old(list(token.pieces)), "piece_ids": list(token.pieces)}
-        for token in extension.tokens
-    ]
-    (unfinished / EXTENSION).write_text(
-        json.dumps({**record, "bytes_per_token": lengths, "tokens": tokens}, ensure_ascii=False, indent=1) + "\n",
-        encoding="utf-8",
-    )
-    if output.exists():
-        output.rmdir()
-    unfinished.rename(output)
+    with written_whole_or_not(output) as unfinished:
+        extension.tokenizer.save_pretrained(unfinished)
+        written = from_folder_or_hub(str(unfinished), None, trust_remote_code=False)
+        lengths = compare(tokenizer, extension.tokenizer, written, sample)
+        model.save_pretrained(unfinished)
+        tokens = [
+            {
+                **asdict(token),
+                "pieces": tokenizer.convert_ids_to_tokens(list(token.pieces)),
+                "piece_ids": list(token.pieces),
+            }
+            for token in extension.tokens
+        ]
+        content = {**record, "bytes_per_token": lengths, "tokens": tokens}
+        (unfinished / EXTENSION).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     return lengths
 
 
 def compare(
     before: PreTrainedTokenizerBase,
     made: PreTrainedTokenizerBase,
-    after: PreTrainedTokenizerBase,
+    written: PreTrainedTokenizerBase,
     sample: Sequence[str],
 ) -> dict[str, float]:
-    """Bytes per token of the sample; the tokenizer that was read back must be the one that was made, and never the
-    longer one."""
+    """Bytes per token of the sample.
+
+    Raises:
+        RecipeError: the tokenizer that was read back differs from the one that was made, or makes a text longer.
+    """
     texts = [*sample, "".join(before.all_special_tokens)]
-    old, new, read = (tokenizer(texts)["input_ids"] for tokenizer in (before, made, after))
+    old, new, read = (tokenizer(texts)["input_ids"] for tokenizer in (before, made, written))
     if read != new or read[-1] != old[-1] or any(len(ids) > len(short) for ids, short in zip(read, old, strict=True)):
         raise RecipeError(
             f"{type(before).__name__} does not load an extended tokenizer.json as it was saved. Choose another model."
@@ -212,128 +285,20 @@ def compare(
     return {"before": num_bytes / sum(map(len, old)), "after": num_bytes / sum(map(len, read))}
 
 
-def tell(
-    base: str,
-    output: Path,
-    extension: Extension,
-    rows: Rows,
-    num_before: int,
-    learned_from: str,
-    lengths: dict[str, float],
-    taught: Distilled | None,
+def print_extension(
+    base: str, output: Path, extension: Extension, rows: Rows, added_to: str, lengths: Mapping[str, float]
 ) -> None:
-    """Print what was added and what comes next."""
-    unused, (before, after) = sum(token.count == 0 for token in extension.tokens), lengths.values()
+    steps, before, after = sum(token.count == 0 for token in extension.tokens), lengths["before"], lengths["after"]
     head = "Embedding, which is the head too" if rows.is_tied else "Embedding and head"
     lines = [
-        f"{len(extension.tokens):,} tokens added to {num_before:,}, learned from {learned_from}",
-        f"  {unused:,} of them are only steps to longer ones." if unused else "",
+        f"{len(extension.tokens):,} tokens added to {added_to}",
+        f"  {steps:,} of them are only steps to longer ones." if steps else "",
         f"Bytes per token of its first documents: {before:.3f} -> {after:.3f} ({100 * (after / before - 1):+.1f} %).",
         f"{rows.spare:,} new tokens took spare rows that the model had and no token used." if rows.spare else "",
         f"{head}: {rows.before:,} -> {rows.after:,} rows; each new row is the mean of its pieces' rows.",
-        f"Token distillation, {taught.steps:,} steps: distance of the new embedding rows to the old tokens' states"
-        f" {taught.before:.3f} -> {taught.after:.3f}."
-        if taught is not None
-        else "",
         f"The model is in {output}; what was added is in {output / EXTENSION}.",
         f"On text that it was not learned from: cpt tokenizer report {base} --against {output} --text FILES",
         f"Next, train only the new rows for a short phase (model.path={output} model.train_only=new_rows), then all"
         " parameters.",
     ]
     open_console().print("\n".join(filter(None, lines)), markup=False)
-
-
-def train_command(
-    output: Annotated[Path, typer.Option(help="Folder for the tokenizer; it must not exist, or be empty.")],
-    vocabulary: Annotated[
-        int, typer.Option(help="Tokens it is to have: 4,000 suit a small model, 32,000 and up a large one.")
-    ],
-    text: Texts = None,
-    text_column: TextColumn = "text",
-    max_mb: MaxBytes = 1000,
-) -> None:
-    """Train a byte-level BPE tokenizer: any text comes back from its tokens byte for byte.
-
-    A model that is trained already keeps its own tokenizer, or has it extended: cpt tokenizer extend.
-
-    Example: cpt tokenizer train --text code=corpus/ --vocabulary 32000 --output tokenizer
-    """
-    sources, read = named_texts(text, text_column), dict[str, Read]()
-    trained = train_bpe(read_texts(sources, max_mb * 10**6, read), vocabulary, new_folder(output))
-    console = open_console()
-    console.print(f"{len(trained):,} tokens, learned from {described(read)}", markup=False)
-    console.print(f"The tokenizer is in {output}. A recipe takes it: tokenizer: {{path: {output}}}", markup=False)
-
-
-def named_texts(texts: Sequence[str] | None, text_column: str) -> dict[str, DocumentSource]:
-    """The sources that `--text` names.
-
-    Raises:
-        RecipeError: none is given, or two have one name.
-    """
-    sources: dict[str, DocumentSource] = {}
-    for text in texts or ():
-        name, sign, path = text.partition("=")
-        named = bool(sign) and "/" not in name and bool(name) and bool(path)
-        source = DocumentSource(path=path if named else text, name=name if named else None, text_column=text_column)
-        if reported_name(source) in sources:
-            raise RecipeError(
-                f"--text: two texts are called `{reported_name(source)}`. Name them: --text NAME={source.path}"
-            )
-        sources[reported_name(source)] = source
-    if not sources:
-        raise RecipeError("no text: give at least one, --text name=path (a file, folder, glob, URL or Hub dataset).")
-    return sources
-
-
-def read_text(source: DocumentSource, max_bytes: int, read: Read) -> Iterator[str]:
-    """The documents of a text, until `max_bytes` are read.
-
-    Args:
-        read: filled in on the way.
-
-    Raises:
-        DataError: there are none.
-    """
-    try:
-        for document in open_source(source, "--text"):
-            if read.bytes >= max_bytes:
-                read.is_cut = True
-                break
-            read.documents += 1
-            read.bytes += len(document.text.encode("utf-8", "surrogatepass"))
-            yield document.text
-    except DataError as problem:
-        raise DataError(str(problem).replace("`--text.path`", "`--text`")) from problem
-
-
-def read_texts(sources: Mapping[str, DocumentSource], max_bytes: int, read: dict[str, Read]) -> Iterator[str]:
-    """The documents of all texts, one after the other, at most `max_bytes` of each.
-
-    Args:
-        read: filled in on the way, by the text's name.
-    """
-    for name, source in sources.items():
-        yield from read_text(source, max_bytes, read.setdefault(name, Read()))
-
-
-def described(read: Mapping[str, Read]) -> str:
-    """`domain: 1,234 documents, 2.3 MB (its beginning)`."""
-    parts = (
-        f"{name}: {one.documents:,} documents, {one.bytes / 1e6:.1f} MB{' (its beginning)' if one.is_cut else ''}"
-        for name, one in read.items()
-    )
-    return "; ".join(parts)
-
-
-def new_folder(output: Path) -> Path:
-    """Refuse a folder that holds something already.
-
-    Raises:
-        RecipeError: it does, or it is a file.
-    """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise RecipeError(
-            f"--output: {output} exists already. Remove it or choose another folder: nothing is written over."
-        )
-    return output

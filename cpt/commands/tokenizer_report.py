@@ -1,9 +1,10 @@
 """`cpt tokenizer report`: how well a tokenizer fits texts, alone or compared with another one."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,36 +13,28 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
+from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from cpt.commands.tokenizer import MaxBytes, Read, TextColumn, Texts, named_texts, read_text
+from cpt.commands.tokenizer import MaxBytes, TextColumn, TextReader, Texts, open_texts
 from cpt.console import open_console
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.recipe.schema import DocumentSource, Model, Tokenizer
+from cpt.recipe.schema import Model, Tokenizer
+from cpt.tokenizer.extend_vocabulary import is_reached
 from cpt.tokenizer.load import load_tokenizer
-from cpt.tokenizer.reachability import UnreachableTokens, unreachable_tokens
 
 BATCH_CHARACTERS = 4_000_000
 PROOF_DOCUMENTS = 20  # of each text, that gigatoken must encode as Hugging Face's tokenizer does
 SAMPLE_CHARACTERS = 20_000_000  # of each text, from which the costly words are taken
 COSTLY_WORDS = 10
 LONGEST_WORD = 60  # characters; a longer one is a link or a table
-
-
-@dataclass
-class TextFigures(Read):
-    name: str = ""
-    words: int = 0
-    """Separated by spaces."""
-    tokens: int = 0
-
-    @property
-    def bytes_per_token(self) -> float:
-        return self.bytes / max(1, self.tokens)
-
-    @property
-    def tokens_per_word(self) -> float:
-        return self.tokens / max(1, self.words)
+LONGEST_LIST = 300  # characters
+NEVER_IN_UTF8 = re.compile(rb"[\xc0\xc1\xf5-\xff]")
+BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}  # as GPT-2 writes bytes
+NO_UTF8 = "has bytes that no UTF-8 text has"
+OTHER_TOKENS = "its own string becomes other tokens"
+NOT_FOUND = "not found in any text that was tried"
 
 
 @dataclass
@@ -54,13 +47,18 @@ class Subject:
     encoder: DocumentEncoder
     """The fastest encoder that gave the ids of `plain` for the text that is read."""
     seen: NDArray[np.int64]
-    """How often each id is in the texts."""
-    texts: list[TextFigures] = field(default_factory=list)
+    """How often each id occurs in the texts."""
+    num_tokens: list[int] = field(default_factory=list)
+    """Of each text."""
 
-    @property
-    def ends(self) -> int:
-        """Tokens of a document that are not from its text: BOS and EOS."""
-        return 1 + (self.plain.bos is not None)
+
+@dataclass(frozen=True)
+class UnreachableToken:
+    """A token that no text was found to give, and why."""
+
+    id: int
+    token: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class VocabularyFigures:
     """Tokens that are neither special nor added."""
     never_seen: list[int]
     """Ids of regular tokens that are nowhere in the texts."""
-    unreachable: list[UnreachableTokens]
+    unreachable: list[UnreachableToken]
     special: list[tuple[int, str]]
     """Special and added tokens."""
 
@@ -90,21 +88,30 @@ def report_command(
     Example: cpt tokenizer report Qwen/Qwen3-0.6B-Base --text code=corpus/code.jsonl --text prose=corpus/*.txt
     --against extended
     """
-    sources = named_texts(text, text_column)
+    texts = open_texts(text, text_column, max_mb)
     subjects = [open_subject(path) for path in (model, against) if path is not None]
     words: Counter[str] = Counter()
-    for name, source in sources.items():
-        words.update(measure_text(subjects, name, source, max_mb * 10**6))
+    num_words = [measure_text(subjects, one, words) for one in texts.values()]
+    figures = [text_figures(subject, texts, num_words) for subject in subjects]
     vocabularies = [vocabulary_figures(subject.tokenizer, subject.seen) for subject in subjects]
-    costly = costly_words(subjects[0], words)
+    costly = costly_words(subjects[0].plain, words)
     if as_data:
-        found = [as_json(*one, costly) for one in zip(subjects, vocabularies, strict=True)]
-        typer.echo(json.dumps(found, ensure_ascii=False, indent=1))
+        content = [
+            {
+                "tokenizer": subject.name,
+                "engine": subject.encoder.engine,
+                "texts": rows,
+                "costly_words": [{"word": word, "count": count, "tokens": tokens} for word, count, tokens in costly],
+                "vocabulary": asdict(vocabulary),
+            }
+            for subject, rows, vocabulary in zip(subjects, figures, vocabularies, strict=True)
+        ]
+        typer.echo(json.dumps(content, ensure_ascii=False, indent=1))
         return
     console = open_console()
-    show_texts(console, subjects)
+    print_texts(console, [escape(subject.name) for subject in subjects], figures)
     for subject, vocabulary in zip(subjects, vocabularies, strict=True):
-        show_vocabulary(console, subject, vocabulary)
+        print_vocabulary(console, subject, vocabulary)
     if costly:
         table = Table("costliest words", *right("times", "tokens each"), title=escape(subjects[0].name))
         for word, times, tokens in costly:
@@ -118,25 +125,26 @@ def open_subject(path: str) -> Subject:
     return Subject(path, tokenizer, encoder, encoder, np.zeros(largest + 1, np.int64))
 
 
-def measure_text(subjects: Sequence[Subject], name: str, source: DocumentSource, max_bytes: int) -> Counter[str]:
-    """Encode a text with every tokenizer, and return the words of its beginning."""
-    words, num_characters = Counter[str](), 0
-    read, tokens = TextFigures(name=name), [0 for _ in subjects]
-    for number, batch in enumerate(batches(read_text(source, max_bytes, read))):
-        read.words += sum(len(document.split()) for document in batch)
-        for place, subject in enumerate(subjects):
+def measure_text(subjects: Sequence[Subject], text: TextReader, words: Counter[str]) -> int:
+    """Encode a text with every tokenizer, add the words of its beginning to `words`, and return how many it has."""
+    num_words = num_characters = 0
+    for subject in subjects:
+        subject.num_tokens.append(0)
+    for number, batch in enumerate(batches(text)):
+        for subject in subjects:
             if number == 0:
                 subject.encoder = subject.plain.proven_for(batch[:PROOF_DOCUMENTS])
             ids, lengths = subject.encoder.encode(batch)
             subject.seen += np.bincount(ids, minlength=len(subject.seen))
-            tokens[place] += int(lengths.sum()) - subject.ends * len(batch)
-        if num_characters < SAMPLE_CHARACTERS:
-            for document in batch:
-                words.update(document.split())
+            num_added = 1 + (subject.plain.bos is not None)  # EOS and BOS of each document
+            subject.num_tokens[-1] += int(lengths.sum()) - num_added * len(batch)
+        for document in batch:
+            split = document.split()
+            num_words += len(split)
+            if num_characters < SAMPLE_CHARACTERS:
+                words.update(split)
                 num_characters += len(document)
-    for subject, count in zip(subjects, tokens, strict=True):
-        subject.texts.append(replace(read, tokens=count))
-    return words
+    return num_words
 
 
 def batches(documents: Iterable[str]) -> Iterator[list[str]]:
@@ -153,10 +161,24 @@ def batches(documents: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def costly_words(subject: Subject, words: Mapping[str, int]) -> list[tuple[str, int, int]]:
+def text_figures(subject: Subject, texts: Mapping[str, TextReader], num_words: Sequence[int]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            **one.figures(),
+            "words": words,
+            "tokens": tokens,
+            "bytes_per_token": one.bytes / max(1, tokens),
+            "tokens_per_word": tokens / max(1, words),
+        }
+        for (name, one), words, tokens in zip(texts.items(), num_words, subject.num_tokens, strict=True)
+    ]
+
+
+def costly_words(encoder: DocumentEncoder, words: Mapping[str, int]) -> list[tuple[str, int, int]]:
     """Word, count and tokens of the words that would save most tokens if each were one token."""
     ordered = sorted(word for word in words if len(word) <= LONGEST_WORD)
-    lengths = subject.plain.encode([f"a {word}" for word in ordered] + ["a"])[1]
+    lengths = encoder.encode([f"a {word}" for word in ordered] + ["a"])[1]
     costs = dict(zip(ordered, (lengths[:-1] - lengths[-1]).tolist(), strict=True))  # as it is after another word
     spent = {word: words[word] * (costs[word] - 1) for word in ordered}
     worst = sorted(ordered, key=lambda word: (-spent[word], word))[:COSTLY_WORDS]
@@ -176,38 +198,49 @@ def vocabulary_figures(tokenizer: PreTrainedTokenizerBase, seen: NDArray[np.int6
     )
 
 
-def as_json(subject: Subject, vocabulary: VocabularyFigures, costly: list[tuple[str, int, int]]) -> dict[str, Any]:
-    return {
-        "tokenizer": subject.name,
-        "engine": subject.encoder.engine,
-        "texts": [
-            {**asdict(one), "bytes_per_token": one.bytes_per_token, "tokens_per_word": one.tokens_per_word}
-            for one in subject.texts
-        ],
-        "costly_words": [{"word": word, "count": count, "tokens": tokens} for word, count, tokens in costly],
-        "vocabulary": asdict(vocabulary),
-    }
+def unreachable_tokens(backend: FastTokenizer, seen: Mapping[int, int]) -> Iterator[UnreachableToken]:
+    """Tokens of the vocabulary, without special and added ones, that no text gives.
+
+    NO_UTF8 and OTHER_TOKENS are proofs: a token of a byte-pair encoding that occurs in a text is also what the merges
+    make of its own string, since none of them crossed its borders. NOT_FOUND is no proof: its text was tried alone and
+    in a few contexts.
+
+    Args:
+        seen: id -> how often it occurs in texts that were encoded; a token that occurs is reached.
+    """
+    content = json.loads(backend.to_str())
+    is_bpe, is_byte_level = content["model"]["type"] == "BPE", '"ByteLevel"' in json.dumps(content["pre_tokenizer"])
+    added = {token["id"] for token in content["added_tokens"]}
+    for token, number in sorted(backend.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1]):
+        if number in added or seen.get(number):
+            continue
+        raw = bytes(BYTE_OF_CHARACTER[one] for one in token if one in BYTE_OF_CHARACTER)
+        if is_byte_level and NEVER_IN_UTF8.search(raw):
+            yield UnreachableToken(number, token, NO_UTF8)
+        elif is_bpe and [one.id for one in backend.model.tokenize(token)] != [number]:
+            yield UnreachableToken(number, token, OTHER_TOKENS)
+        elif not is_reached(backend, number):
+            yield UnreachableToken(number, token, NOT_FOUND)
 
 
-def show_texts(console: Console, subjects: Sequence[Subject]) -> None:
-    first, *others = subjects
+def print_texts(console: Console, names: Sequence[str], figures: Sequence[list[dict[str, Any]]]) -> None:
+    """A row for each text, with columns for each tokenizer."""
     columns = right("documents", "MB", "bytes per token", "tokens per word")
-    for other in others:
-        columns += right(f"bytes per token of {escape(other.name)}", "tokens per word", "length of its sequences")
-    table = Table("text", *columns, title=escape(first.name), title_justify="left")
-    for place, one in enumerate(first.texts):
-        cells = [f"{escape(one.name)}{' (its beginning)' if one.is_cut else ''}", f"{one.documents:,}"]
-        cells += [f"{one.bytes / 1e6:,.1f}", f"{one.bytes_per_token:.3f}", f"{one.tokens_per_word:.2f}"]
-        for same in (other.texts[place] for other in others):
-            longer = 100 * (same.tokens / max(1, one.tokens) - 1)
-            cells += [f"{same.bytes_per_token:.3f}", f"{same.tokens_per_word:.2f}", f"{longer:+.1f} %"]
+    for other in names[1:]:
+        columns += right(f"bytes per token of {other}", "tokens per word", "length of its sequences")
+    table = Table("text", *columns, title=names[0], title_justify="left")
+    for one, *others in zip(*figures, strict=True):
+        cells = [f"{escape(one['name'])}{' (its beginning)' if one['is_cut'] else ''}", f"{one['documents']:,}"]
+        cells += [f"{one['bytes'] / 1e6:,.1f}", f"{one['bytes_per_token']:.3f}", f"{one['tokens_per_word']:.2f}"]
+        for same in others:
+            longer = 100 * (same["tokens"] / max(1, one["tokens"]) - 1)
+            cells += [f"{same['bytes_per_token']:.3f}", f"{same['tokens_per_word']:.2f}", f"{longer:+.1f} %"]
         table.add_row(*cells)
     console.print(table)
 
 
-def show_vocabulary(console: Console, subject: Subject, vocabulary: VocabularyFigures) -> None:
-    never, regular = len(vocabulary.never_seen), vocabulary.regular
-    engine = subject.encoder.engine
+def print_vocabulary(console: Console, subject: Subject, vocabulary: VocabularyFigures) -> None:
+    never, regular, engine = len(vocabulary.never_seen), vocabulary.regular, subject.encoder.engine
     console.print(f"{subject.name}: {vocabulary.size:,} tokens, encoded by {engine}", style="bold", markup=False)
     console.print(f"  never seen in these texts: {never:,} of {regular:,} ({100 * never / max(1, regular):.1f} %)")
     console.print(f"  no text gives: {len(vocabulary.unreachable):,}")
@@ -222,5 +255,5 @@ def right(*names: str) -> list[Column]:
     return [Column(name, justify="right") for name in names]
 
 
-def shortened(text: str, characters: int = 300) -> str:
-    return text if len(text) <= characters else f"{text[:characters].rpartition(', ')[0]}, ... (--json lists all)"
+def shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_LIST else f"{text[:LONGEST_LIST].rpartition(', ')[0]}, ... (--json lists all)"
