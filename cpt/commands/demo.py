@@ -36,38 +36,11 @@ LOG = "training.logging_steps=50"  # few lines
 SEEDS = (1, 2, 3)
 WIDTH_OF_A_TITLE = 80
 PROMPT = "def read_lines(path):\n"
-
-
 ANSWER_TOKENS = 48
-
-
-Word = str | int | Path
-
-
 DOMAIN_FALL_PERCENT = 15.0  # at least
-
-
 GENERAL_RISE_PERCENT = 3.0  # at most
 
-
-@dataclass(frozen=True)
-class ServedAnswer:
-    """A prompt for the served model, and its continuation."""
-
-    prompt: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Base:
-    """The run that made the base model; bits per byte of held-out prose."""
-
-    general_before: float
-    general_after: float
-    tokens: int
-    tokens_per_second: float
-    seconds: float
-    """Of the whole run: loading, training, evaluating, exporting."""
+Word = str | int | Path
 
 
 @dataclass(frozen=True)
@@ -83,7 +56,7 @@ class SeedResult:
     tokens_per_second: float
     seconds: float
     worked: bool
-    """What its verdict says: the interval of the domain's change lies below zero."""
+    """From its verdict: the interval of the domain's change is below zero."""
 
     @property
     def domain_change(self) -> float:
@@ -100,21 +73,6 @@ class SeedResult:
         return (
             self.worked and self.domain_change <= -DOMAIN_FALL_PERCENT and self.general_change <= GENERAL_RISE_PERCENT
         )
-
-
-@dataclass(frozen=True)
-class Summary:
-    base: Base
-    rows: list[SeedResult]
-    headline: str
-    """Of the first seed's verdict."""
-    page: str
-    answer: ServedAnswer | None
-    """Of the first seed's model, if it was served."""
-
-    @property
-    def passed(self) -> bool:
-        return all(row.passed for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -139,15 +97,14 @@ class Commands:
                 f"`cpt {words[0]}` ended with exit code {code}; its message is above. Start the demo again to resume."
             )
 
-    def ask_server(self, model: Path, prompt: str) -> ServedAnswer | None:
-        """Serve a model, ask it once with OpenAI's client, stop it; None if a package for it is not installed.
+    def ask_server(self, model: Path, prompt: str) -> str | None:
+        """Serve a model, complete a prompt with OpenAI's client, stop it; None if a package for it is not installed.
 
         Raises:
             LaunchError: the server did not start.
         """
         if any(importlib.util.find_spec(package) is None for package in ("fastapi", "uvicorn", "openai")):
-            missing = "fastapi, uvicorn or openai is not installed (pip install 'cpt[serving]')"
-            self.console.print(f"Not served: {missing}.", highlight=False)
+            self.print("Not served: fastapi, uvicorn or openai is not installed (pip install 'cpt[serving]').")
             return None
         from openai import DefaultHttpxClient, OpenAI
 
@@ -158,42 +115,38 @@ class Commands:
         environment = {**os.environ, **self.environment()}
         with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as server:
             try:
-                self.wait_until_ready(server)
+                for line in server.stdout or ():
+                    self.print(line.rstrip())
+                    if line.startswith("curl "):  # the last line before it is ready
+                        break
+                else:
+                    raise LaunchError("`cpt serve` ended before it was ready; its message is above.")
                 url = f"http://localhost:{port}/v1"
                 # Without the environment's proxies: the server is on this machine.
                 client = OpenAI(base_url=url, api_key="none", http_client=DefaultHttpxClient(trust_env=False))
                 self.print(f">>> client = OpenAI(base_url={url!r}, api_key='none')")
-                asked: Any = {"model": str(model), "prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0}
-                call = ", ".join(f"{name}={value!r}" for name, value in asked.items())
+                request: Any = {"model": str(model), "prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0}
+                call = ", ".join(f"{name}={value!r}" for name, value in request.items())
                 self.print(f">>> client.completions.create({call})")
                 with client:
-                    completion = client.completions.create(**asked)
+                    completion = client.completions.create(**request)
             finally:
                 server.terminate()
-        answer = ServedAnswer(prompt, completion.choices[0].text)
-        self.print(f"{answer.prompt}{answer.text}")
+        answer = str(completion.choices[0].text)
+        self.print(f"{prompt}{answer}")
         return answer
 
-    def wait_until_ready(self, server: subprocess.Popen[str]) -> None:
-        """Print the server's output up to the line with an example for curl."""
-        for line in server.stdout or ():
-            self.print(line.rstrip())
-            if line.startswith("curl "):
-                return
-        raise LaunchError("`cpt serve` ended before it was ready; its message is above.")
-
     def print(self, text: str) -> None:
-        """Print a text as it is."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def printed(self, *words: Word) -> list[str]:
-        """Print the command; the words that start it with this Python."""
+        """Print the command, and return the words that start it with this Python."""
         texts = [str(word) for word in words]
         self.console.print(f"[bold]$[/bold] cpt {shlex.join(texts)}", highlight=False, soft_wrap=True)
         return [sys.executable, "-m", "cpt", *texts]
 
     def environment(self) -> dict[str, str]:
-        """Variables to add: the Hub is not asked, and DeepSpeed does not warn about the missing GPU."""
+        """Variables to add: no requests to the Hub, and no warning of DeepSpeed about a missing GPU."""
         quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         if not find_gpus():
             quiet["DS_ACCELERATOR"] = "cpu"
@@ -249,7 +202,7 @@ def run_demo(folder: Path = FOLDER, seeds: Sequence[int] = SEEDS, overrides: Seq
         what: list[Word] = ["--general", general, "--shift", "strong", "--tokens", TOKENS]  # code is far from prose
         cpt.run("init", documents, "--model", base.export_folder, "--gpu", "cpu", *what, "--output", recipe)
     else:
-        console.print(f"{recipe} is there already.", highlight=False)
+        cpt.print(f"{recipe} exists already.")
     title(console, f"4  Continued pre-training, {len(seeds)} time{'s' if len(seeds) > 1 else ''}")
     runs = train_seeds(folder, recipe, seeds, overrides, cpt)
     title(console, "5  Hand over: weights that others read, and a server")
@@ -258,10 +211,19 @@ def run_demo(folder: Path = FOLDER, seeds: Sequence[int] = SEEDS, overrides: Seq
         cpt.run("export", runs[0].folder, "--output", model)
     answer = cpt.ask_server(model, PROMPT)
     title(console, "Result")
-    summary = summarize(base, runs, answer)
-    write_summary(summary, folder)
-    show(summary, console, folder)
-    return 0 if summary.passed else 1
+    results = [read_result(run) for run in runs]
+    headline = read_object(runs[0].folder / VERDICT)["headline"]
+    passed = all(result.passed for result in results)
+    summary = {
+        "rows": [asdict(result) for result in results],
+        "headline": headline,
+        "page": str(runs[0].folder / VERDICT_PAGE),
+        "answer": answer and {"prompt": PROMPT, "text": answer},
+        "passed": passed,
+    }
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    print_results(results, headline, console, folder)
+    return 0 if passed else 1
 
 
 def title(console: Console, text: str) -> None:
@@ -282,16 +244,15 @@ def make_texts(folder: Path, console: Console) -> tuple[Path, Path]:
             f"cannot write into {folder}: {problem.strerror}. Name another place: cpt demo --folder FOLDER"
         ) from problem
     documents, general = folders["domain", "train"], folders["general", "train"]
-    for path, what in ((documents, "code, the documents to learn"), (general, "prose, what a base has read")):
+    for path, what in ((documents, "code, the documents to learn"), (general, "prose, which the base was trained on")):
         sizes = [file.stat().st_size for file in path.iterdir()]
-        console.print(
-            f"{path}: {len(sizes):,} files, {sum(sizes) / 1e6:.2f} MB of {what}", highlight=False, soft_wrap=True
-        )
+        text = f"{path}: {len(sizes):,} files, {sum(sizes) / 1e6:.2f} MB of {what}"
+        console.print(text, highlight=False, soft_wrap=True)
     return documents, general
 
 
 def train_base(folder: Path, general: Path, overrides: Sequence[str], cpt: Commands) -> Run:
-    """What a user takes from the Hub is made here, since the demo is offline."""
+    """Train what a user would download from the Hub, since the demo is offline."""
     recipe = RECIPES / "demo" / "base.yaml"
     tokenizer, base = folder / "tokenizer", Run(folder / "base")
     if not (tokenizer / "tokenizer.json").exists():
@@ -301,7 +262,7 @@ def train_base(folder: Path, general: Path, overrides: Sequence[str], cpt: Comma
     if not base.is_finished:
         recipe = Path(os.path.relpath(recipe)) if recipe.is_relative_to(Path.cwd()) else recipe
         cpt.run("train", recipe, *moved_paths(folder), *overrides)
-    cpt.console.print(f"The base model is {base.export_folder}.", highlight=False)
+    cpt.print(f"The base model is {base.export_folder}.")
     return base
 
 
@@ -319,13 +280,13 @@ def moved_paths(folder: Path) -> list[str]:
 def train_seeds(
     folder: Path, recipe: Path, seeds: Sequence[int], overrides: Sequence[str], cpt: Commands
 ) -> list[Run]:
-    """The recipe that `cpt init` wrote, once a seed; each run ends with its verdict."""
+    """Train the recipe that `cpt init` wrote once with each seed; each run ends with its verdict."""
     runs = [Run(folder / f"code-seed{seed}") for seed in seeds]
-    if not all(map(is_judged, runs)):
+    if not all(map(has_verdict, runs)):
         cpt.run("check", recipe, f"output_dir={folder}", *overrides)
     for seed, run in zip(seeds, runs, strict=True):
-        if is_judged(run):
-            cpt.console.print(f"{run.folder} is finished.", highlight=False)
+        if has_verdict(run):
+            cpt.print(f"{run.folder} is finished.")
         else:
             cpt.run(
                 "train", recipe, f"output_dir={folder}", f"name={run.folder.name}", f"seed={seed}", LOG, *overrides
@@ -333,20 +294,7 @@ def train_seeds(
     return runs
 
 
-def summarize(base: Run, runs: Sequence[Run], answer: ServedAnswer | None) -> Summary:
-    first = runs[0].folder
-    headline = read_object(first / VERDICT)["headline"]
-    return Summary(read_base(base), [read_row(run) for run in runs], headline, str(first / VERDICT_PAGE), answer)
-
-
-def read_base(run: Run) -> Base:
-    metrics = read_metrics(run.folder)
-    tokens, general = metrics.curve("eval_general_bits_per_byte")
-    speed = float(np.median(metrics.curve("tokens_per_second")[1]))
-    return Base(float(general[0]), float(general[-1]), int(tokens[-1]), speed, run.status()["seconds"])
-
-
-def read_row(run: Run) -> SeedResult:
+def read_result(run: Run) -> SeedResult:
     verdict = read_object(run.folder / VERDICT)
     domain, general = sorted(verdict["sets"], key=lambda one: bool(one["is_general"]))
     return SeedResult(
@@ -362,49 +310,37 @@ def read_row(run: Run) -> SeedResult:
     )
 
 
-def is_judged(run: Run) -> bool:
+def has_verdict(run: Run) -> bool:
     """Whether a run is finished and its verdict complete."""
     return run.is_finished and bool(read_object(run.folder / VERDICT).get("is_complete"))
 
 
-def write_summary(summary: Summary, folder: Path) -> None:
-    """Save summary.json."""
-    content = {**asdict(summary), "passed": summary.passed}
-    (folder / "summary.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def show(summary: Summary, console: Console, folder: Path) -> None:
-    """Print the table, the verdict, and where everything is."""
-    base, first = summary.base, summary.rows[0]
-    seconds = base.seconds + sum(row.seconds for row in summary.rows)
-    console.print(
-        f"Base model: {base.tokens:,} tokens of prose at {base.tokens_per_second:,.0f} tokens/s; its bits per byte on"
-        f" other prose went from {base.general_before:.3f} to {base.general_after:.3f}. Continued pre-training:"
-        f" {first.tokens:,} tokens a seed. All runs together took {seconds:.0f} s.",
-        highlight=False,
-    )
+def print_results(results: Sequence[SeedResult], headline: str, console: Console, folder: Path) -> None:
+    """Print the table, whether the demo passed, and where everything is."""
     table = Table("", title="Bits per byte on held-out documents")
     for title in ("domain before", "after", "change", "general before", "after", "change", "tokens/s"):
         table.add_column(title, justify="right")
-    for row in summary.rows:
-        domain = (f"{row.domain_before:.3f}", f"{row.domain_after:.3f}", f"{row.domain_change:+.1f} %")
-        general = (f"{row.general_before:.3f}", f"{row.general_after:.3f}", f"{row.general_change:+.1f} %")
-        table.add_row(row.run.removeprefix("code-"), *domain, *general, f"{row.tokens_per_second:,.0f}")
+    for one in results:
+        domain = (f"{one.domain_before:.3f}", f"{one.domain_after:.3f}", f"{one.domain_change:+.1f} %")
+        general = (f"{one.general_before:.3f}", f"{one.general_after:.3f}", f"{one.general_change:+.1f} %")
+        table.add_row(one.run.removeprefix("code-"), *domain, *general, f"{one.tokens_per_second:,.0f}")
     console.print(table)
-    num_passed = sum(row.passed for row in summary.rows)
+    num_passed = sum(one.passed for one in results)
+    passed = num_passed == len(results)
     console.print(
-        f"[bold {'green' if summary.passed else 'red'}]{'Passed' if summary.passed else 'NOT passed'}: domain text"
-        f" falls by {DOMAIN_FALL_PERCENT:.0f} % or more, general text rises by {GENERAL_RISE_PERCENT:.0f} % or less,"
-        f" in {num_passed} of {len(summary.rows)} seeds."
+        f"[bold {'green' if passed else 'red'}]{'Passed' if passed else 'NOT passed'}: domain text falls by"
+        f" {DOMAIN_FALL_PERCENT:.0f} % or more, general text rises by {GENERAL_RISE_PERCENT:.0f} % or less, in"
+        f" {num_passed} of {len(results)} seeds."
     )
-    console.print(summary.headline, highlight=False)
-    run, last = (folder / summary.rows[number].run for number in (0, -1))
-    compare = [f"  cpt compare {run} {last}"] if run != last else []
+    console.print(headline, highlight=False)
+    first, last = (folder / results[number].run for number in (0, -1))
     for line in (
-        f"The verdict: {summary.page}",
+        f"The verdict: {first / VERDICT_PAGE}",
         f"The figures: {folder / 'summary.json'}",
         f"The model:   {folder / 'model'}",
         "Next:",
-        *(f"  cpt report {run}", *compare, f"  cpt reproduce {run} --steps 100"),
+        f"  cpt report {first}",
+        *([f"  cpt compare {first} {last}"] if first != last else []),
+        f"  cpt reproduce {first} --steps 100",
     ):
         console.print(line, highlight=False, soft_wrap=True)
