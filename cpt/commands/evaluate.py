@@ -1,4 +1,4 @@
-"""`cpt evaluate MODEL [--against BASE]`: what a model can do, and what lies between it and its base."""
+"""`cpt evaluate MODEL [--against BASE]`: measure a model on held-out text, questions and tasks, against its base."""
 
 import json
 import re
@@ -79,15 +79,15 @@ def command(
             f"nothing to evaluate {model} on. Name held-out files (--text domain=held_out.jsonl), a recipe (--recipe)"
             " or tasks (--task mmlu)."
         )
-    asked = EvaluationRequest(
+    request = EvaluationRequest(
         judges,
         domain_test=domain_test or (),
         tasks=[TaskChoice(tuple(task), task_folder, allow_code, limit, num_fewshot)] if task else [],
         batch_size=batch_size,
         is_compared=len(models) > 1,
     )
-    with told_as_texts(text), redirect_stdout(sys.stderr) if as_json else nullcontext():  # lm-eval prints too
-        found = findings(*(measure(one, asked) for one in models))
+    with errors_that_name_text(text), redirect_stdout(sys.stderr) if as_json else nullcontext():  # lm-eval prints too
+        found = findings(*(measure(one, request) for one in models))
     if is_main_process() and as_json:
         typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     elif is_main_process():
@@ -114,8 +114,8 @@ def judges_asked(
 
 
 @contextmanager
-def told_as_texts(texts: list[str] | None) -> Iterator[None]:
-    """Name the option in complaints about a held-out set of the command line, which has no key of a recipe."""
+def errors_that_name_text(texts: list[str] | None) -> Iterator[None]:
+    """Name the option instead of a recipe's key in errors about a held-out set of the command line."""
     try:
         yield
     except DataError as problem:

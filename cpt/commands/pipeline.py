@@ -119,7 +119,7 @@ def command(
 
 
 def check_step(pipeline: Pipeline, step: Step) -> bool:
-    """Whether the step has mistakes. Without its model, which an earlier step makes, only its recipe is checked."""
+    """Whether the step has mistakes. If an earlier step still has to make its model, only its recipe is checked."""
     if step.run.is_finished:
         return False
     waiting = [other for other in pipeline.made_by_others(step) if not other.run.is_finished]
@@ -178,10 +178,10 @@ def show(pipeline: Pipeline) -> None:
 def status_of(step: Step) -> str:
     """`interrupted at 40 of 100`, `finished`, `waiting`."""
     status = step.run.status()
-    if step.run.is_finished:
-        return "finished"
-    state = str(status.get("state", "waiting"))
-    return f"{state} at {status['step']} of {status['steps']}" if "step" in status and "steps" in status else state
+    state = "finished" if step.run.is_finished else str(status.get("state", "waiting"))
+    if state != "finished" and "step" in status and "steps" in status:
+        return f"{state} at {status['step']} of {status['steps']}"
+    return state
 
 
 def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
@@ -202,15 +202,15 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     written = root.value
     for key, node in written.items():
         if key not in KEYS:
-            there = f"There is: {', '.join(KEYS)}"
-            mistakes.add(node.place, f"`{key}` is not a key of a pipeline.{did_you_mean(key, KEYS)} {there}")
+            known = f"Keys: {', '.join(KEYS)}"
+            mistakes.add(node.place, f"`{key}` is not a key of a pipeline.{did_you_mean(key, KEYS)} {known}")
     if "name" not in written or not isinstance(written["name"].value, str):
         mistakes.add(root.place, "`name` is missing: the pipeline's name")
     if "steps" not in written or not isinstance(written["steps"].value, list) or not written["steps"].value:
         example = "`steps: [{recipe: pretrain.yaml}, {recipe: sft.yaml}]`"
         mistakes.add(root.place, f"`steps` is missing: a list of recipes, {example}")
         mistakes.raise_if_any()
-    steps, complaints = [], []
+    steps, problems = [], []
     for number, node in enumerate(written["steps"].value, start=1):
         keys = plain(node)
         if not isinstance(keys, dict) or not isinstance(keys.get("recipe"), str):
@@ -218,21 +218,21 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
             mistakes.add(node.place, f"step {number}: `recipe` is missing, the path of a YAML file: {example}")
             continue
         file = path.parent / Path(keys.pop("recipe")).expanduser()
-        on_top = (*as_overrides(keys), *overrides)
+        changes = (*as_overrides(keys), *overrides)
         try:
-            steps.append(Step(number, file, on_top, *load_with_places(file, on_top)))
+            steps.append(Step(number, file, changes, *load_with_places(file, changes)))
         except RecipeError as problem:
-            complaints.append(f"step {number} ({file}):\n{problem}")
+            problems.append(f"step {number} ({file}):\n{problem}")
     mistakes.raise_if_any()
     pipeline = Pipeline(str(written["name"].value), tuple(steps))
-    complaints += [f"{path}: {complaint}" for complaint in misfits(pipeline)]
-    if complaints:
-        raise RecipeError("\n".join(complaints))
+    problems += [f"{path}: {problem}" for problem in conflicts(pipeline)]
+    if problems:
+        raise RecipeError("\n".join(problems))
     return pipeline
 
 
 def as_overrides(keys: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """`{model: {path: x}}` and `{model.path: x}` as the command line has them: `model.path="x"`."""
+    """Turn `{model: {path: x}}` or `{model.path: x}` into `model.path="x"`, as on the command line."""
     for key, value in keys.items():
         if isinstance(value, dict) and value:
             yield from as_overrides(value, f"{above}{key}.")
@@ -240,8 +240,8 @@ def as_overrides(keys: Mapping[str, Any], above: str = "") -> Iterator[str]:
             yield f"{above}{key}={json.dumps(value)}"
 
 
-def misfits(pipeline: Pipeline) -> Iterator[str]:
-    """Steps that would be one run, that read what only a later one makes, or whose run has another recipe."""
+def conflicts(pipeline: Pipeline) -> Iterator[str]:
+    """Steps that would be one run, that need the model of a later step, or whose run has another recipe."""
     for step in pipeline.steps:
         folder = step.run.folder
         for other in pipeline.steps[: step.number - 1]:
@@ -254,13 +254,11 @@ def misfits(pipeline: Pipeline) -> Iterator[str]:
         saved = folder / RECIPE
         if saved.exists() and (differences := differing_keys(load_recipe(saved), step.recipe)):
             listing = "\n".join(f"  {line}" for line in differences)
-            yield (
-                f"step {step.number}: {folder} belongs to a run of another recipe (there -> here):\n{listing}\n"
-                "Give the step a `name` of its own, or remove the folder."
-            )
+            remedy = "Give the step a `name` of its own, or remove the folder."
+            yield f"step {step.number}: {folder} is a run of another recipe (there -> here):\n{listing}\n{remedy}"
 
 
 def is_below(folder: Path, path: str) -> bool:
-    """Whether the path is the folder, or lies in it."""
+    """Whether the path is the folder, or is in it."""
     place, folder = Path(path).expanduser().absolute(), folder.absolute()
     return place == folder or folder in place.parents

@@ -20,6 +20,11 @@ from cpt.shipped import SHIPPED_FILES
 FOLDERS = ("recipes", "deepspeed_configs", "launch")
 PARTS = ("models", "mixtures", "presets")  # of recipes/: sections that recipes share, no runs
 EXAMPLE = "recipes/tiny/pretrain.yaml"
+TRANSLATORS: dict[str, tuple[str, Callable[[Translation], None]]] = {
+    "axolotl": (axolotl.NEEDS, axolotl.translate),
+    "llamafactory": (llamafactory.NEEDS, llamafactory.translate),
+}
+"""Tool -> the key that names its model, by which its configs are known; and the function that fills in the recipe."""
 
 
 def command(
@@ -31,21 +36,22 @@ def command(
 
     Example: cpt recipes --copy .
     """
-    if copy is None:
-        list_recipes()
-    else:
-        copy_files(copy)
-
-
-def list_recipes() -> None:
-    """Each run by its file and the first comment in it; the parts that a recipe of one's own may name."""
     console = open_console()
+    if copy is not None:
+        if existing := [name for name in FOLDERS if (copy / name).exists()]:
+            raise ResourceError(f"{copy}: {', '.join(existing)} exists there already. Name another folder.")
+        for folder in FOLDERS:
+            copytree(SHIPPED_FILES / folder, copy / folder)
+        done = f"{', '.join(FOLDERS)} are in {copy}. Try there: cpt check {EXAMPLE}"
+        console.print(done, markup=False, highlight=False)
+        return
     recipes = SHIPPED_FILES / "recipes"
     for path in sorted(recipes.rglob("*.yaml")):
         name = path.relative_to(recipes)
         if name.parts[0] not in PARTS:
             console.print(f"recipes/{name}", style="bold", highlight=False)
-            console.print(f"    {first_comment(path)}", markup=False, highlight=False)
+            comment = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
+            console.print(f"    {comment}", markup=False, highlight=False)
     console.print(
         f"\nThey are in {SHIPPED_FILES}. `cpt recipes --copy .` copies them here, with what they name.", markup=False
     )
@@ -53,41 +59,6 @@ def list_recipes() -> None:
         "A recipe anywhere may name their parts: `model: models/llama/1b.yaml`, `deepspeed:"
         " deepspeed_configs/ds_config_zero1.json`."
     )
-
-
-def first_comment(path: Path) -> str:
-    with path.open(encoding="utf-8") as file:
-        return file.readline().removeprefix("#").strip()
-
-
-def copy_files(folder: Path) -> None:
-    """Copy everything that comes with cpt besides its code.
-
-    Raises:
-        ResourceError: one of the folders is there already, or nothing can be written.
-    """
-    there = [name for name in FOLDERS if (folder / name).exists()]
-    if there:
-        raise ResourceError(
-            f"{folder}: {', '.join(there)} exists there already, and nothing is written over. Name another folder."
-        )
-    try:
-        for name in FOLDERS:
-            copytree(SHIPPED_FILES / name, folder / name)
-    except OSError as problem:
-        raise ResourceError(
-            f"{folder}: cannot be written: {problem.strerror or problem}. Name another folder: --copy FOLDER"
-        ) from problem
-    open_console().print(
-        f"{', '.join(FOLDERS)} are in {folder}. Try there: cpt check {EXAMPLE}", markup=False, highlight=False
-    )
-
-
-TRANSLATORS: dict[str, tuple[str, Callable[[Translation], None]]] = {
-    "axolotl": (axolotl.NEEDS, axolotl.translate),
-    "llamafactory": (llamafactory.NEEDS, llamafactory.translate),
-}
-"""Tool -> the key that names its model, by which its configs are known; and the function that fills in the recipe."""
 
 
 def import_command(
@@ -105,11 +76,8 @@ def import_command(
     found = translated(config, gpus)
     if output.exists() and not force:
         raise RecipeError(f"{output} exists. Choose another name with --output, or write over it with --force.")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(found.text(), encoding="utf-8")
-    except OSError as problem:
-        raise ResourceError(f"{output}: {problem.strerror}. Choose another place with --output.") from problem
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(found.text(), encoding="utf-8")
     missing = found.not_translated()
     if missing:
         tell("\n  ".join([f"Not translated ({len(missing)}):", *missing]))

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Literal
 
 import orjson
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.commands.rewriting_model import TEXT, Answer, Answerer, RewriteQuestion, Sampling, cut
@@ -33,66 +32,38 @@ from cpt.recipe.schema import DocumentSource, Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
 
 GROUP = 256
-WRAP_TOKENS = 300  # arxiv.org/abs/2401.16380, section 3.1: of longer texts models leave things out
-KEY = "source"  # as messages call it: `source.path`
-
-
-OWN_FOLDER = ".rewrite"
-
+WRAP_TOKENS = 300  # arxiv.org/abs/2401.16380, section 3.1: of longer texts models omit parts
+KEY = "source"  # for messages: `source.path`
+OWN_FOLDER = ".rewrite"  # sources skip hidden folders
 
 # Four styles as in WRAP (arxiv.org/abs/2401.16380), which found that web text mixed with such rewritten text is
-# learned faster. The words are ours. Each ends with where the answer begins, so that base models, which know no chat,
-# go on with it.
-CLEAR_PROSE = """\
-Rewrite the text below in clear, well organised prose, as a good encyclopedia would put it. Keep every fact, number, name and formula. Add \
-nothing that is not there. Leave out navigation, advertisements and repetitions.
-
-Text:
-{text}
-
-The text in clear prose:
-"""  # noqa: E501
-
-
-EASY = """\
-Rewrite the text below so that a child of ten understands it: short sentences, everyday words, hard ones explained. Keep what it says, add \
-nothing that is not there.
-
-Text:
-{text}
-
-The text in easy words:
-"""  # noqa: E501
-
-
-SCHOLARLY = """\
-Rewrite the text below as a scholar writes for others of the field: terse, exact, with the proper technical terms. Keep every fact and \
-number. Add nothing that is not there.
-
-Text:
-{text}
-
-The text in scholarly prose:
-"""  # noqa: E501
-
-
-QUESTION_ANSWERS = """\
-Turn the text below into questions and answers. Ask about everything of importance in it, one thing at a time, and answer each question in \
-whole sentences from the text alone. Write `Question:` and `Answer:` before them.
-
-Text:
-{text}
-
-Questions and answers:
-"""  # noqa: E501
-
-
-PROMPTS: Mapping[str, str] = {
-    "clear_prose": CLEAR_PROSE,
-    "easy": EASY,
-    "scholarly": SCHOLARLY,
-    "question_answers": QUESTION_ANSWERS,
+# learned faster. The words are ours. Each prompt ends with where the answer begins, so that base models, which know no
+# chat, continue it.
+STYLES = {  # name -> instruction, beginning of the answer
+    "clear_prose": (
+        "Rewrite the text below in clear, well organised prose, as a good encyclopedia would put it. Keep every fact,"
+        " number, name and formula. Add nothing that is not there. Leave out navigation, advertisements and"
+        " repetitions.",
+        "The text in clear prose:",
+    ),
+    "easy": (
+        "Rewrite the text below so that a child of ten understands it: short sentences, everyday words, hard ones"
+        " explained. Keep what it says, add nothing that is not there.",
+        "The text in easy words:",
+    ),
+    "scholarly": (
+        "Rewrite the text below as a scholar writes for others of the field: terse, exact, with the proper technical"
+        " terms. Keep every fact and number. Add nothing that is not there.",
+        "The text in scholarly prose:",
+    ),
+    "question_answers": (
+        "Turn the text below into questions and answers. Ask about everything of importance in it, one thing at a"
+        " time, and answer each question in whole sentences from the text alone. Write `Question:` and `Answer:`"
+        " before them.",
+        "Questions and answers:",
+    ),
 }
+PROMPTS = {name: f"{order}\n\nText:\n{TEXT}\n\n{start}\n" for name, (order, start) in STYLES.items()}
 
 
 @dataclass(frozen=True)
@@ -103,12 +74,12 @@ class Prompt:
 
     @property
     def sha256(self) -> str:
-        return hashlib.sha256(self.template.encode()).hexdigest()
+        return sha256(self.template)
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be made of which documents."""
+    """Which documents to rewrite, and how."""
 
     source: DocumentSource
     model: Model
@@ -118,7 +89,7 @@ class Task:
     """Longer documents are cut at the ends of paragraphs, and each piece is a text of its own."""
     seed: int = 42
     cut_off: Literal["drop", "keep"] = "drop"
-    """What becomes of an answer that had not ended at `max_new_tokens`."""
+    """What to do with an answer that had not ended at `max_new_tokens`."""
     min_characters: int = 40
     """Shorter answers are dropped."""
     batch_size: int = 8
@@ -130,7 +101,7 @@ class Rewritten:
 
     documents: int = 0
     pieces: int = 0
-    """What the model was asked about: documents, cut where they were long."""
+    """Texts that the model was given: documents, cut if they were long."""
     texts: int = 0
     """That were made."""
     dropped: Counter[str] = field(default_factory=Counter)
@@ -156,60 +127,59 @@ class RewriteCounts:
 
 
 class RewrittenFolder:
-    """The groups of one output folder."""
+    """The groups of one output folder: a file of texts for each, and a file of its counts in `.rewrite`."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._own = folder, folder / OWN_FOLDER
+        self.folder = folder
 
-    def find(self, number: int, asked: Sequence[str]) -> RewriteCounts | None:
+    def find(self, number: int, given: Sequence[str]) -> RewriteCounts | None:
         """What an earlier run made of these texts, if it did."""
-        counts, made = self._counts_file(number), self._file(number)
+        texts, counts = self.files(number)
         if not counts.exists():
             return None
         found = orjson.loads(counts.read_bytes())
         # An empty group has no file: sources take one for a mistake.
-        if found["asked_sha256"] != hash_of(asked) or made.exists() != (found["texts"] > 0):
+        if found["asked_sha256"] != hash_of(given) or texts.exists() != (found["texts"] > 0):
             return None
         return RewriteCounts(found["texts"], found["dropped"])
 
     def write(
-        self, number: int, rows: Sequence[Mapping[str, object]], asked: Sequence[str], counts: RewriteCounts
+        self, number: int, rows: Sequence[Mapping[str, object]], given: Sequence[str], counts: RewriteCounts
     ) -> None:
-        """First the texts, then that they are there."""
-        self._counts_file(number).unlink(missing_ok=True)
+        """Write the texts, then the counts, which mark the group as done."""
+        texts, counts_file = self.files(number)
+        counts_file.unlink(missing_ok=True)
         if rows:
-            write_atomic(self._file(number), b"".join(orjson.dumps(row) + b"\n" for row in rows), durable=True)
+            write_atomic(texts, b"".join(orjson.dumps(row) + b"\n" for row in rows), durable=True)
         else:
-            self._file(number).unlink(missing_ok=True)
-        what = {"asked_sha256": hash_of(asked), "texts": counts.texts, "dropped": counts.dropped}
-        write_atomic(self._counts_file(number), orjson.dumps(what), durable=True)
+            texts.unlink(missing_ok=True)
+        content = {"asked_sha256": hash_of(given), "texts": counts.texts, "dropped": counts.dropped}
+        write_atomic(counts_file, orjson.dumps(content), durable=True)
 
     def remove_after(self, last: int) -> None:
         """Remove groups that an earlier run made of a source that was longer then."""
         number = last + 1
-        while self._counts_file(number).exists() or self._file(number).exists():
-            self._file(number).unlink(missing_ok=True)
-            self._counts_file(number).unlink(missing_ok=True)
+        while any(file.exists() for file in self.files(number)):
+            for file in self.files(number):
+                file.unlink(missing_ok=True)
             number += 1
 
-    def _file(self, number: int) -> Path:
-        return self._folder / f"rewritten-{number:05}.jsonl"
-
-    def _counts_file(self, number: int) -> Path:
-        return self._own / f"{number:05}.json"
+    def files(self, number: int) -> tuple[Path, Path]:
+        """The texts of a group, and its counts."""
+        return self.folder / f"rewritten-{number:05}.jsonl", self.folder / OWN_FOLDER / f"{number:05}.json"
 
 
 def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda done: None) -> Rewritten:
-    """Ask the model about each document, and write what it answers to `output` as jsonl that a recipe's source reads.
+    """Prompt the model with each document, and write its answers to `output` as jsonl that a recipe's source reads.
 
     Args:
-        tell: is told after each group how far it is.
+        tell: called after each group with the progress.
 
     Raises:
         RecipeError: the model's window is too small, or `output` holds texts of another task.
-        DataError: the source is not there, or a row is bad.
+        DataError: the source does not exist, or a row is bad.
         CheckpointError: the weights are missing or damaged.
-        ResourceError: the Hub, memory or disk does not have what is needed.
+        ResourceError: the Hub cannot be reached, memory is too small, or the disk is full or not writable.
         LaunchError: another process writes there.
     """
     provenance = provenance_of(task)
@@ -230,6 +200,8 @@ def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda
 
 def load_model(section: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The model, on the GPU in bfloat16 where there is one, else in float32."""
+    import torch
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = build_model(section, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
     assert isinstance(model, PreTrainedModel), "no adapters were asked for"
@@ -241,13 +213,11 @@ def load_model(section: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrained
 def provenance_of(task: Task) -> dict[str, object]:
     """Where the texts come from: a part of each line."""
     path = str(task.model.path)
-    hashes = hash_weights(path, task.model.revision)
+    hashes = hash_weights(path, task.model.revision).items()
     return {
         "model": path,
         "model_revision": None if is_local(path) else weights_folder(path, task.model.revision).name,
-        "model_sha256": (
-            hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in hashes.items()).encode()).hexdigest()
-        ),
+        "model_sha256": sha256("".join(f"{name} {digest}\n" for name, digest in hashes)),
         "prompt": task.prompt.name,
         "prompt_sha256": task.prompt.sha256,
         "sampling": asdict(task.sampling),
@@ -257,56 +227,67 @@ def provenance_of(task: Task) -> dict[str, object]:
 
 
 def rules_of(task: Task) -> dict[str, object]:
-    """What else decides which texts come out. A source may grow: its texts are compared one group after the other."""
+    """What else determines the texts. A source may grow: its texts are compared group by group."""
     source = task.source.model_dump(mode="json", exclude={"name", "max_documents"})
-    return {"source": source} | {key: vars(task)[key] for key in ("max_input_tokens", "cut_off", "min_characters")}
+    return {
+        "source": source,
+        "max_input_tokens": task.max_input_tokens,
+        "cut_off": task.cut_off,
+        "min_characters": task.min_characters,
+    }
 
 
 class RewriteWriter:
     def __init__(self, task: Task, provenance: dict[str, object]) -> None:
         tokenizer = load_tokenizer(Tokenizer(), task.model)
         model = load_model(task.model, tokenizer)
-        self._task, self._tokenizer, self._provenance = task, tokenizer, provenance
-        self._question = RewriteQuestion(tokenizer, task.prompt.template)
-        self._answerer = Answerer(model, tokenizer, task.sampling, task.batch_size)
-        self._check_window(model)
+        self.task, self.tokenizer, self.provenance = task, tokenizer, provenance
+        self.question = RewriteQuestion(tokenizer, task.prompt.template)
+        self.answerer = Answerer(model, tokenizer, task.sampling, task.batch_size)
+        self.check_window(model)
 
     def pieces(self, documents: Iterator[Document]) -> Iterator[TextPiece]:
         """The documents, cut where they are too long."""
         for document in documents:
-            texts = [text for text in cut(document.text, self._task.max_input_tokens, self._tokenizer) if text.strip()]
+            texts = [text for text in cut(document.text, self.task.max_input_tokens, self.tokenizer) if text.strip()]
             yield from (TextPiece(text, document.where, number, len(texts)) for number, text in enumerate(texts))
 
     def write(self, number: int, pieces: Sequence[TextPiece], folder: RewrittenFolder) -> RewriteCounts:
         """Make the texts of a group, and write them."""
-        seeds = [seed_of(piece.text, self._task) for piece in pieces]
-        answers = self._answerer.answer([self._question.ids(piece.text) for piece in pieces], seeds)
+        seeds = [seed_of(piece.text, self.task) for piece in pieces]
+        answers = self.answerer.answer([self.question.ids(piece.text) for piece in pieces], seeds)
         rows, dropped = [], Counter[str]()
         for piece, answer, seed in zip(pieces, answers, seeds, strict=True):
-            if (reason := why_dropped(answer, piece.text, self._task)) is not None:
+            if (reason := why_dropped(answer, piece.text, self.task)) is not None:
                 dropped[reason] += 1
                 continue
-            own = {"text": answer.text, "source_text_hash": sha256(piece.text), "source_where": piece.where}
-            place, cut_off = (
-                {"piece": piece.number, "pieces": piece.of},
-                {"cut_off": True} if answer.is_cut_off else {},
+            rows.append(
+                {
+                    "text": answer.text,
+                    "source_text_hash": sha256(piece.text),
+                    "source_where": piece.where,
+                    "piece": piece.number,
+                    "pieces": piece.of,
+                    **self.provenance,
+                    "seed": seed,
+                    **({"cut_off": True} if answer.is_cut_off else {}),
+                }
             )
-            rows.append({**own, **place, **self._provenance, "seed": seed, **cut_off})
         counts = RewriteCounts(len(rows), dict(dropped))
         folder.write(number, rows, [piece.text for piece in pieces], counts)
         return counts
 
-    def _check_window(self, model: PreTrainedModel) -> None:
-        """Stop where question and answer do not fit into what the model was made for."""
+    def check_window(self, model: PreTrainedModel) -> None:
+        """Stop if question and answer do not fit into the model's window."""
         config = model.config.get_text_config()
         window = vars(config).get("max_position_embeddings") or vars(config).get("n_positions")
-        new = self._task.sampling.max_new_tokens
-        needed = self._question.num_tokens_around() + self._task.max_input_tokens + new
+        new = self.task.sampling.max_new_tokens
+        needed = len(self.question.ids("")) + self.task.max_input_tokens + new
         if window is not None and needed > window:
             raise RecipeError(
-                f"{self._task.model.path}: question, text and answer need up to {needed:,} tokens, the model has room"
-                f" for {window:,}. Lower --max-input-tokens ({self._task.max_input_tokens:,}) or --max-new-tokens"
-                f" ({new:,})."
+                f"{self.task.model.path}: question, text and answer need up to {needed:,} tokens, and the model's"
+                f" window has {window:,}. Lower --max-input-tokens ({self.task.max_input_tokens:,}) or"
+                f" --max-new-tokens ({new:,})."
             )
 
 
@@ -331,10 +312,7 @@ def sha256(text: str) -> str:
 
 
 def hash_of(texts: Sequence[str]) -> str:
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(hashlib.sha256(text.encode()).digest())
-    return digest.hexdigest()
+    return sha256("".join(map(sha256, texts)))
 
 
 @contextmanager
@@ -343,27 +321,20 @@ def open_output(folder: Path, task: Mapping[str, object]) -> Iterator[RewrittenF
 
     Raises:
         RecipeError: it holds texts of another task.
-        LaunchError: another process fills it.
+        LaunchError: another process writes there.
         ResourceError: the disk is full or not writable.
     """
-    own = folder / OWN_FOLDER
-    with output_locked(folder, own / "lock", "cpt data rewrite"):
-        check_task(own / "task.json", task)
+    file = folder / OWN_FOLDER / "task.json"
+    with output_locked(folder, file.with_name("lock"), "cpt data rewrite"):
+        now = orjson.loads(orjson.dumps(task))
+        before = orjson.loads(file.read_bytes()) if file.exists() else now
+        if differing := sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key)):
+            raise RecipeError(
+                f"{folder} holds texts of another task ({', '.join(differing)} differ). Give another --output."
+            )
+        if not file.exists():
+            write_atomic(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
         yield RewrittenFolder(folder)
-
-
-def check_task(file: Path, task: Mapping[str, object]) -> None:
-    """Texts of different tasks are never mixed in one folder."""
-    now = orjson.loads(orjson.dumps(task))
-    if not file.exists():
-        write_atomic(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
-        return
-    before = orjson.loads(file.read_bytes())
-    if differing := sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key)):
-        raise RecipeError(
-            f"{file.parent.parent} holds texts that were made otherwise ({', '.join(differing)} differ). Give another"
-            " --output."
-        )
 
 
 def find_prompt(name: str) -> Prompt:

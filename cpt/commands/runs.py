@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,9 +16,6 @@ from cpt.errors import CheckpointError
 from cpt.formatting import GIB, format_count, format_duration
 from cpt.runs.folder import is_bits_per_byte, set_name
 from cpt.runs.listing import Values, list_runs
-
-if TYPE_CHECKING:
-    from cpt.checkpoints.verify import Verified
 
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
 TEXTS = ("run", "stage", "state", "tags")
@@ -108,32 +105,27 @@ def verify_command(
     verified = verify_path(path)
     damaged = [one for one in verified if one.found]
     if as_json:
-        typer.echo(json.dumps([as_content(one) for one in verified], indent=1))
+        content = [
+            {
+                "folder": str(one.folder),
+                "sound": not one.found,
+                "step": one.step,
+                "bytes": one.num_bytes,
+                "damages": [asdict(damage) for damage in one.found],
+            }
+            for one in verified
+        ]
+        typer.echo(json.dumps(content, indent=1))
     for one in verified:
         if not as_json and not one.found:
             typer.echo(f"{one.folder}: sound (step {one.step}, {one.num_bytes / GIB:.2f} GiB read)")
     if damaged:
         listing = "\n".join(f"  {damage}" for one in damaged for damage in [f"{one.folder}:", *map(str, one.found)])
-        remedies = []
-        if any(PATTERN.fullmatch(one.folder.name) for one in damaged):
-            remedies.append(
-                "A run leaves such checkpoints out by itself and goes on from an older one; `cpt train` says which."
-            )
-        if not all(PATTERN.fullmatch(one.folder.name) for one in damaged):
-            remedies.append(
-                "A finished model is written again from a sound checkpoint: cpt export RUN/checkpoint-N --output"
-                " FOLDER."
-            )
+        are_checkpoints = [PATTERN.fullmatch(one.folder.name) is not None for one in damaged]
+        remedies = [
+            "`cpt train` skips damaged checkpoints and resumes from an older one." if any(are_checkpoints) else "",
+            "" if all(are_checkpoints) else "Write the model again: cpt export RUN/checkpoint-N --output FOLDER.",
+        ]
         raise CheckpointError(
-            f"{len(damaged)} of {len(verified)} are not what was written:\n{listing}\n{' '.join(remedies)}"
+            f"{len(damaged)} of {len(verified)} are not what was written:\n{listing}\n{' '.join(remedies).strip()}"
         )
-
-
-def as_content(one: "Verified") -> dict[str, object]:
-    return {
-        "folder": str(one.folder),
-        "sound": not one.found,
-        "step": one.step,
-        "bytes": one.num_bytes,
-        "damages": [asdict(damage) for damage in one.found],
-    }
