@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -153,23 +153,32 @@ def has_code_for(capability: str, built: list[str]) -> bool:
 
 
 def examine_kernel(module: str) -> Diagnosis:
-    """A package that was compiled for one torch, and the wheel for the torch that is here."""
+    """A package that was compiled for one torch, and the wheel for the torch that is installed."""
     import torch  # here, so that a broken install is a row of the table
 
     package, missing = KERNELS[module]
     release = Version(torch.__version__).release[:2]
     lines = [one for one in LINES if one.cuda == torch.version.cuda and Version(one.torch).release[:2] == release]
     wheel = next((wheel for one in lines for wheel in one.wheels if wheel.package == package), None)
-    remedy = f"no known wheel for torch {torch.__version__}: {PAGE}"
-    if wheel is not None:
-        remedy = wheel.install_line(f"{sys.version_info.major}.{sys.version_info.minor}")
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    remedy = wheel.install_line(python) if wheel else f"no known wheel for torch {torch.__version__}: {PAGE}"
+    found = examine_package(module, missing, remedy, package)
+    if found.here != "missing":
+        try:
+            importlib.import_module(module)
+        except (ImportError, OSError) as problem:  # built for another torch: undefined symbol
+            return replace(found, costs=f"cannot be imported: {problem}", remedy=remedy)
+    return found
+
+
+def examine_package(module: str, missing: str, remedy: str, package: str = "") -> Diagnosis:
+    package = package or module.replace("_", "-")
     if importlib.util.find_spec(module) is None:
         return Diagnosis(package, "missing", missing, remedy)
     try:
-        importlib.import_module(module)
-    except (ImportError, OSError) as problem:  # built for another torch: undefined symbol
-        return Diagnosis(package, metadata.version(package), f"cannot be imported: {problem}", remedy)
-    return Diagnosis(package, metadata.version(package))
+        return Diagnosis(package, metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return Diagnosis(package, "installed")
 
 
 def examine_programs(machine: Machine) -> Iterator[Diagnosis]:
@@ -200,12 +209,3 @@ def examine_stack() -> Iterator[Diagnosis]:
             yield Diagnosis(name, version)
         else:
             yield Diagnosis(name, version, f"cpt needs {line}", remedy, broken=True)
-
-
-def examine_package(module: str, missing: str, remedy: str) -> Diagnosis:
-    if importlib.util.find_spec(module) is None:
-        return Diagnosis(module, "missing", missing, remedy)
-    try:
-        return Diagnosis(module, metadata.version(module.replace("_", "-")))
-    except metadata.PackageNotFoundError:
-        return Diagnosis(module, "installed")

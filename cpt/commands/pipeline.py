@@ -96,26 +96,23 @@ def command(
         raise LaunchError(f"a pipeline starts the processes of its runs: type `cpt pipeline FILE`, with {hint}.")
     refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
     pipeline = load_pipeline(file, overrides or ())
-    show(pipeline)
+    print_status(pipeline)
     if mistakes := sum(check_step(pipeline, step) for step in pipeline.steps):
         tell(f"{mistakes} of {len(pipeline.steps)} steps cannot run. Nothing was started.")
         raise typer.Exit(2)
     for step in () if dry_run else pipeline.steps:
         if step.run.is_finished:
-            tell(
-                f"step {step.number}, {step.recipe.name}: finished already, its model is in {step.run.export_folder}."
-            )
+            tell(f"step {step.number}, {step.recipe.name}: already finished, its model is {step.run.export_folder}.")
             continue
         how = ["--launcher", launcher] if launcher is not None else ["--processes", str(processes)]
         words = [str(step.file), *step.overrides, *how, *(["--supervise"] if supervise else [])]
-        tell(
-            f"step {step.number} of {len(pipeline.steps)}, {step.recipe.name} ({step.recipe.stage}): {step.run.folder}"
-        )
+        title = f"step {step.number} of {len(pipeline.steps)}, {step.recipe.name} ({step.recipe.stage})"
+        tell(f"{title}: {step.run.folder}")
         code, forwarded = run_step(step, command_of_attempt(words, 1, None))
         if code != 0 or not step.run.is_finished:
             end(pipeline, step, file, code, forwarded)
     if not dry_run:
-        show(pipeline)
+        print_status(pipeline)
 
 
 def check_step(pipeline: Pipeline, step: Step) -> bool:
@@ -154,7 +151,7 @@ def end(pipeline: Pipeline, step: Step, file: Path, code: int, forwarded: int) -
         Interrupted: it was stopped by a signal.
         typer.Exit: it failed; with its exit code.
     """
-    show(pipeline)
+    print_status(pipeline)
     status = step.run.status()
     again = f"The same command resumes there: cpt pipeline {file}"
     if code == Interrupted.exit_code or forwarded and code == KILLED + forwarded:
@@ -168,7 +165,7 @@ def end(pipeline: Pipeline, step: Step, file: Path, code: int, forwarded: int) -
     raise typer.Exit(code or 1)
 
 
-def show(pipeline: Pipeline) -> None:
+def print_status(pipeline: Pipeline) -> None:
     table = Table("step", "stage", "run", "status", title=pipeline.name, title_justify="left")
     for step in pipeline.steps:
         table.add_row(str(step.number), step.recipe.stage, str(step.run.folder), status_of(step))
