@@ -19,7 +19,7 @@ from cpt.command_line import NAMES_OF_HELP, run_app
 GROUPS = {  # heading on the help page -> name -> (module:function, what it does); in the order of a run
     "Start here": {
         "demo": (
-            "cpt.commands.demo.run:command",
+            "cpt.commands.demo:command",
             "The whole path, offline in minutes: documents, init, check, train, verdict, served answer.",
         ),
         "doctor": (
@@ -27,7 +27,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "Show what this machine has, or compare the nodes of a cluster.",
         ),
         "init": ("cpt.commands.init:command", "Write a commented recipe for your documents, a model and a GPU."),
-        "import": ("cpt.commands.import_config:command", "Write a recipe from a config of axolotl or LLaMA-Factory."),
+        "import": ("cpt.commands.recipes:import_command", "Write a recipe from a config of axolotl or LLaMA-Factory."),
         "recipes": (
             "cpt.commands.recipes:command",
             "List the recipes that come with cpt, or copy them into a folder of yours.",
@@ -51,7 +51,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "Check and preview documents; convert PDF, HTML, DOCX and EPUB; let a model rewrite them.",
         ),
         "tokenizer": (
-            "cpt.commands.tokenizer.app:COMMANDS",
+            "cpt.commands.tokenizer:COMMANDS",
             "Report on a tokenizer, extend one with a domain's tokens, or train a new one.",
         ),
         "mixture": (
@@ -75,7 +75,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "Write the files that start a recipe on one or many nodes, and say the command.",
         ),
         "pipeline": (
-            "cpt.commands.pipeline.command:command",
+            "cpt.commands.pipeline:command",
             "Run several recipes in a row, each one from what the one before learned.",
         ),
         "search": (
@@ -102,7 +102,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
     },
     "Hand over": {
         "verify": (
-            "cpt.commands.verify:command",
+            "cpt.commands.runs:verify_command",
             "Compare a run's checkpoints, or one of them, with what was written.",
         ),
         "export": ("cpt.commands.export:command", "Write a trained model for others to load, proven by its logits."),

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from cpt.commands.demo.corpus import read_topics, split_code
+from cpt.commands.demo_corpus import read_topics, split_code
 from cpt.data.examples.encoder import MARKS
 from cpt.tokenizer.train_bpe import SPECIAL_TOKENS, train_bpe
 

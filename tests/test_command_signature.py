@@ -6,7 +6,7 @@ import pytest
 from cpt.cli import command_of
 
 
-@pytest.mark.parametrize("target", ["cpt.commands.store:prune_command", "cpt.commands.import_config:command"])
+@pytest.mark.parametrize("target", ["cpt.commands.store:prune_command", "cpt.commands.recipes:import_command"])
 def test_a_signature_that_is_read_is_the_one_that_python_makes(target):
     module, _, name = target.partition(":")
     real = inspect.signature(vars(import_module(module))[name], eval_str=True)

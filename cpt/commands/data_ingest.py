@@ -18,9 +18,8 @@ from cpt.recipe.paths import DOCUMENT_FILES
 if TYPE_CHECKING:
     from cpt.data.ingest import Ingested
 from cpt.command_line import refuse_ignored, show_log
-from cpt.commands.synthesis.prompts import PROMPTS, find_prompt
-from cpt.commands.synthesis.rewrite import WRAP_TOKENS, Rewritten, Task, rewrite
-from cpt.commands.synthesis.sampling import Sampling
+from cpt.commands.rewriting import PROMPTS, WRAP_TOKENS, Rewritten, Task, find_prompt, rewrite
+from cpt.commands.rewriting_model import Sampling
 from cpt.recipe.schema import DocumentSource, Model
 
 FAILED_SHOWN, KINDS_SHOWN = 20, 8

@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -69,7 +69,7 @@ def command(
     Example: cpt doctor
     """
     if recipe is None:
-        raise typer.Exit(run_doctor())
+        raise typer.Exit(print_machine())
     if num_nodes() == 1:
         raise LaunchError(
             "cpt doctor RECIPE compares nodes. Type on each of them, with its own --node-rank: torchrun --nnodes 2"
@@ -84,13 +84,9 @@ def command(
     leave_processes()
 
 
-def run_doctor(folder: Path = Path()) -> int:
-    """Print the table; the exit code is 2 if cpt cannot run.
-
-    Args:
-        folder: on the disk to check.
-    """
-    findings = list(examine(describe_machine(folder)))
+def print_machine() -> int:
+    """Print the table; the exit code is 2 if cpt cannot run."""
+    findings = list(examine(describe_machine()))
     console = open_console()
     columns = (Column(title, overflow="fold") for title in ("part", "here", "what that costs"))
     table = Table(*columns, title="This machine")
@@ -105,7 +101,6 @@ def run_doctor(folder: Path = Path()) -> int:
 
 
 def examine(machine: Machine) -> Iterator[Diagnosis]:
-    """All rows: the machine, then what is installed on it."""
     for number, gpu in enumerate(machine.gpus):
         memory = f"{gpu.memory_gib:.1f} GiB ({gpu.free_gib:.1f} free)"
         here = f"{gpu.name}, {memory}, compute capability {gpu.compute_capability}, driver {gpu.driver}"
@@ -115,7 +110,14 @@ def examine(machine: Machine) -> Iterator[Diagnosis]:
         yield Diagnosis("GPU", "none (nvidia-smi shows none)", costs)
     yield from examine_torch(machine.gpus)
     yield from examine_programs(machine)
-    yield from examine_room(machine)
+    yield Diagnosis("CPU cores", str(machine.cpu_cores))
+    yield Diagnosis("host memory", f"{machine.host_memory_gib:.1f} GiB ({machine.free_host_memory_gib:.1f} free)")
+    shared = machine.shared_memory_gib or 0.0
+    loss = ("data workers and NCCL may fail with `bus error`", "docker run --shm-size=8g, or --ipc=host")
+    yield Diagnosis("shared memory", f"{shared:.2f} GiB", *(loss if shared < SMALL_SHARED_MEMORY_GIB else ()))
+    costs = "a checkpoint of 1B parameters takes about 11 GiB (an estimate)"
+    is_small = machine.free_disk_gib < SMALL_DISK_GIB
+    yield Diagnosis("free disk here", f"{machine.free_disk_gib:.1f} GiB", costs if is_small else "")
     yield from examine_stack()
     if machine.gpus:
         yield from map(examine_kernel, KERNELS)
@@ -125,7 +127,6 @@ def examine(machine: Machine) -> Iterator[Diagnosis]:
 
 
 def examine_torch(gpus: list[Gpu]) -> Iterator[Diagnosis]:
-    """The build of torch, and whether it can use these GPUs."""
     try:
         import torch  # here, so that a broken install is a row of the table
     except (ImportError, OSError) as problem:
@@ -152,23 +153,32 @@ def has_code_for(capability: str, built: list[str]) -> bool:
 
 
 def examine_kernel(module: str) -> Diagnosis:
-    """A package that was compiled for one torch, and the wheel for the torch that is here."""
+    """A package that was compiled for one torch, and the wheel for the torch that is installed."""
     import torch  # here, so that a broken install is a row of the table
 
     package, missing = KERNELS[module]
     release = Version(torch.__version__).release[:2]
     lines = [one for one in LINES if one.cuda == torch.version.cuda and Version(one.torch).release[:2] == release]
     wheel = next((wheel for one in lines for wheel in one.wheels if wheel.package == package), None)
-    remedy = f"no known wheel for torch {torch.__version__}: {PAGE}"
-    if wheel is not None:
-        remedy = wheel.install_line(f"{sys.version_info.major}.{sys.version_info.minor}")
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    remedy = wheel.install_line(python) if wheel else f"no known wheel for torch {torch.__version__}: {PAGE}"
+    found = examine_package(module, missing, remedy, package)
+    if found.here != "missing":
+        try:
+            importlib.import_module(module)
+        except (ImportError, OSError) as problem:  # built for another torch: undefined symbol
+            return replace(found, costs=f"cannot be imported: {problem}", remedy=remedy)
+    return found
+
+
+def examine_package(module: str, missing: str, remedy: str, package: str = "") -> Diagnosis:
+    package = package or module.replace("_", "-")
     if importlib.util.find_spec(module) is None:
         return Diagnosis(package, "missing", missing, remedy)
     try:
-        importlib.import_module(module)
-    except (ImportError, OSError) as problem:  # built for another torch: undefined symbol
-        return Diagnosis(package, metadata.version(package), f"cannot be imported: {problem}", remedy)
-    return Diagnosis(package, metadata.version(package))
+        return Diagnosis(package, metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return Diagnosis(package, "installed")
 
 
 def examine_programs(machine: Machine) -> Iterator[Diagnosis]:
@@ -184,22 +194,7 @@ def examine_programs(machine: Machine) -> Iterator[Diagnosis]:
             yield Diagnosis(name, place) if place else Diagnosis(name, "missing", costs[name], remedy)
 
 
-def examine_room(machine: Machine) -> Iterator[Diagnosis]:
-    """Cores, memory and disk."""
-    yield Diagnosis("CPU cores", str(machine.cpu_cores))
-    yield Diagnosis("host memory", f"{machine.host_memory_gib:.1f} GiB ({machine.free_host_memory_gib:.1f} free)")
-    shared = machine.shared_memory_gib or 0.0
-    is_small = shared < SMALL_SHARED_MEMORY_GIB
-    costs = "data workers and NCCL may die with `bus error`" if is_small else ""
-    remedy = "docker run --shm-size=8g, or --ipc=host" if is_small else ""
-    yield Diagnosis("shared memory", f"{shared:.2f} GiB", costs, remedy)
-    is_small = machine.free_disk_gib < SMALL_DISK_GIB
-    costs = "a checkpoint of 1B parameters takes about 11 GiB (an estimate)" if is_small else ""
-    yield Diagnosis("free disk here", f"{machine.free_disk_gib:.1f} GiB", costs)
-
-
 def examine_stack() -> Iterator[Diagnosis]:
-    """The packages that cpt requires, and whether their versions are in its range."""
     for line in metadata.requires("cpt") or []:
         requirement = Requirement(line)
         if requirement.marker is not None or requirement.name == "torch":
@@ -214,13 +209,3 @@ def examine_stack() -> Iterator[Diagnosis]:
             yield Diagnosis(name, version)
         else:
             yield Diagnosis(name, version, f"cpt needs {line}", remedy, broken=True)
-
-
-def examine_package(module: str, missing: str, remedy: str) -> Diagnosis:
-    """An optional package."""
-    if importlib.util.find_spec(module) is None:
-        return Diagnosis(module, "missing", missing, remedy)
-    try:
-        return Diagnosis(module, metadata.version(module.replace("_", "-")))
-    except metadata.PackageNotFoundError:
-        return Diagnosis(module, "installed")

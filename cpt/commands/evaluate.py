@@ -1,10 +1,9 @@
-"""`cpt evaluate MODEL [--against BASE]`: what a model can do, and what lies between it and its base."""
+"""`cpt evaluate MODEL [--against BASE]`: measure a model on held-out text, questions and tasks, against its base."""
 
 import json
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -71,39 +70,38 @@ def command(
         "without --text: the sets of a recipe have its own",
     )
     join_processes({})
-    own = recipe_of(model, recipe)
+    saved = Path(model).expanduser() / RECIPE
+    own = load_recipe(recipe or saved) if recipe is not None or saved.exists() else None
     models = [model_at(path, None if own is None else own.model) for path in (model, against) if path is not None]
-    judges = judges_asked(own, text or [], sequence_length, models)
+    judges = held_out_sets(own, text or [], sequence_length, models)
     if judges is None and not task:
         raise RecipeError(
             f"nothing to evaluate {model} on. Name held-out files (--text domain=held_out.jsonl), a recipe (--recipe)"
             " or tasks (--task mmlu)."
         )
-    asked = EvaluationRequest(
+    request = EvaluationRequest(
         judges,
         domain_test=domain_test or (),
         tasks=[TaskChoice(tuple(task), task_folder, allow_code, limit, num_fewshot)] if task else [],
         batch_size=batch_size,
         is_compared=len(models) > 1,
     )
-    with told_as_texts(text), redirect_stdout(sys.stderr) if as_json else nullcontext():  # lm-eval prints too
-        found = build_report(*(measure(one, asked) for one in models))
+    try:
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():  # lm-eval prints too
+            found = build_report(*(measure(one, request) for one in models))
+    except DataError as problem:
+        if not text:
+            raise
+        # A held-out set of the command line has no key of a recipe.
+        raise DataError(re.sub(r"`evaluation\.perplexity\[\d+\]\.path`", "`--text`", str(problem))) from problem
     if is_main_process() and as_json:
         typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     elif is_main_process():
-        show(found, open_console())
+        print_report(found, open_console())
     leave_processes()
 
 
-def recipe_of(model: str, recipe: Path | None) -> Recipe | None:
-    """The recipe that was named, or that of the run whose folder the model is."""
-    saved = Path(model).expanduser() / RECIPE
-    if recipe is None and not saved.exists():
-        return None
-    return load_recipe(recipe or saved)
-
-
-def judges_asked(
+def held_out_sets(
     recipe: Recipe | None, texts: list[str], sequence_length: int | None, models: list[Model]
 ) -> EvaluationData | None:
     """The held-out sets of the command line, else of the recipe."""
@@ -113,19 +111,8 @@ def judges_asked(
     return None if recipe is None else data_of_recipe(recipe)
 
 
-@contextmanager
-def told_as_texts(texts: list[str] | None) -> Iterator[None]:
-    """Name the option in complaints about a held-out set of the command line, which has no key of a recipe."""
-    try:
-        yield
-    except DataError as problem:
-        raise DataError(
-            re.sub(r"`evaluation\.perplexity\[\d+\]\.path`", "`--text`", str(problem)) if texts else str(problem)
-        ) from problem
-
-
-def show(found: EvaluationReport, console: Console) -> None:
-    """Tables of figures, then a line of verdict for each."""
+def print_report(found: EvaluationReport, console: Console) -> None:
+    """Print a table of the held-out sets, then one line of verdict for each measure."""
     if found.sets:
         table = Table("held-out set", title=f"{found.model}")
         for title in ("documents", "tokens", "loss", "perplexity", "bits per byte", "next token right"):

@@ -1,4 +1,4 @@
-"""`cpt export`: the ways out of a run, and the options that choose among them."""
+"""`cpt export`: write a trained model for other programs, whole, quantized or as an adapter; upload it to the Hub."""
 
 from pathlib import Path
 from typing import Annotated
@@ -78,36 +78,22 @@ def command(
         if quantize is not None:
             check_quantising(quantize, wish.dtype)
         import_own_code(path, module)
-        write(path, output, wish, quantize=quantize, max_rise=max_rise, adapter_only=adapter_only, module=module)
+        trained = find_trained(path)
+        refuse_unknown_code(trained.folder)
+        typer.echo(f"Reading {trained.folder} ({'adapter' if trained.is_adapter else 'model'}).")
+        if adapter_only:
+            lines = export_adapter(trained, output, wish.text)
+        elif quantize is not None:
+            lines = export_quantised(trained, output, wish, quantize, max_rise)
+        else:
+            lines = export_whole(trained, output, wish)
+        own = module or (None if trained.recipe is None else trained.recipe.model.import_)
+        report = []
+        for line in lines:
+            typer.echo(f"{line} --import {own}" if own is not None and line.startswith(SERVE) else line)
+            report.append(line)
+        seal_export(output, report)
     if push_to_hub is not None:
         folder = check_seal(path if output is None else output)
         for line in push(folder, push_to_hub, private=private, sure=yes):
             typer.echo(line)
-
-
-def write(
-    path: Path,
-    output: Path,
-    wish: ExportOptions,
-    *,
-    quantize: Method | None = None,
-    max_rise: float = MAX_RISE,
-    adapter_only: bool = False,
-    module: str | None = None,
-) -> None:
-    """Write, prove and seal one export, and print its report as it comes."""
-    trained = find_trained(path)
-    refuse_unknown_code(trained.folder)
-    typer.echo(f"Reading {trained.folder} ({'adapter' if trained.is_adapter else 'model'}).")
-    if adapter_only:
-        lines = export_adapter(trained, output, wish.text)
-    elif quantize is not None:
-        lines = export_quantised(trained, output, wish, quantize, max_rise)
-    else:
-        lines = export_whole(trained, output, wish)
-    own = module or (None if trained.recipe is None else trained.recipe.model.import_)
-    report = []
-    for line in lines:
-        typer.echo(f"{line} --import {own}" if own is not None and line.startswith(SERVE) else line)
-        report.append(line)
-    seal_export(output, report)

@@ -4,6 +4,7 @@ mean."""
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -62,19 +63,14 @@ def command(
     if method == "lora":
         lines = merge_adapter(folders, output, chosen, max_shard_size, tolerance)
     elif method == "average":
-        lines = written(output, lambda folder: average(folders, folder, chosen, max_shard_size))
+        lines = written(output, partial(average, folders, dtype=chosen, max_shard_size=max_shard_size))
     else:
         if after is None or base is None or chat is None or folders:
             raise RecipeError(
                 "--method task_arithmetic takes --after CPT --base BASE --chat CHAT, and no other folders."
             )
-        one, two, three = after, base, chat
-        lines = written(
-            output,
-            lambda folder: write_chat_vector(
-                one, two, three, folder, scale=scale, dtype=chosen, max_shard_size=max_shard_size
-            ),
-        )
+        add = partial(write_chat_vector, scale=scale, dtype=chosen, max_shard_size=max_shard_size)
+        lines = written(output, partial(add, after, base, chat))
     for line in lines:
         typer.echo(line)
 
@@ -95,7 +91,7 @@ def merge_adapter(
     return export_whole(replace(trained, stated_base=base), output, wish)
 
 
-def average(folders: list[Path], output: Path, dtype: torch.dtype | None, max_shard_size: str) -> list[str]:
+def average(folders: list[Path], output: Path, *, dtype: torch.dtype | None, max_shard_size: str) -> list[str]:
     write_average(folders, output, dtype=dtype, max_shard_size=max_shard_size)
     return [f"The mean of {len(folders)} models: {', '.join(map(str, folders))}."]
 
@@ -104,7 +100,7 @@ def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
     """Write, make it loadable by others, and load it in another process.
 
     Raises:
-        CheckpointError: plain transformers cannot load it, or it gives no numbers.
+        CheckpointError: plain transformers cannot load it, or its logits are not finite.
     """
     with written_whole_or_not(output) as unfinished:
         yield from write(unfinished)
@@ -114,25 +110,23 @@ def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
         config.pop("torch_dtype", None)
         path.write_text(json.dumps(config | {"dtype": name_of(dtype)}, indent=2, sort_keys=True) + "\n")
         finish(unfinished)
-        notes = (
-            []
-            if not any((unfinished / name).is_file() for name in TOKENIZER_FILES)
-            else loaded_back(unfinished, dtype)
-        )
+        notes = ["NOT LOADED BACK: the folder has no tokenizer. Copy one into it, then: cpt serve"]
+        if any((unfinished / name).is_file() for name in TOKENIZER_FILES):
+            notes = load_back(unfinished, dtype)
         shards = len(weight_files(unfinished))
-    yield from notes or ["NOT LOADED BACK: there is no tokenizer beside the weights. Copy one, then: cpt serve"]
+    yield from notes
     yield f"Wrote {output}: {name_of(dtype)} in {shards} safetensors file{'s' if shards > 1 else ''}."
 
 
-def loaded_back(folder: Path, dtype: torch.dtype) -> list[str]:
+def load_back(folder: Path, dtype: torch.dtype) -> list[str]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     config = AutoConfig.from_pretrained(folder)
     vocabulary = check_vocabulary(config.vocab_size, tokenizer)
     logits = logits_in_another_process(folder, proof_text(tokenizer, config), dtype)
     if not logits.isfinite().all():
         raise CheckpointError(
-            f"the merged model gives logits that are no numbers in {name_of(dtype)}. Use --dtype float32, or see the"
-            " parts."
+            f"the merged model gives NaN or infinite logits in {name_of(dtype)}. Use --dtype float32, or check the"
+            " models that were merged."
         )
     loaded = f"Loaded back by plain transformers, in a process without cpt: largest logit {logits.abs().max():.3g}."
     return [loaded, vocabulary, *model_warnings(folder, tokenizer)]

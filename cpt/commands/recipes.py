@@ -1,5 +1,6 @@
-"""`cpt recipes`: what comes with cpt to start from, and a copy of it in a folder of one's own."""
+"""`cpt recipes` and `cpt import`: start from a shipped recipe, or from a config of axolotl or LLaMA-Factory."""
 
+from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
 from typing import Annotated
@@ -7,12 +8,22 @@ from typing import Annotated
 import typer
 
 from cpt.console import open_console
-from cpt.errors import ResourceError
+from cpt.errors import RecipeError, ResourceError
+from cpt.importers import axolotl, llamafactory
+from cpt.importers.translation import Translation
 from cpt.installation import SHIPPED_FILES
+from cpt.plugins import did_you_mean
+from cpt.ranks import tell
+from cpt.recipe.tree import Mistakes, UnreadableError, plain, read_yaml
 
 FOLDERS = ("recipes", "deepspeed_configs", "launch")
 PARTS = ("models", "mixtures", "presets")  # of recipes/: sections that recipes share, no runs
 EXAMPLE = "recipes/tiny/pretrain.yaml"
+TRANSLATORS: dict[str, tuple[str, Callable[[Translation], None]]] = {
+    "axolotl": (axolotl.NEEDS, axolotl.translate),
+    "llamafactory": (llamafactory.NEEDS, llamafactory.translate),
+}
+"""Tool -> the key that names its model, by which its configs are known; and the function that fills in the recipe."""
 
 
 def command(
@@ -24,21 +35,22 @@ def command(
 
     Example: cpt recipes --copy .
     """
-    if copy is None:
-        list_recipes()
-    else:
-        copy_files(copy)
-
-
-def list_recipes() -> None:
-    """Each run by its file and the first comment in it; the parts that a recipe of one's own may name."""
     console = open_console()
+    if copy is not None:
+        if existing := [name for name in FOLDERS if (copy / name).exists()]:
+            raise ResourceError(f"{copy}: {', '.join(existing)} exists there already. Name another folder.")
+        for folder in FOLDERS:
+            copytree(SHIPPED_FILES / folder, copy / folder)
+        done = f"{', '.join(FOLDERS)} are in {copy}. Try there: cpt check {EXAMPLE}"
+        console.print(done, markup=False, highlight=False)
+        return
     recipes = SHIPPED_FILES / "recipes"
     for path in sorted(recipes.rglob("*.yaml")):
         name = path.relative_to(recipes)
         if name.parts[0] not in PARTS:
             console.print(f"recipes/{name}", style="bold", highlight=False)
-            console.print(f"    {first_comment(path)}", markup=False, highlight=False)
+            comment = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
+            console.print(f"    {comment}", markup=False, highlight=False)
     console.print(
         f"\nThey are in {SHIPPED_FILES}. `cpt recipes --copy .` copies them here, with what they name.", markup=False
     )
@@ -48,29 +60,68 @@ def list_recipes() -> None:
     )
 
 
-def first_comment(path: Path) -> str:
-    with path.open(encoding="utf-8") as file:
-        return file.readline().removeprefix("#").strip()
+def import_command(
+    config: Annotated[Path, typer.Argument(help="The YAML file of a run of axolotl or LLaMA-Factory.")],
+    output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
+    gpus: Annotated[
+        int, typer.Option(help="GPUs of the run there: what it counts in steps is in tokens here.", min=1)
+    ] = 1,
+    force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
+) -> None:
+    """Translate a config of axolotl or LLaMA-Factory into a recipe, and list the keys that were not translated.
+
+    Example: cpt import axolotl.yml --gpus 4 --output recipe.yaml
+    """
+    found = translated(config, gpus)
+    if output.exists() and not force:
+        raise RecipeError(f"{output} exists. Choose another name with --output, or write over it with --force.")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(found.text(), encoding="utf-8")
+    missing = found.not_translated()
+    if missing:
+        tell("\n  ".join([f"Not translated ({len(missing)}):", *missing]))
+    tell(f"Wrote {output}. Next: cpt check {output}")
 
 
-def copy_files(folder: Path) -> None:
-    """Copy everything that comes with cpt besides its code.
+def translated(path: Path, gpus: int = 1) -> Translation:
+    """Translate a config without writing anything.
+
+    Args:
+        gpus: of the run there, for what it counts in steps.
 
     Raises:
-        ResourceError: one of the folders is there already, or nothing can be written.
+        RecipeError: it is not a config of either tool, or names no model or no dataset.
     """
-    there = [name for name in FOLDERS if (folder / name).exists()]
-    if there:
-        raise ResourceError(
-            f"{folder}: {', '.join(there)} exists there already, and nothing is written over. Name another folder."
-        )
+    mistakes = Mistakes()
     try:
-        for name in FOLDERS:
-            copytree(SHIPPED_FILES / name, folder / name)
-    except OSError as problem:
-        raise ResourceError(
-            f"{folder}: cannot be written: {problem.strerror or problem}. Name another folder: --copy FOLDER"
-        ) from problem
-    open_console().print(
-        f"{', '.join(FOLDERS)} are in {folder}. Try there: cpt check {EXAMPLE}", markup=False, highlight=False
-    )
+        root = read_yaml(path, mistakes)
+    except UnreadableError:
+        mistakes.raise_if_any()
+        raise
+    mistakes.raise_if_any()
+    if {"model", "data", "budget"} <= root.value.keys():
+        raise RecipeError(f"{path} is a recipe already. Check it: cpt check {path}")
+    tool = tool_of(path, root.value)
+    needed, translate = TRANSLATORS[tool]
+    lines = {key: node.place.line for key, node in root.value.items()}
+    found = Translation(path, tool, plain(root), lines, gpus)
+    if not isinstance(found.values.get(needed), str):
+        raise RecipeError(f"{path}: `{needed}` is missing: the model to start from.{did_you_mean(needed, lines)}")
+    try:
+        translate(found)
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as problem:  # a list for a number, and so on: the tool refuses it too
+        raise RecipeError(f"{path}: a value is not of the kind that {tool} takes: {problem}") from problem
+    return found
+
+
+def tool_of(path: Path, keys: dict[str, object]) -> str:
+    """The tool whose name for the model is among the keys."""
+    found = [tool for tool, (needed, _) in TRANSLATORS.items() if needed in keys]
+    if len(found) != 1:
+        names = " and ".join(f"`{needed}` ({tool})" for tool, (needed, _) in TRANSLATORS.items())
+        raise RecipeError(f"{path}: {'both' if found else 'neither'} of {names} found. Which model is trained?")
+    return found[0]

@@ -1,7 +1,8 @@
-"""`cpt runs [FOLDER]`: list runs with their state and newest figures."""
+"""`cpt runs` lists runs with their newest figures; `cpt verify` compares checkpoints with what was written."""
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from cpt.console import open_console
-from cpt.formatting import format_count, format_duration
+from cpt.errors import CheckpointError
+from cpt.formatting import GIB, format_count, format_duration
 from cpt.runs.folder import Values, is_bits_per_byte, list_runs, set_name
 
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
@@ -86,3 +88,43 @@ def held_out(values: Values) -> str:
 
 def decimal(number: float | None) -> str:
     return "" if number is None else f"{number:.4f}"
+
+
+def verify_command(
+    path: Annotated[Path, typer.Argument(help="A run's folder, or one checkpoint.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
+) -> None:
+    """Verify sizes and hashes of checkpoints; exit code 2 where something is not as it was written.
+
+    Example: cpt verify runs/my-run
+    """
+    from cpt.checkpoints.manifest import verify_path
+    from cpt.checkpoints.resume import PATTERN  # with torch, which `cpt runs` does not need
+
+    verified = verify_path(path)
+    damaged = [one for one in verified if one.found]
+    if as_json:
+        content = [
+            {
+                "folder": str(one.folder),
+                "sound": not one.found,
+                "step": one.step,
+                "bytes": one.num_bytes,
+                "damages": [asdict(damage) for damage in one.found],
+            }
+            for one in verified
+        ]
+        typer.echo(json.dumps(content, indent=1))
+    for one in verified:
+        if not as_json and not one.found:
+            typer.echo(f"{one.folder}: sound (step {one.step}, {one.num_bytes / GIB:.2f} GiB read)")
+    if damaged:
+        listing = "\n".join(f"  {damage}" for one in damaged for damage in [f"{one.folder}:", *map(str, one.found)])
+        are_checkpoints = [PATTERN.fullmatch(one.folder.name) is not None for one in damaged]
+        remedies = [
+            "`cpt train` skips damaged checkpoints and resumes from an older one." if any(are_checkpoints) else "",
+            "" if all(are_checkpoints) else "Write the model again: cpt export RUN/checkpoint-N --output FOLDER.",
+        ]
+        raise CheckpointError(
+            f"{len(damaged)} of {len(verified)} are not what was written:\n{listing}\n{' '.join(remedies).strip()}"
+        )

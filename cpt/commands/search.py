@@ -85,9 +85,10 @@ def command(
     folder = loaded.output_dir / (wanted.settings.name or f"{loaded.name}-search")
     folder = free_name(folder) if new else folder
     if (folder / SEARCHED).exists() and (changes := differing_keys(load_recipe(folder / SEARCHED), loaded)):
+        listing = "\n".join(changes)
         raise RecipeError(
-            "\n".join([f"{folder} is a search with another recipe. What differs (there -> here):", *changes])
-            + "\nUndo the change, or start a new search: --new."
+            f"{folder} is a search with another recipe. What differs (there -> here):\n{listing}\nUndo the change, or"
+            " start a new search: --new."
         )
     environments = environments_of(parallel, processes)
     lock = folder / (f".lock-{os.uname().nodename}" if storage else ".lock")
@@ -117,7 +118,7 @@ def command(
 
 
 def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
-    """Check that a run of the recipe logs the metric; what stages of examples log is for TRL to know.
+    """Check that a run of the recipe logs the metric. What stages of examples log is up to TRL.
 
     Raises:
         RecipeError: it does not.
@@ -133,7 +134,7 @@ def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
 
 
 def environments_of(parallel: int, processes: int) -> list[dict[str, str]]:
-    """Variables of the trials that run at the same time: each gets an equal share of the GPUs.
+    """Environment variables of parallel trials: each gets an equal share of the GPUs.
 
     Raises:
         ResourceError: there are too few GPUs.

@@ -4,7 +4,6 @@ import gc
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from transformers.utils.logging import disable_progress_bar
 
@@ -39,6 +38,8 @@ def command(
 
 def judge(run: Run, *, batch_size: int = 8) -> None:
     """Complete the verdict, add it to the model's card, and print it in a few lines."""
+    import torch
+
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # of a run that ended in this process
@@ -54,12 +55,12 @@ def judge(run: Run, *, batch_size: int = 8) -> None:
     for finding in [*verdict.domain_test, *verdict.tasks]:
         tell(f"  {finding.verdict()}")
     num_dropped = sum(source.decontaminated for source in verdict.sources)
-    tell(f"  {num_dropped:,} training documents were left out as contaminated.")
+    tell(f"  {num_dropped:,} training documents were dropped as contaminated.")
     for missing in verdict.not_run:
         tell(f"  not run: {missing.what}: {missing.why}.")
     serve = f"; serve it: {verdict.serve}" if verdict.serve else ""
     tell(f"The page: {run.folder / VERDICT_PAGE}. The model is in {run.export_folder}{serve}")
 
 
-if __name__ == "__main__":  # the main process of several continues with it, as a program of its own
+if __name__ == "__main__":  # the main process of several continues with this program
     run_command(command)

@@ -16,11 +16,11 @@ logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(tokenizer: Tokenizer, model: Model) -> PreTrainedTokenizerBase:
-    """The tokenizer at `tokenizer.path`, else at `model.path`. No token is ever added; a missing pad token is the eos
-    token.
+    """Load the tokenizer at `tokenizer.path`, else at `model.path`. No token is added; a missing pad token becomes the
+    eos token.
 
     Raises:
-        RecipeError: no path is given, nothing loadable is there, or it has no fast version or no eos token.
+        RecipeError: no path is given, no tokenizer can be loaded, or it has no fast version or no eos token.
     """
     path = tokenizer.path or model.path
     if path is None:
@@ -34,8 +34,8 @@ def load_tokenizer(tokenizer: Tokenizer, model: Model) -> PreTrainedTokenizerBas
     loaded = from_folder_or_hub(path, revision, model.trust_remote_code)
     if not loaded.is_fast:
         raise RecipeError(
-            f"`{path}` has no fast tokenizer ({type(loaded).__name__} is written in Python): it would hold the"
-            " training up. Set `tokenizer.path` to one with a tokenizer.json."
+            f"`{path}` has no fast tokenizer ({type(loaded).__name__} is written in Python), and training would wait"
+            " for it. Set `tokenizer.path` to one with a tokenizer.json."
         )
     if loaded.eos_token_id is None:
         raise RecipeError(
@@ -49,27 +49,23 @@ def load_tokenizer(tokenizer: Tokenizer, model: Model) -> PreTrainedTokenizerBas
 
 
 def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """AutoTokenizer, with what can go wrong said in the recipe's words."""
+    """AutoTokenizer, with errors that name the recipe's key."""
     local = Path(path).expanduser()
     if complaint := unfinished_run(path):
         raise RecipeError(f"`tokenizer.path`: {complaint}")
     if local.exists():
         check_folder(local)
+        where, path = "local folder", str(local)
     elif is_local(path):
         raise RecipeError(
             f"there is no folder `{path}` to load the tokenizer from (looked in {Path.cwd()}). Check `tokenizer.path`."
         )
     else:
         refuse_unreachable("`tokenizer.path`", path, revision, TOKENIZER)
+        where = f"Hub id (and there is no such folder in {Path.cwd()})"
     try:
-        return AutoTokenizer.from_pretrained(
-            str(local) if local.exists() else path,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            use_fast=True,
-        )
+        return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError, KeyError) as problem:
-        where = "local folder" if local.exists() else f"Hub id (and there is no such folder in {Path.cwd()})"
         reason = str(problem).strip().split("\n", 1)[0]
         raise RecipeError(
             f"cannot load a tokenizer from `{path}`, taken as a {where}: {reason} Check `tokenizer.path`."
@@ -77,8 +73,8 @@ def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool)
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a file, a folder without a tokenizer, and a tokenizer.json cut short: their errors from below do not name
-    the file."""
+    """Refuse a file, a folder without a tokenizer, and a damaged tokenizer.json: transformers' errors do not name the
+    file."""
     if not folder.is_dir():
         raise RecipeError(f"`{folder}` is a file. `tokenizer.path` takes the folder that holds tokenizer.json.")
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "config.json")

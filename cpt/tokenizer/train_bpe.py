@@ -11,8 +11,7 @@ from cpt.errors import DataError, RecipeError
 # MiniMind's three, at its ids 0, 1 and 2: padding, begin and end of a document (and of a chat turn).
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 BYTES = 256
-# Words with the space or sign before them, each digit alone, runs of signs, line ends, spaces: the rule of Qwen2 and
-# its successors.
+# Qwen2's rule: words with the space or symbol before them, each digit alone, runs of symbols, line ends, spaces.
 WORDS = Regex(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
@@ -25,22 +24,18 @@ CHAT_TEMPLATE = (
 
 
 def train_bpe(
-    documents: Iterable[str],
-    vocabulary_size: int,
-    folder: Path,
-    *,
-    special_tokens: Sequence[str] = SPECIAL_TOKENS,
+    documents: Iterable[str], vocabulary_size: int, folder: Path, *, special_tokens: Sequence[str] = SPECIAL_TOKENS
 ) -> PreTrainedTokenizerFast:
     """Train on `documents` and save into `folder`, from where `AutoTokenizer.from_pretrained` loads it.
 
-    The same documents give the same files. The vocabulary has exactly the asked size: special tokens first, then
-    bytes, then merges.
+    The same documents give the same files. The vocabulary has exactly this size: special tokens first, then bytes,
+    then merges.
 
     Args:
-        special_tokens: padding, begin of document, end of document, and any more that the vocabulary is to hold.
+        special_tokens: padding, begin of document, end of document, then any others.
 
     Raises:
-        RecipeError: the size has no room for the bytes and the special tokens.
+        RecipeError: the size is too small for the bytes and the special tokens.
         DataError: no text, or too little of it to fill the vocabulary.
     """
     smallest = BYTES + len(special_tokens)
@@ -64,7 +59,7 @@ def train_bpe(
             f" {reached:,}. Give more text, or ask for at most {reached:,}."
         )
     pad, begin, end = special_tokens[:3]
-    # With a begin token in front, the first word of a document is learned and judged like any other.
+    # With a begin token in front, the first word of a document is learned and evaluated like any other.
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, tokenizer.token_to_id(begin))]
     )
@@ -90,13 +85,15 @@ def untrained_tokenizer() -> Tokenizer:
 
 
 def non_empty(documents: Iterable[str]) -> Iterator[str]:
-    """Pass documents on, and refuse when none of them has text."""
-    anything = False
+    """The documents that have text.
+
+    Raises:
+        DataError: none has.
+    """
+    is_empty = True
     for document in documents:
         if document.strip():
-            anything = True
+            is_empty = False
             yield document
-    if not anything:
-        raise DataError(
-            "there is no text to train a tokenizer on: every document is empty. Check the files and the text column."
-        )
+    if is_empty:
+        raise DataError("there is no text: every document is empty. Check the files and the text column.")

@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from cpt.commands.demo.commands import Commands
+from cpt.commands.demo import Commands
 from cpt.errors import LaunchError, TrainingError
 
 

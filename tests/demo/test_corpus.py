@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.commands.demo.corpus import is_held_out, split_code, write_files
+from cpt.commands.demo_corpus import is_held_out, split_code, write_files
 
 MODULE = '''"""What the module {n} is for: it counts things of kind {n} and tells how many there are."""
 

@@ -8,8 +8,8 @@ import pytest
 import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cpt.commands.demo.corpus import write_files
-from cpt.commands.demo.run import FOLDER, RECIPES, command, moved_paths, run_demo
+from cpt.commands.demo import FOLDER, RECIPES, command, moved_paths, run_demo
+from cpt.commands.demo_corpus import write_files
 from cpt.errors import ResourceError
 from cpt.planning.init_recipe import MOST_HELD_OUT
 from cpt.recipe.load import load_recipe

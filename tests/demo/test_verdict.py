@@ -3,8 +3,7 @@ import json
 import pytest
 from rich.console import Console
 
-from cpt.commands.demo.commands import ServedAnswer
-from cpt.commands.demo.verdict import show, summarize, write_summary
+from cpt.commands.demo import print_results, read_result
 from cpt.runs.record import Run
 
 
@@ -32,19 +31,12 @@ def write_run(folder, domain_after, general_after, worked=True):
     return Run(folder)
 
 
-@pytest.fixture
-def base(tmp_path):
-    return write_run(tmp_path / "base", 2.0, 1.0)
-
-
-def test_a_row_has_the_figures_of_the_verdict_and_the_median_speed(tmp_path, base):
-    summary = summarize(base, [write_run(tmp_path / "code-seed1", 1.6, 1.01)], None)
-    row = summary.rows[0]
+def test_a_result_has_the_figures_of_the_verdict_and_the_median_speed(tmp_path):
+    row = read_result(write_run(tmp_path / "code-seed1", 1.6, 1.01))
     assert (row.domain_before, row.domain_after, row.general_before, row.general_after) == (2.0, 1.6, 1.0, 1.01)
     assert (row.tokens, row.tokens_per_second, row.seconds) == (5120, 20.0, 30.0)
     assert row.domain_change == pytest.approx(-20)
     assert row.general_change == pytest.approx(1)
-    assert (summary.base.general_before, summary.base.general_after, summary.base.tokens) == (1.0, 1.0, 5120)
 
 
 @pytest.mark.parametrize(
@@ -58,28 +50,16 @@ def test_a_row_has_the_figures_of_the_verdict_and_the_median_speed(tmp_path, bas
     ],
 )
 def test_it_passes_when_the_domain_falls_clearly_and_by_15_percent_and_general_rises_by_3_at_most(
-    tmp_path, base, domain_after, general_after, worked, passed
+    tmp_path, domain_after, general_after, worked, passed
 ):
-    assert (
-        summarize(base, [write_run(tmp_path / "code-seed1", domain_after, general_after, worked)], None).passed
-        is passed
-    )
+    assert read_result(write_run(tmp_path / "code-seed1", domain_after, general_after, worked)).passed is passed
 
 
-def test_one_seed_that_fails_fails_the_demo(tmp_path, base):
-    runs = [write_run(tmp_path / f"code-seed{i}", 1.6, general) for i, general in enumerate((1.0, 1.04, 1.01))]
-    assert not summarize(base, runs, None).passed
-
-
-def test_the_summary_is_saved_and_printed(tmp_path, base):
-    runs = [write_run(tmp_path / f"code-seed{i}", 1.6, 1.01) for i in (1, 2)]
-    summary = summarize(base, runs, ServedAnswer("def [x]", " new"))
-    write_summary(summary, tmp_path)
-    saved = json.loads((tmp_path / "summary.json").read_text())
-    assert saved["passed"] is True and saved["rows"][0]["domain_after"] == 1.6
+def test_one_seed_that_fails_fails_the_demo(tmp_path):
+    runs = [write_run(tmp_path / f"code-seed{i}", 1.6, general) for i, general in enumerate((1.0, 1.04))]
     console = Console(record=True, width=80)
-    show(summary, console, tmp_path)
+    print_results([read_result(run) for run in runs], "It worked: so it did.", console, tmp_path)
     printed = console.export_text()
-    for text in ("seed1", "seed2", "-20.0 %", "+1.0 %", "Passed", "It worked: so it did.", "verdict.md"):
+    for text in ("seed0", "seed1", "-20.0 %", "+4.0 %", "NOT passed", "It worked: so it did.", "verdict.md"):
         assert text in printed
     assert f"  cpt compare {runs[0].folder} {runs[1].folder}\n" in printed

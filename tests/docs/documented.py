@@ -19,7 +19,7 @@ from markdown_it import MarkdownIt
 from typer.main import get_command
 
 from cpt.cli import COMMANDS, application
-from cpt.commands.pipeline.steps import load_pipeline
+from cpt.commands.pipeline import load_pipeline
 from cpt.errors import CptError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.tree import Mistakes, plain, read_yaml

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from cpt.cli import main
-from cpt.commands.import_config import command, translated
+from cpt.commands.recipes import import_command as command
+from cpt.commands.recipes import translated
 from cpt.errors import RecipeError
 from cpt.importers.translation import Translation
 from cpt.recipe.load import load_recipe

@@ -8,8 +8,7 @@ import pytest
 import typer
 from tiny import write_recipe
 
-from cpt.commands.pipeline.command import command, end, run_step
-from cpt.commands.pipeline.steps import load_pipeline
+from cpt.commands.pipeline import command, end, load_pipeline, run_step
 from cpt.errors import Interrupted, LaunchError
 
 

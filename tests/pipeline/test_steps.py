@@ -3,7 +3,7 @@ import json
 import pytest
 from tiny import write_recipe
 
-from cpt.commands.pipeline.steps import load_pipeline
+from cpt.commands.pipeline import load_pipeline
 from cpt.errors import RecipeError
 from cpt.recipe.load import REPOSITORY
 

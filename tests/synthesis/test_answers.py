@@ -2,9 +2,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from cpt.commands.synthesis.answers import Answerer
-from cpt.commands.synthesis.questions import encode
-from cpt.commands.synthesis.sampling import Sampling
+from cpt.commands.rewriting_model import Answerer, Sampling, encode
 
 QUESTIONS = ["a", "A longer question about things.", "Why?", "b" * 90, "one two three"]
 SEEDS = [1, 2**64 - 1, 3, 4, 5]

@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.commands.synthesis.output import RewriteCounts, open_output
+from cpt.commands.rewriting import RewriteCounts, open_output
 from cpt.errors import LaunchError, RecipeError, ResourceError
 
 COUNTS = RewriteCounts(1, {"empty": 2})

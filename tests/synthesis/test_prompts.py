@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.commands.synthesis.prompts import find_prompt
+from cpt.commands.rewriting import find_prompt
 from cpt.errors import RecipeError
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.commands.synthesis.questions import RewriteQuestion, cut, encode
+from cpt.commands.rewriting_model import RewriteQuestion, cut, encode
 from cpt.errors import RecipeError
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from cpt.commands.synthesis.sampling import SeededDraws
+from cpt.commands.rewriting_model import SeededDraws
 
 
 def draws(logits, seeds, prompt_length=1, tokens=1):

@@ -1,17 +1,13 @@
 import pytest
 from tiny_tokenizers import CODE, KINDS, ids_of
 
-from cpt.tokenizer.bpe import read_bpe
-
-
-def bpe_of(kind):
-    return read_bpe(KINDS[kind]().backend_tokenizer, kind)
+from cpt.tokenizer.extend_vocabulary import read_bpe
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_pieces_of_the_words_are_the_ids_of_the_text(kind):
     tokenizer = KINDS[kind]()
-    bpe = read_bpe(tokenizer.backend_tokenizer, kind)
+    bpe = read_bpe(tokenizer)
     for text in CODE:
         assert [number for word in bpe.split(text) for number in bpe.pieces(word)] == ids_of(tokenizer, text)
 
@@ -31,4 +27,4 @@ def test_the_pieces_of_the_words_are_the_ids_of_the_text(kind):
     ],
 )
 def test_a_sentencepiece_token_is_letters_or_signs_or_one_digit_of_one_word(token, may_be):
-    assert bpe_of("llama2").may_be_token(token) is may_be
+    assert read_bpe(KINDS["llama2"]()).may_be_token(token) is may_be

@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.tokenizer.continued_bpe import MAX_TOKEN_CHARACTERS, join_in, learn_merges
+from cpt.tokenizer.extend_vocabulary import MAX_TOKEN_CHARACTERS, join_in, learn_merges
 
 LETTERS = dict(enumerate("abcd"))
 

@@ -8,8 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from cpt.errors import DataError, RecipeError
-from cpt.tokenizer.extend_vocabulary import extend_vocabulary
-from cpt.tokenizer.reachability import is_reached
+from cpt.tokenizer.extend_vocabulary import extend_vocabulary, is_reached
 
 N = 40
 PAIRS = {}

@@ -3,7 +3,8 @@ import json
 from tiny_tokenizers import CODE, KINDS, ids_of
 from tokenizers import Tokenizer
 
-from cpt.tokenizer.reachability import NO_UTF8, NOT_FOUND, OTHER_TOKENS, is_reached, unreachable_tokens
+from cpt.commands.tokenizer_report import NO_UTF8, NOT_FOUND, OTHER_TOKENS, unreachable_tokens
+from cpt.tokenizer.extend_vocabulary import is_reached
 
 
 def with_token(token, merge=None):

@@ -2,28 +2,27 @@ import json
 
 import pytest
 
-from cpt.commands.tokenizer.texts import Read, described, named_texts, read_texts
+from cpt.commands.tokenizer import describe, open_texts
 from cpt.errors import DataError
 
 
-def test_a_text_is_called_as_it_is_named_or_by_its_path():
-    sources = named_texts(["code=a/b.jsonl", "c/prose.txt", "s3://bucket/x=1/*.parquet"], "body")
-    assert {name: source.path for name, source in sources.items()} == {
+def test_a_text_has_its_given_name_or_the_name_of_its_path():
+    texts = open_texts(["code=a/b.jsonl", "c/prose.txt", "s3://bucket/x=1/*.parquet"], "body", 1)
+    assert {name: text.source.path for name, text in texts.items()} == {
         "code": "a/b.jsonl",
         "prose": "c/prose.txt",
         "x=1": "s3://bucket/x=1/*.parquet",
     }
-    assert all(source.text_column == "body" for source in sources.values())
+    assert all(text.source.text_column == "body" for text in texts.values())
 
 
-def test_of_each_text_no_more_is_read_than_asked_and_it_is_said(tmp_path):
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "x" * 100}) + "\n" for _ in range(10)))
-    read: dict[str, Read] = {}
-    texts = list(read_texts(named_texts([f"a={tmp_path / 'a.jsonl'}"], "text"), 250, read))
-    assert len(texts) == 3 and read["a"] == Read(3, 300, is_cut=True)
-    assert described(read) == "a: 3 documents, 0.0 MB (its beginning)"
+def test_only_the_beginning_of_a_long_text_is_read_and_reported_as_such(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "x" * 400_000}) + "\n" for _ in range(10)))
+    texts = open_texts([f"a={tmp_path / 'a.jsonl'}"], "text", 1)
+    assert len(list(texts["a"])) == 3 and texts["a"].is_cut and texts["a"].bytes == 1_200_000
+    assert describe(texts) == "a: 3 documents, 1.2 MB (its beginning)"
 
 
-def test_a_text_that_is_not_there_is_told(tmp_path):
+def test_a_missing_text_is_an_error_that_names_the_option(tmp_path):
     with pytest.raises(DataError, match=r"no such file.* Set `--text`"):
-        list(read_texts(named_texts([str(tmp_path / "none.txt")], "text"), 1, {}))
+        list(open_texts([str(tmp_path / "none.txt")], "text", 1)["none"])

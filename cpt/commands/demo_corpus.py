@@ -32,8 +32,7 @@ SKIPPED_FOLDERS = {
 
 
 def write_files(folder: Path, library: Path | None = None) -> dict[tuple[Kind, Part], Path]:
-    """The same as folders of text files, one file a module or a topic, as a user has them; folders that are there
-    already stay.
+    """Write folders of text files, one file for each module or topic; folders that exist already stay.
 
     Args:
         library: the folder to read; by default this Python's standard library.
@@ -65,7 +64,7 @@ def write_files(folder: Path, library: Path | None = None) -> dict[tuple[Kind, P
 
 
 def beginning(statements: Iterable[str]) -> list[str]:
-    """About MAX_CHARACTERS of the first statements, without those that are too long for a file."""
+    """About MAX_CHARACTERS of the first statements, without very long ones."""
     kept: list[str] = []
     for statement in statements:
         length = sum(map(len, kept))
@@ -132,13 +131,11 @@ def split_code(text: str) -> tuple[list[str], list[str]]:
         "\n".join(line for line in lines[start:end] if line is not None)
         for start, end in zip(starts, ends, strict=True)
     ]
-    return [
-        re.sub(r"\n{4,}", "\n\n\n", statement.rstrip()) for statement in statements if statement.strip()
-    ], docstrings
+    code = [re.sub(r"\n{4,}", "\n\n\n", one.rstrip()) for one in statements if one.strip()]
+    return code, docstrings
 
 
 def decorators(node: ast.stmt) -> list[ast.expr]:
-    """The decorators above a definition: it begins with them."""
     return node.decorator_list if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else []
 
 
@@ -147,7 +144,7 @@ def take_out(lines: list[str | None], docstring: ast.stmt, leave_pass: bool) -> 
     assert docstring.end_lineno is not None
     assert docstring.end_col_offset is not None
     first, last = docstring.lineno - 1, docstring.end_lineno - 1
-    # Offsets count UTF-8 bytes. Code may stand on the same line: `def f(): "Do nothing."`
+    # Offsets count UTF-8 bytes. Code may be on the same line: `def f(): "Do nothing."`
     before = (lines[first] or "").encode()[: docstring.col_offset].decode()
     after = (lines[last] or "").encode()[docstring.end_col_offset :].decode().lstrip("; ")
     lines[first : last + 1] = [None] * (last + 1 - first)
@@ -159,14 +156,13 @@ def take_out(lines: list[str | None], docstring: ast.stmt, leave_pass: bool) -> 
 
 
 def paragraphs(text: str) -> list[str]:
-    """Passages between blank lines, with the common indentation taken off."""
-    return [
-        block.rstrip() for block in re.split(r"\n\s*\n", textwrap.dedent(text.strip("\n").rstrip())) if block.strip()
-    ]
+    """Passages between blank lines, without the common indentation."""
+    blocks = re.split(r"\n\s*\n", textwrap.dedent(text.strip("\n").rstrip()))
+    return [block.rstrip() for block in blocks if block.strip()]
 
 
 def first_occurrences(passages: Iterable[str], seen: set[str]) -> Iterator[str]:
-    """Leave out passages that came before anywhere; whitespace does not make a difference."""
+    """Skip passages that occurred before, in any file; whitespace makes no difference."""
     for passage in passages:
         key = " ".join(passage.split())
         if len(key) < SHORT_PASSAGE:

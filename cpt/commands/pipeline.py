@@ -1,0 +1,260 @@
+"""`cpt pipeline FILE`: several recipes in a row, each a run of its own. Finished runs are skipped, interrupted ones
+resume."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from cpt.command_line import refuse_ignored, show_log
+from cpt.console import open_console
+from cpt.errors import Interrupted, LaunchError, RecipeError
+from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt
+from cpt.planning.gate import report
+from cpt.plugins import did_you_mean
+from cpt.process import Child
+from cpt.ranks import tell
+from cpt.recipe.difference import differing_keys
+from cpt.recipe.load import load_recipe, load_with_places
+from cpt.recipe.schema import Recipe
+from cpt.recipe.tree import Mistakes, Node, UnreadableError, plain, read_yaml
+from cpt.runs.folder import RECIPE
+from cpt.runs.heartbeats import remove_heartbeats
+from cpt.runs.record import Run
+
+KILLED = 128  # what shells add to the number of a signal
+
+
+KEYS = ("name", "description", "steps")
+
+
+@dataclass(frozen=True)
+class Step:
+    number: int
+    """From 1."""
+    file: Path
+    overrides: tuple[str, ...]
+    recipe: Recipe
+    root: Node
+    """The recipe's tree, to show mistakes with their lines."""
+
+    @property
+    def run(self) -> Run:
+        return Run(self.recipe.output_dir / self.recipe.name)
+
+    @property
+    def awaits(self) -> list[str]:
+        """Models that an earlier step may make."""
+        teacher = self.recipe.training.get("teacher_model_name_or_path")
+        rewards = [reward.options.get("path") for reward in self.recipe.rewards]
+        named = [self.recipe.model.path, self.recipe.tokenizer.path, teacher, *rewards]
+        return [path for path in named if isinstance(path, str) and path]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    name: str
+    steps: tuple[Step, ...]
+
+    def made_by_others(self, step: Step) -> list[Step]:
+        """The steps whose runs this one continues from."""
+        return [other for other in self.steps if any(is_below(other.run.folder, path) for path in step.awaits)]
+
+
+def command(
+    file: Annotated[Path, typer.Argument(help="A YAML file with `name` and `steps`, a list of recipes.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key.path=value, on top of every step's recipe.")
+    ] = None,
+    supervise: Annotated[
+        bool, typer.Option("--supervise", help="Watch each run, and start it again where it ends too early.")
+    ] = False,
+    processes: Annotated[int, typer.Option(min=1, help="Processes of each run, on this machine.")] = 1,
+    launcher: Annotated[
+        str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check all recipes and show where each run stands; start nothing.")
+    ] = False,
+) -> None:
+    """Run recipes one after the other; type the same command again to resume.
+
+    Finished runs are skipped.
+
+    Example: cpt pipeline pipeline.yaml --dry-run
+    """
+    show_log()
+    if "RANK" in os.environ:
+        hint = '--launcher "accelerate launch --config_file FILE"'
+        raise LaunchError(f"a pipeline starts the processes of its runs: type `cpt pipeline FILE`, with {hint}.")
+    refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
+    pipeline = load_pipeline(file, overrides or ())
+    print_status(pipeline)
+    if mistakes := sum(check_step(pipeline, step) for step in pipeline.steps):
+        tell(f"{mistakes} of {len(pipeline.steps)} steps cannot run. Nothing was started.")
+        raise typer.Exit(2)
+    for step in () if dry_run else pipeline.steps:
+        if step.run.is_finished:
+            tell(f"step {step.number}, {step.recipe.name}: already finished, its model is {step.run.export_folder}.")
+            continue
+        how = ["--launcher", launcher] if launcher is not None else ["--processes", str(processes)]
+        words = [str(step.file), *step.overrides, *how, *(["--supervise"] if supervise else [])]
+        title = f"step {step.number} of {len(pipeline.steps)}, {step.recipe.name} ({step.recipe.stage})"
+        tell(f"{title}: {step.run.folder}")
+        code, forwarded = run_step(step, command_of_attempt(words, 1, None))
+        if code != 0 or not step.run.is_finished:
+            end(pipeline, step, file, code, forwarded)
+    if not dry_run:
+        print_status(pipeline)
+
+
+def check_step(pipeline: Pipeline, step: Step) -> bool:
+    """Whether the step has mistakes. If an earlier step still has to make its model, only its recipe is checked."""
+    if step.run.is_finished:
+        return False
+    waiting = [other for other in pipeline.made_by_others(step) if not other.run.is_finished]
+    if waiting:
+        folder, number = waiting[0].run.folder, waiting[0].number
+        tell(f"{step.file}: continues from {folder}, so files and memory are checked after step {number}.")
+        return False
+    found = report(step.file, step.recipe, step.root)
+    return bool(found.mistakes or found.blockers)
+
+
+def run_step(step: Step, words: Sequence[str]) -> tuple[int, int]:
+    """Run a step's command to its end.
+
+    Returns:
+        The exit code of the run, which launchers replace by their own, and the signal that was forwarded or 0.
+    """
+    if step.run.folder.is_dir():
+        remove_heartbeats(step.run.folder)
+    before = step.run.status().get("updated")
+    code, forwarded = Child(words).wait_for_end()
+    status = step.run.status()
+    if code != 0 and "exit_code" in status and status.get("updated") != before:
+        return int(status["exit_code"]), forwarded
+    return code if code >= 0 else KILLED - code, forwarded
+
+
+def end(pipeline: Pipeline, step: Step, file: Path, code: int, forwarded: int) -> None:
+    """Report how the step ended and how to resume.
+
+    Raises:
+        Interrupted: it was stopped by a signal.
+        typer.Exit: it failed; with its exit code.
+    """
+    print_status(pipeline)
+    status = step.run.status()
+    again = f"The same command resumes there: cpt pipeline {file}"
+    if code == Interrupted.exit_code or forwarded and code == KILLED + forwarded:
+        why = f"{signal.Signals(forwarded).name}: " if forwarded else ""
+        raise Interrupted(
+            f"{why}step {step.number}, {step.recipe.name}, stopped at step {status.get('step', 0)} of its run. {again}"
+        )
+    reason = str(status.get("message") or "see its output above").splitlines()[0]
+    tell(f"step {step.number}, {step.recipe.name}, ended with exit code {code}: {reason}")
+    tell(f"Later steps were not started. Fix the cause. {again}")
+    raise typer.Exit(code or 1)
+
+
+def print_status(pipeline: Pipeline) -> None:
+    table = Table("step", "stage", "run", "status", title=pipeline.name, title_justify="left")
+    for step in pipeline.steps:
+        table.add_row(str(step.number), step.recipe.stage, str(step.run.folder), status_of(step))
+    open_console().print(table, markup=False)
+
+
+def status_of(step: Step) -> str:
+    """`interrupted at 40 of 100`, `finished`, `waiting`."""
+    status = step.run.status()
+    state = "finished" if step.run.is_finished else str(status.get("state", "waiting"))
+    if state != "finished" and "step" in status and "steps" in status:
+        return f"{state} at {status['step']} of {status['steps']}"
+    return state
+
+
+def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
+    """Read the file and all of its recipes.
+
+    Args:
+        overrides: `key.path=value` on top of every step.
+
+    Raises:
+        RecipeError: every mistake of the file and of the recipes, with its line.
+    """
+    mistakes = Mistakes()
+    try:
+        root = read_yaml(path, mistakes)
+    except UnreadableError:
+        mistakes.raise_if_any()
+        raise
+    written = root.value
+    for key, node in written.items():
+        if key not in KEYS:
+            known = f"Keys: {', '.join(KEYS)}"
+            mistakes.add(node.place, f"`{key}` is not a key of a pipeline.{did_you_mean(key, KEYS)} {known}")
+    if "name" not in written or not isinstance(written["name"].value, str):
+        mistakes.add(root.place, "`name` is missing: the pipeline's name")
+    if "steps" not in written or not isinstance(written["steps"].value, list) or not written["steps"].value:
+        example = "`steps: [{recipe: pretrain.yaml}, {recipe: sft.yaml}]`"
+        mistakes.add(root.place, f"`steps` is missing: a list of recipes, {example}")
+        mistakes.raise_if_any()
+    steps, problems = [], []
+    for number, node in enumerate(written["steps"].value, start=1):
+        keys = plain(node)
+        if not isinstance(keys, dict) or not isinstance(keys.get("recipe"), str):
+            example = "`{recipe: sft.yaml, name: chat}`"
+            mistakes.add(node.place, f"step {number}: `recipe` is missing, the path of a YAML file: {example}")
+            continue
+        file = path.parent / Path(keys.pop("recipe")).expanduser()
+        changes = (*as_overrides(keys), *overrides)
+        try:
+            steps.append(Step(number, file, changes, *load_with_places(file, changes)))
+        except RecipeError as problem:
+            problems.append(f"step {number} ({file}):\n{problem}")
+    mistakes.raise_if_any()
+    pipeline = Pipeline(str(written["name"].value), tuple(steps))
+    problems += [f"{path}: {problem}" for problem in conflicts(pipeline)]
+    if problems:
+        raise RecipeError("\n".join(problems))
+    return pipeline
+
+
+def as_overrides(keys: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Turn `{model: {path: x}}` or `{model.path: x}` into `model.path="x"`, as on the command line."""
+    for key, value in keys.items():
+        if isinstance(value, dict) and value:
+            yield from as_overrides(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}={json.dumps(value)}"
+
+
+def conflicts(pipeline: Pipeline) -> Iterator[str]:
+    """Steps that would be one run, that need the model of a later step, or whose run has another recipe."""
+    for step in pipeline.steps:
+        folder = step.run.folder
+        for other in pipeline.steps[: step.number - 1]:
+            if other.run.folder == folder:
+                yield f"steps {other.number} and {step.number} are one run, {folder}. Give one of them a `name`."
+        for other in pipeline.made_by_others(step):
+            if other.number >= step.number:
+                text = f"step {step.number} continues from {other.run.folder}, which step {other.number} makes."
+                yield f"{text} Put that one before it."
+        saved = folder / RECIPE
+        if saved.exists() and (differences := differing_keys(load_recipe(saved), step.recipe)):
+            listing = "\n".join(f"  {line}" for line in differences)
+            remedy = "Give the step a `name` of its own, or remove the folder."
+            yield f"step {step.number}: {folder} is a run of another recipe (there -> here):\n{listing}\n{remedy}"
+
+
+def is_below(folder: Path, path: str) -> bool:
+    """Whether the path is the folder, or is in it."""
+    place, folder = Path(path).expanduser().absolute(), folder.absolute()
+    return place == folder or folder in place.parents

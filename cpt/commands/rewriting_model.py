@@ -1,0 +1,201 @@
+"""Ask a local model about many texts at a time; each gets the answer that it would get alone."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from cpt.data.store.tokenization import adds_bos
+from cpt.errors import RecipeError, ResourceError
+
+TEXT = "{text}"
+PLACE = "\ufdd0the text goes here\ufdd0"  # no text has this character (a noncharacter of Unicode)
+SEPARATORS = ("\n\n", "\n", ". ", " ")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    max_new_tokens: int = 512
+    temperature: float = 0.7
+    """0: always the most likely token."""
+    top_p: float = 0.95
+    """Only the most likely tokens that have this much of the probability together."""
+
+    def processors(self, seeds: Sequence[int], prompt_length: int) -> LogitsProcessorList:
+        if self.temperature == 0:
+            return LogitsProcessorList()
+        narrowed = [TopPLogitsWarper(self.top_p)] if self.top_p < 1 else []
+        drawn = SeededDraws(seeds, prompt_length, self.max_new_tokens)
+        return LogitsProcessorList([TemperatureLogitsWarper(self.temperature), *narrowed, drawn])
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    is_cut_off: bool
+    """It had not ended when it had `max_new_tokens`."""
+
+
+class Answerer:
+    """Generates answers with a model and its tokenizer."""
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, batch_size: int
+    ) -> None:
+        self.model, self.tokenizer, self.sampling, self.batch_size = model.eval(), tokenizer, sampling, batch_size
+        self.ends = end_tokens(model, tokenizer)
+        self.pad = self.ends[0] if tokenizer.pad_token_id is None else int(cast(int, tokenizer.pad_token_id))
+        # Replaces the model's own, from which `generate` would take every option that a second config does not set.
+        model.generation_config = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=sampling.max_new_tokens,
+            eos_token_id=self.ends,
+            pad_token_id=self.pad,
+            use_cache=True,
+        )
+
+    def answer(self, questions: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Answer]:
+        """The answers, in the order of the questions; batches have questions of similar length."""
+        order = sorted(range(len(questions)), key=lambda number: len(questions[number]))
+        answers: dict[int, Answer] = {}
+        for start in range(0, len(order), self.batch_size):
+            batch = order[start : start + self.batch_size]
+            made = self.answer_batch([questions[number] for number in batch], [seeds[number] for number in batch])
+            answers.update(zip(batch, made, strict=True))
+        return [answers[number] for number in range(len(questions))]
+
+    def answer_batch(self, questions: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Answer]:
+        """Answer questions padded on the left; `generate` finds padding and positions in the mask."""
+        length = max(map(len, questions))
+        ids = torch.tensor([[self.pad] * (length - len(question)) + [*question] for question in questions])
+        mask = torch.tensor([[0] * (length - len(question)) + [1] * len(question) for question in questions])
+        device = self.model.device
+        try:
+            written = self.model.generate(
+                input_ids=ids.to(device),
+                attention_mask=mask.to(device),
+                logits_processor=self.sampling.processors(seeds, length),
+            )
+        except torch.OutOfMemoryError as problem:
+            raise ResourceError(
+                f"out of GPU memory with {len(questions)} texts at a time. Use a smaller --batch-size."
+            ) from problem
+        return [self.read(row) for row in cast(torch.Tensor, written)[:, length:].tolist()]
+
+    def read(self, ids: Sequence[int]) -> Answer:
+        """The text up to its end."""
+        end = next((place for place, token in enumerate(ids) if token in self.ends), None)
+        text = str(self.tokenizer.decode(list(ids[:end]), skip_special_tokens=True))
+        return Answer(text.replace("\0", "").strip(), end is None)
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens that end an answer: the tokenizer's, and those that the model came with (a chat's end of turn)."""
+    own = None if model.generation_config is None else model.generation_config.eos_token_id
+    listed = own if isinstance(own, list) else [] if own is None else [own]
+    return list(dict.fromkeys([int(cast(int, tokenizer.eos_token_id)), *map(int, listed)]))
+
+
+class SeededDraws(LogitsProcessor):
+    """Leaves only the token that the random numbers of each row's own seed choose.
+
+    transformers samples with one stream of random numbers for the whole batch: a text's answer would change with its
+    neighbours.
+    """
+
+    def __init__(self, seeds: Sequence[int], prompt_length: int, max_new_tokens: int) -> None:
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]  # on the CPU: the same on any device
+        self.numbers = torch.stack(
+            [torch.rand(max_new_tokens, generator=one, dtype=torch.float64) for one in generators]
+        )
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        numbers = self.numbers[:, input_ids.shape[1] - self.prompt_length, None].to(scores.device)
+        sums = scores.double().softmax(-1).cumsum(-1)  # B batch, V vocabulary
+        tokens = torch.searchsorted(sums, numbers * sums[:, -1:], right=True)
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0.0)
+
+
+class RewriteQuestion:
+    """A template, made ready for a tokenizer.
+
+    A text never becomes a special token: `<|im_end|>` in a document is text like any other, so a document cannot end
+    its turn of the chat.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+        self.tokenizer = tokenizer
+        self.before, self.after = template.split(TEXT, 1)
+        self.is_chat = tokenizer.chat_template is not None
+        self.head, self.tail = list[int](), list[int]()
+        if self.is_chat:
+            self.head, self.tail = (encode(tokenizer, part, as_text=False) for part in chat_around(tokenizer))
+        elif adds_bos(tokenizer) and tokenizer.bos_token_id is not None:
+            self.head = [int(tokenizer.bos_token_id)]
+
+    def ids(self, text: str) -> list[int]:
+        question = self.before + text + self.after.replace(TEXT, text)
+        return [*self.head, *encode(self.tokenizer, question.strip() if self.is_chat else question), *self.tail]
+
+
+def chat_around(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """What the chat template writes before and after a question, with thinking turned off (an option of Qwen3)."""
+    message = [{"role": "user", "content": PLACE}]
+    chat = str(
+        tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    )
+    before, place, after = chat.partition(PLACE)
+    if not place:
+        raise RecipeError(
+            f"the chat template of `{tokenizer.name_or_path}` does not write what the user says. Choose another"
+            " --model."
+        )
+    return before, after
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, as_text: bool = True) -> list[int]:
+    """The ids of a text. With `as_text`, special tokens in it become text."""
+    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=as_text)["input_ids"])
+
+
+def cut(
+    text: str, max_tokens: int, tokenizer: PreTrainedTokenizerBase, separators: Sequence[str] = SEPARATORS
+) -> list[str]:
+    """Cut a text into pieces of at most `max_tokens` tokens: at ends of paragraphs, or lines, sentences, words."""
+    if len(encode(tokenizer, text)) <= max_tokens:
+        return [text]
+    if not separators:
+        half = len(text) // 2
+        halves = [text[:half], text[half:]] if half else []
+        return [piece for part in halves for piece in cut(part, max_tokens, tokenizer, ())] or [text]
+    separator, *finer = separators
+    parts = [part + separator for part in text.split(separator)]
+    parts[-1] = parts[-1].removesuffix(separator)
+    pieces = ["".join(group).strip() for group in filled(parts, max_tokens, tokenizer)]
+    return [small for piece in pieces if piece for small in cut(piece, max_tokens, tokenizer, finer)]
+
+
+def filled(parts: Sequence[str], max_tokens: int, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[str]]:
+    """Groups of neighbouring parts, each with as many parts as fit."""
+    group: list[str] = []
+    room = max_tokens
+    for part in parts:
+        length = len(encode(tokenizer, part))
+        if length > room and group:
+            yield group
+            group, room = [], max_tokens
+        group.append(part)
+        room -= length
+    yield group

@@ -1,1 +1,0 @@
-"""What `cpt data rewrite` writes, and how it asks for it."""

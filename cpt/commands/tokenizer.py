@@ -1,0 +1,303 @@
+"""`cpt tokenizer train` and `extend`: a new tokenizer, or a model with new tokens for a domain."""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from cpt.command_line import refuse_ignored
+from cpt.console import open_console
+from cpt.data.readers.sources import open_source
+from cpt.errors import DataError, RecipeError
+from cpt.export.write import written_whole_or_not
+from cpt.models.build import load_weights
+from cpt.models.config import load_config
+from cpt.models.new_rows import EXTENSION, Distilled, Rows, add_rows, check_can_distill, distill_rows, tables
+from cpt.recipe.rules import reported_name
+from cpt.recipe.schema import DocumentSource, Model
+from cpt.tokenizer.extend_vocabulary import Extension, extend_vocabulary
+from cpt.tokenizer.load import from_folder_or_hub
+from cpt.tokenizer.train_bpe import train_bpe
+
+COMMANDS = {  # name -> module:function
+    "report": "cpt.commands.tokenizer_report:report_command",
+    "extend": "cpt.commands.tokenizer:extend_command",
+    "train": "cpt.commands.tokenizer:train_command",
+}
+
+SAMPLE_DOCUMENTS = 1000  # whose lengths before and after are compared
+SAMPLE_CHARACTERS = 20_000  # of each
+DISTILLED_TOKENS = 256  # of each, that new rows are trained on
+ROWS_MULTIPLE = 64  # a grown embedding has a multiple of so many rows, which GPUs multiply faster
+
+Texts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        help="File, folder, glob, URL or Hub dataset, as a recipe's source; `name=path` gives it a name. Repeatable.",
+    ),
+]
+TextColumn = Annotated[str, typer.Option(help="Column or JSON key that holds the text.")]
+MaxBytes = Annotated[int, typer.Option(min=1, help="Read no more than so many megabytes of each text.")]
+
+
+@dataclass
+class TextReader:
+    """A text of `--text`, and how much of it was read."""
+
+    source: DocumentSource
+    max_bytes: int
+    documents: int = 0
+    bytes: int = 0
+    is_cut: bool = False
+    """The text is longer than `max_bytes`."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Read documents up to `max_bytes`.
+
+        Raises:
+            DataError: there are none.
+        """
+        try:
+            for document in open_source(self.source, "--text"):
+                if self.bytes >= self.max_bytes:
+                    self.is_cut = True
+                    break
+                self.documents += 1
+                self.bytes += len(document.text.encode("utf-8", "surrogatepass"))
+                yield document.text
+        except DataError as problem:
+            raise DataError(str(problem).replace("`--text.path`", "`--text`")) from problem
+
+    def figures(self) -> dict[str, Any]:
+        return {"documents": self.documents, "bytes": self.bytes, "is_cut": self.is_cut}
+
+
+def train_command(
+    output: Annotated[Path, typer.Option(help="Folder for the tokenizer; it must not exist, or be empty.")],
+    vocabulary: Annotated[
+        int, typer.Option(help="Tokens it is to have: 4,000 suit a small model, 32,000 and up a large one.")
+    ],
+    text: Texts = None,
+    text_column: TextColumn = "text",
+    max_mb: MaxBytes = 1000,
+) -> None:
+    """Train a byte-level BPE tokenizer: any text comes back from its tokens byte for byte.
+
+    A model that is trained already keeps its own tokenizer, or has it extended: cpt tokenizer extend.
+
+    Example: cpt tokenizer train --text code=corpus/ --vocabulary 32000 --output tokenizer
+    """
+    texts = open_texts(text, text_column, max_mb)
+    refuse_filled(output)
+    trained = train_bpe((document for one in texts.values() for document in one), vocabulary, output)
+    console = open_console()
+    console.print(f"{len(trained):,} tokens, learned from {describe(texts)}", markup=False)
+    console.print(f"The tokenizer is in {output}. A recipe takes it: tokenizer: {{path: {output}}}", markup=False)
+
+
+def extend_command(
+    model: Annotated[str, typer.Argument(help="Folder or Hub id of the model.")],
+    output: Annotated[Path, typer.Option(help="Folder for the extended model; it must not exist, or be empty.")],
+    add: Annotated[int, typer.Option(help="Tokens to add: 500 to 5,000 suit a domain.")],
+    text: Texts = None,
+    text_column: TextColumn = "text",
+    max_mb: MaxBytes = 200,
+    rows: Annotated[
+        Literal["mean", "token_distillation"],
+        typer.Option(
+            help=(
+                "How new rows begin: mean of their pieces; or, in the input, taught to do what the pieces did (untied"
+                " heads only)."
+            )
+        ),
+    ] = "mean",
+    revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a model on the Hub.")] = None,
+) -> None:
+    """Add tokens for a domain by continuing the tokenizer's own byte-pair encoding on the domain's text.
+
+    Old tokens keep their ids, no text gets longer, and each new token is reached. Its rows start as the mean of its
+    pieces' rows.
+
+    Example: cpt tokenizer extend Qwen/Qwen3-0.6B-Base --text corpus/train.jsonl --add 2000 --output extended
+    """
+    disable_progress_bar()
+    refuse_ignored(
+        {"--revision": revision is not None and Path(model).expanduser().is_dir()}, "with a model in a folder"
+    )
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    texts = open_texts(text, text_column, max_mb)
+    refuse_filled(output)
+    typer.echo(f"Loading {model}, and reading up to {max_mb} MB of text ...", err=True)
+    section = Model(path=model, revision=revision)
+    config = load_config(section)
+    tokenizer = from_folder_or_hub(model, revision, trust_remote_code=False)
+    built = load_weights(section, config, None, "auto")
+    num_ids, num_rows = max(tokenizer.get_vocab().values()) + 1, tables(built)[0].weight.shape[0]
+    if num_ids > num_rows:
+        raise RecipeError(
+            f"{model}: its tokenizer has ids up to {num_ids - 1:,}, its embedding {num_rows:,} rows. Use the tokenizer"
+            " that the model was trained with."
+        )
+    if rows == "token_distillation":
+        check_can_distill(built)
+    typer.echo(f"Adding {add:,} tokens ...", err=True)
+    sample: list[str] = []
+    extension = extend_vocabulary(tokenizer, sampled(texts.values(), sample), add)
+    pieces = {token.id: token.pieces for token in extension.tokens}
+    grown, distilled = add_rows(built, pieces, num_ids, ROWS_MULTIPLE), None
+    if rows == "token_distillation":
+        typer.echo("Training the new rows ...", err=True)
+        distilled = distill(built, pieces, extension.tokenizer, sample)
+        typer.echo(
+            f"Token distillation, {distilled.steps:,} steps: distance of the new embedding rows to the old tokens'"
+            f" states {distilled.before:.3f} -> {distilled.after:.3f}."
+        )
+    record = {
+        "base": model,
+        "revision": revision,
+        "learned_from": {name: one.figures() for name, one in texts.items()},
+        "rows": asdict(grown),
+        "distilled": distilled and asdict(distilled),
+    }
+    lengths = write_extended(output, built, tokenizer, extension, sample, record)
+    print_extension(model, output, extension, grown, f"{len(tokenizer):,}, learned from {describe(texts)}", lengths)
+
+
+def open_texts(texts: Sequence[str] | None, text_column: str, max_mb: int) -> dict[str, TextReader]:
+    """The texts that `--text` names, by name.
+
+    Raises:
+        RecipeError: none is given, or two have one name.
+    """
+    readers: dict[str, TextReader] = {}
+    for text in texts or ():
+        name, _, path = text.partition("=")
+        if not name or not path or "/" in name:
+            name, path = "", text
+        source = DocumentSource(path=path, name=name or None, text_column=text_column)
+        if reported_name(source) in readers:
+            raise RecipeError(f"--text: two texts are called `{reported_name(source)}`. Name them: --text NAME={path}")
+        readers[reported_name(source)] = TextReader(source, max_mb * 10**6)
+    if not readers:
+        raise RecipeError("no text: give at least one, --text name=path (a file, folder, glob, URL or Hub dataset).")
+    return readers
+
+
+def describe(texts: Mapping[str, TextReader]) -> str:
+    """`domain: 1,234 documents, 2.3 MB (its beginning)`."""
+    return "; ".join(
+        f"{name}: {one.documents:,} documents, {one.bytes / 1e6:.1f} MB{' (its beginning)' if one.is_cut else ''}"
+        for name, one in texts.items()
+    )
+
+
+def refuse_filled(output: Path) -> None:
+    """Refuse an output that exists, unless it is an empty folder."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RecipeError(f"--output: {output} exists already. Remove it or choose another folder.")
+
+
+def sampled(texts: Iterable[TextReader], sample: list[str]) -> Iterator[str]:
+    """The documents of all texts; the beginnings of the first ones are added to `sample`."""
+    for text in texts:
+        for document in text:
+            if len(sample) < SAMPLE_DOCUMENTS:
+                sample.append(document[:SAMPLE_CHARACTERS])
+            yield document
+
+
+def distill(
+    model: PreTrainedModel,
+    pieces: Mapping[int, Sequence[int]],
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+) -> Distilled:
+    """Train the new input rows on the beginnings of texts, on the accelerator where there is one."""
+    import torch
+
+    sequences = [tokenizer(text)["input_ids"][:DISTILLED_TOKENS] for text in texts]
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    torch.nn.Module.to(model, device or "cpu")
+    distilled = distill_rows(model, pieces, sequences)
+    torch.nn.Module.to(model, "cpu")
+    return distilled
+
+
+def write_extended(
+    output: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    extension: Extension,
+    sample: Sequence[str],
+    record: Mapping[str, Any],
+) -> dict[str, float]:
+    """Write the folder whole or not at all, and return bytes per token of the sample before and after, as the written
+    tokenizer has them.
+
+    Raises:
+        RecipeError: the tokenizer that is read back is not the one that was made.
+        CheckpointError: the disk is full or not writable.
+    """
+    with written_whole_or_not(output) as unfinished:
+        extension.tokenizer.save_pretrained(unfinished)
+        written = from_folder_or_hub(str(unfinished), None, trust_remote_code=False)
+        lengths = compare(tokenizer, extension.tokenizer, written, sample)
+        model.save_pretrained(unfinished)
+        tokens = [
+            {
+                **asdict(token),
+                "pieces": tokenizer.convert_ids_to_tokens(list(token.pieces)),
+                "piece_ids": list(token.pieces),
+            }
+            for token in extension.tokens
+        ]
+        content = {**record, "bytes_per_token": lengths, "tokens": tokens}
+        (unfinished / EXTENSION).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    return lengths
+
+
+def compare(
+    before: PreTrainedTokenizerBase,
+    made: PreTrainedTokenizerBase,
+    written: PreTrainedTokenizerBase,
+    sample: Sequence[str],
+) -> dict[str, float]:
+    """Bytes per token of the sample.
+
+    Raises:
+        RecipeError: the tokenizer that was read back differs from the one that was made, or makes a text longer.
+    """
+    texts = [*sample, "".join(before.all_special_tokens)]
+    old, new, read = (tokenizer(texts)["input_ids"] for tokenizer in (before, made, written))
+    if read != new or read[-1] != old[-1] or any(len(ids) > len(short) for ids, short in zip(read, old, strict=True)):
+        raise RecipeError(
+            f"{type(before).__name__} does not load an extended tokenizer.json as it was saved. Choose another model."
+        )
+    num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in sample)
+    return {"before": num_bytes / sum(map(len, old)), "after": num_bytes / sum(map(len, read))}
+
+
+def print_extension(
+    base: str, output: Path, extension: Extension, rows: Rows, added_to: str, lengths: Mapping[str, float]
+) -> None:
+    steps, before, after = sum(token.count == 0 for token in extension.tokens), lengths["before"], lengths["after"]
+    head = "Embedding, which is the head too" if rows.is_tied else "Embedding and head"
+    lines = [
+        f"{len(extension.tokens):,} tokens added to {added_to}",
+        f"  {steps:,} of them are only steps to longer ones." if steps else "",
+        f"Bytes per token of its first documents: {before:.3f} -> {after:.3f} ({100 * (after / before - 1):+.1f} %).",
+        f"{rows.spare:,} new tokens took spare rows that the model had and no token used." if rows.spare else "",
+        f"{head}: {rows.before:,} -> {rows.after:,} rows; each new row is the mean of its pieces' rows.",
+        f"The model is in {output}; what was added is in {output / EXTENSION}.",
+        f"On text that it was not learned from: cpt tokenizer report {base} --against {output} --text FILES",
+        f"Next, train only the new rows for a short phase (model.path={output} model.train_only=new_rows), then all"
+        " parameters.",
+    ]
+    open_console().print("\n".join(filter(None, lines)), markup=False)

@@ -1,0 +1,259 @@
+"""`cpt tokenizer report`: how well a tokenizer fits texts, alone or compared with another one."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+from tokenizers import Tokenizer as FastTokenizer
+from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from cpt.commands.tokenizer import MaxBytes, TextColumn, TextReader, Texts, open_texts
+from cpt.console import open_console
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.recipe.schema import Model, Tokenizer
+from cpt.tokenizer.extend_vocabulary import is_reached
+from cpt.tokenizer.load import load_tokenizer
+
+BATCH_CHARACTERS = 4_000_000
+PROOF_DOCUMENTS = 20  # of each text, that gigatoken must encode as Hugging Face's tokenizer does
+SAMPLE_CHARACTERS = 20_000_000  # of each text, from which the costly words are taken
+COSTLY_WORDS = 10
+LONGEST_WORD = 60  # characters; a longer one is a link or a table
+LONGEST_LIST = 300  # characters
+NEVER_IN_UTF8 = re.compile(rb"[\xc0\xc1\xf5-\xff]")
+BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}  # as GPT-2 writes bytes
+NO_UTF8 = "has bytes that no UTF-8 text has"
+OTHER_TOKENS = "its own string becomes other tokens"
+NOT_FOUND = "not found in any text that was tried"
+
+
+@dataclass
+class Subject:
+    """A tokenizer under report, and what was counted so far."""
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    plain: DocumentEncoder
+    encoder: DocumentEncoder
+    """The fastest encoder that gave the ids of `plain` for the text that is read."""
+    seen: NDArray[np.int64]
+    """How often each id occurs in the texts."""
+    num_tokens: list[int] = field(default_factory=list)
+    """Of each text."""
+
+
+@dataclass(frozen=True)
+class UnreachableToken:
+    """A token that no text was found to give, and why."""
+
+    id: int
+    token: str
+    why: str
+
+
+@dataclass(frozen=True)
+class VocabularyFigures:
+    size: int
+    regular: int
+    """Tokens that are neither special nor added."""
+    never_seen: list[int]
+    """Ids of regular tokens that are nowhere in the texts."""
+    unreachable: list[UnreachableToken]
+    special: list[tuple[int, str]]
+    """Special and added tokens."""
+
+
+def report_command(
+    model: Annotated[str, typer.Argument(help="Folder or Hub id of a model or tokenizer.")],
+    text: Texts = None,
+    against: Annotated[
+        str | None, typer.Option(help="Folder or Hub id of a second tokenizer to compare with.")
+    ] = None,
+    text_column: TextColumn = "text",
+    max_mb: MaxBytes = 1000,
+    as_data: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Print how many bytes a token holds in each text, and which tokens are never used or cannot be used.
+
+    Example: cpt tokenizer report Qwen/Qwen3-0.6B-Base --text code=corpus/code.jsonl --text prose=corpus/*.txt
+    --against extended
+    """
+    texts = open_texts(text, text_column, max_mb)
+    subjects = [open_subject(path) for path in (model, against) if path is not None]
+    words: Counter[str] = Counter()
+    num_words = [measure_text(subjects, one, words) for one in texts.values()]
+    figures = [text_figures(subject, texts, num_words) for subject in subjects]
+    vocabularies = [vocabulary_figures(subject.tokenizer, subject.seen) for subject in subjects]
+    costly = costly_words(subjects[0].plain, words)
+    if as_data:
+        content = [
+            {
+                "tokenizer": subject.name,
+                "engine": subject.encoder.engine,
+                "texts": rows,
+                "costly_words": [{"word": word, "count": count, "tokens": tokens} for word, count, tokens in costly],
+                "vocabulary": asdict(vocabulary),
+            }
+            for subject, rows, vocabulary in zip(subjects, figures, vocabularies, strict=True)
+        ]
+        typer.echo(json.dumps(content, ensure_ascii=False, indent=1))
+        return
+    console = open_console()
+    print_texts(console, [escape(subject.name) for subject in subjects], figures)
+    for subject, vocabulary in zip(subjects, vocabularies, strict=True):
+        print_vocabulary(console, subject, vocabulary)
+    if costly:
+        table = Table("costliest words", *right("times", "tokens each"), title=escape(subjects[0].name))
+        for word, times, tokens in costly:
+            table.add_row(escape(word), f"{times:,}", f"{tokens:,}")
+        console.print(table)
+
+
+def open_subject(path: str) -> Subject:
+    tokenizer = load_tokenizer(Tokenizer(path=path), Model())
+    encoder, largest = DocumentEncoder(tokenizer), max(tokenizer.get_vocab().values())
+    return Subject(path, tokenizer, encoder, encoder, np.zeros(largest + 1, np.int64))
+
+
+def measure_text(subjects: Sequence[Subject], text: TextReader, words: Counter[str]) -> int:
+    """Encode a text with every tokenizer, add the words of its beginning to `words`, and return how many it has."""
+    num_words = num_characters = 0
+    for subject in subjects:
+        subject.num_tokens.append(0)
+    for number, batch in enumerate(batches(text)):
+        for subject in subjects:
+            if number == 0:
+                subject.encoder = subject.plain.proven_for(batch[:PROOF_DOCUMENTS])
+            ids, lengths = subject.encoder.encode(batch)
+            subject.seen += np.bincount(ids, minlength=len(subject.seen))
+            num_added = 1 + (subject.plain.bos is not None)  # EOS and BOS of each document
+            subject.num_tokens[-1] += int(lengths.sum()) - num_added * len(batch)
+        for document in batch:
+            split = document.split()
+            num_words += len(split)
+            if num_characters < SAMPLE_CHARACTERS:
+                words.update(split)
+                num_characters += len(document)
+    return num_words
+
+
+def batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    """The documents in batches of about BATCH_CHARACTERS."""
+    batch: list[str] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def text_figures(subject: Subject, texts: Mapping[str, TextReader], num_words: Sequence[int]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            **one.figures(),
+            "words": words,
+            "tokens": tokens,
+            "bytes_per_token": one.bytes / max(1, tokens),
+            "tokens_per_word": tokens / max(1, words),
+        }
+        for (name, one), words, tokens in zip(texts.items(), num_words, subject.num_tokens, strict=True)
+    ]
+
+
+def costly_words(encoder: DocumentEncoder, words: Mapping[str, int]) -> list[tuple[str, int, int]]:
+    """Word, count and tokens of the words that would save most tokens if each were one token."""
+    ordered = sorted(word for word in words if len(word) <= LONGEST_WORD)
+    lengths = encoder.encode([f"a {word}" for word in ordered] + ["a"])[1]
+    costs = dict(zip(ordered, (lengths[:-1] - lengths[-1]).tolist(), strict=True))  # as it is after another word
+    spent = {word: words[word] * (costs[word] - 1) for word in ordered}
+    worst = sorted(ordered, key=lambda word: (-spent[word], word))[:COSTLY_WORDS]
+    return [(word, words[word], costs[word]) for word in worst if spent[word] > 0]
+
+
+def vocabulary_figures(tokenizer: PreTrainedTokenizerBase, seen: NDArray[np.int64]) -> VocabularyFigures:
+    added = {number: token.content for number, token in tokenizer.added_tokens_decoder.items()}
+    regular = sorted(set(tokenizer.get_vocab().values()) - set(added))
+    counts = {number: int(seen[number]) for number in regular}
+    return VocabularyFigures(
+        size=len(tokenizer),
+        regular=len(regular),
+        never_seen=[number for number in regular if not counts[number]],
+        unreachable=list(unreachable_tokens(tokenizer.backend_tokenizer, counts)),
+        special=sorted(added.items()),
+    )
+
+
+def unreachable_tokens(backend: FastTokenizer, seen: Mapping[int, int]) -> Iterator[UnreachableToken]:
+    """Tokens of the vocabulary, without special and added ones, that no text gives.
+
+    NO_UTF8 and OTHER_TOKENS are proofs: a token of a byte-pair encoding that occurs in a text is also what the merges
+    make of its own string, since none of them crossed its borders. NOT_FOUND is no proof: its text was tried alone and
+    in a few contexts.
+
+    Args:
+        seen: id -> how often it occurs in texts that were encoded; a token that occurs is reached.
+    """
+    content = json.loads(backend.to_str())
+    is_bpe, is_byte_level = content["model"]["type"] == "BPE", '"ByteLevel"' in json.dumps(content["pre_tokenizer"])
+    added = {token["id"] for token in content["added_tokens"]}
+    for token, number in sorted(backend.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1]):
+        if number in added or seen.get(number):
+            continue
+        raw = bytes(BYTE_OF_CHARACTER[one] for one in token if one in BYTE_OF_CHARACTER)
+        if is_byte_level and NEVER_IN_UTF8.search(raw):
+            yield UnreachableToken(number, token, NO_UTF8)
+        elif is_bpe and [one.id for one in backend.model.tokenize(token)] != [number]:
+            yield UnreachableToken(number, token, OTHER_TOKENS)
+        elif not is_reached(backend, number):
+            yield UnreachableToken(number, token, NOT_FOUND)
+
+
+def print_texts(console: Console, names: Sequence[str], figures: Sequence[list[dict[str, Any]]]) -> None:
+    """A row for each text, with columns for each tokenizer."""
+    columns = right("documents", "MB", "bytes per token", "tokens per word")
+    for other in names[1:]:
+        columns += right(f"bytes per token of {other}", "tokens per word", "length of its sequences")
+    table = Table("text", *columns, title=names[0], title_justify="left")
+    for one, *others in zip(*figures, strict=True):
+        cells = [f"{escape(one['name'])}{' (its beginning)' if one['is_cut'] else ''}", f"{one['documents']:,}"]
+        cells += [f"{one['bytes'] / 1e6:,.1f}", f"{one['bytes_per_token']:.3f}", f"{one['tokens_per_word']:.2f}"]
+        for same in others:
+            longer = 100 * (same["tokens"] / max(1, one["tokens"]) - 1)
+            cells += [f"{same['bytes_per_token']:.3f}", f"{same['tokens_per_word']:.2f}", f"{longer:+.1f} %"]
+        table.add_row(*cells)
+    console.print(table)
+
+
+def print_vocabulary(console: Console, subject: Subject, vocabulary: VocabularyFigures) -> None:
+    never, regular, engine = len(vocabulary.never_seen), vocabulary.regular, subject.encoder.engine
+    console.print(f"{subject.name}: {vocabulary.size:,} tokens, encoded by {engine}", style="bold", markup=False)
+    console.print(f"  never seen in these texts: {never:,} of {regular:,} ({100 * never / max(1, regular):.1f} %)")
+    console.print(f"  no text gives: {len(vocabulary.unreachable):,}")
+    for reason, count in Counter(one.why for one in vocabulary.unreachable).most_common():
+        examples = ", ".join(f"{one.token!r} ({one.id})" for one in vocabulary.unreachable if one.why == reason)
+        console.print(f"    {count:,}: {reason}: {shortened(examples)}", markup=False)
+    special = ", ".join(f"{text} ({number})" for number, text in vocabulary.special)
+    console.print(f"  {len(vocabulary.special):,} special and added tokens: {shortened(special)}", markup=False)
+
+
+def right(*names: str) -> list[Column]:
+    return [Column(name, justify="right") for name in names]
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_LIST else f"{text[:LONGEST_LIST].rpartition(', ')[0]}, ... (--json lists all)"
