@@ -23,6 +23,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.analysis.compare import surroundings
+from cpt.commands.train import check_and_train
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import hash_file, states_of
 from cpt.errors import CheckpointError, CptError, DataError, Interrupted, LaunchError, ResourceError, TrainingError
@@ -52,7 +53,6 @@ from cpt.runs.folder import (
 )
 from cpt.runs.record import Run, deciding_variables, describe_environment
 from cpt.tokenizer.load import load_tokenizer
-from cpt.train import train
 from cpt.training.inputs import hash_of_tokenizer
 from cpt.training.trainer import CPTTrainer
 
@@ -444,7 +444,7 @@ def run_recipe(
             trainer.add_callback(EndAtLog(steps))
 
     with suppress(EnoughSteps):
-        train(load_recipe(recipe), ready=ready)
+        check_and_train(load_recipe(recipe), ready=ready)
     leave_processes()
 
 
