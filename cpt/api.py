@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.analysis.compare import compare
 from cpt.commands.plan import plan_recipe
-from cpt.data.build import PreparedData, open_mixture
+from cpt.data.rows.build import PreparedData, open_mixture
 from cpt.evaluation.evaluate import EvaluationRequest, build_report, known_positions, measure, model_at
 from cpt.evaluation.sets import data_of_texts
 from cpt.export import export

@@ -8,7 +8,7 @@ from tiny import TINY_LLAMA
 from tiny_models import make_tokenizer
 from torch.utils.data import Dataset
 
-from cpt.data.held_out import HeldOutSet
+from cpt.data.rows.held_out import HeldOutSet
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import stage_trainer
 from cpt.stages.models import model_for

@@ -2,7 +2,7 @@
 
 from tiny import write_recipe
 
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events

@@ -5,7 +5,7 @@ import torch
 from tiny import write_recipe
 
 from cpt.checkpoints.resume import latest_checkpoint
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.errors import RestartNeeded
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from benchmarks.data.corpus import texts_of, write_texts
 from benchmarks.data.peers.clock import BATCH, LENGTH, Measured, read_job
-from cpt.data.build import build_data
-from cpt.data.loader import CPTDataLoader
+from cpt.data.rows.build import build_data
+from cpt.data.rows.loader import CPTDataLoader
 from cpt.recipe.schema import Data, Source
 
 WEIGHTS = {"lines": 0.5, "files": 0.3, "books": 0.2}

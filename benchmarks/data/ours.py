@@ -6,10 +6,10 @@ Training begins when the first window is tokenised; variant `whole` tokenises ev
 from collections.abc import Iterator
 
 from benchmarks.data.peers.clock import BATCH, LENGTH, Job, run_program
-from cpt.data.build import PreparedData, build_data
-from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture import ENDLESS
-from cpt.data.packing import Row
+from cpt.data.rows.build import PreparedData, build_data
+from cpt.data.rows.loader import CPTDataLoader
+from cpt.data.rows.mixture import ENDLESS
+from cpt.data.rows.packing import Row
 from cpt.recipe.schema import Data, Source
 
 

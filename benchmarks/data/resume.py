@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.data.ours import prepare
 from benchmarks.data.peers.clock import BATCH, LENGTH, Job, Measured, read_job
-from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture import MixtureRows, Stretch, Turns
+from cpt.data.rows.loader import CPTDataLoader
+from cpt.data.rows.mixture import MixtureRows, Stretch, Turns
 from cpt.data.store.shards import seed_of, shuffled
 
 SIZE = 10**9

@@ -12,8 +12,8 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from benchmarks.faults.injection import InjectedFaults
-from cpt.data.build import build_data
-from cpt.data.packing import Row
+from cpt.data.rows.build import build_data
+from cpt.data.rows.packing import Row
 from cpt.launch.processes import join_processes, leave_processes, start_deepspeed
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe

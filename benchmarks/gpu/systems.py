@@ -24,7 +24,7 @@ from benchmarks.gpu.cases import Case
 from benchmarks.gpu.corpus import IGNORED, SEED, Flattened, packed_rows, padded, single_documents, whole_rows
 from benchmarks.gpu.initial import WEIGHTS
 from benchmarks.gpu.watch import Watch
-from cpt.data.build import PreparedData, build_data
+from cpt.data.rows.build import PreparedData, build_data
 from cpt.models.attention import attend_each, has_kernel, torch_kernel
 from cpt.optim.groups import parameter_groups
 from cpt.planning.fitting import with_chosen_values

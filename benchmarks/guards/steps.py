@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.launch.processes import join_processes, leave_processes
 from cpt.models.build import build_model
 from cpt.ranks import is_main_process

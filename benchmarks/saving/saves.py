@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from transformers import Trainer, TrainerCallback
 
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.files import make_durable
 from cpt.launch.processes import join_processes, leave_processes, start_deepspeed
 from cpt.models.build import build_model

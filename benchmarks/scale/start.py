@@ -14,9 +14,9 @@ from statistics import median
 import numpy as np
 
 from benchmarks.scale.tables import SEED, SEQUENCE_LENGTH, budget_of, data_of, evaluation, realised_shares, tokenizer
-from cpt.data.build import PreparedData, build_data
-from cpt.data.mixture import MixtureRows
-from cpt.data.windows import WindowedRows
+from cpt.data.rows.build import PreparedData, build_data
+from cpt.data.rows.mixture import MixtureRows
+from cpt.data.rows.windows import WindowedRows
 
 LOOKUPS, RESUMES = 300, 20
 COPIED = 64 * 2**20  # bytes of the numpy copy that seconds are told beside

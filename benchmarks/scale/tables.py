@@ -16,14 +16,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from cpt.cache import key_of
-from cpt.data.mixture import MixtureRows
-from cpt.data.open_sources import open_source
-from cpt.data.packing import Layout, open_packing
-from cpt.data.selection import Selection
+from cpt.data.rows.mixture import MixtureRows
+from cpt.data.rows.open_sources import open_source
+from cpt.data.rows.packing import Layout, open_packing
+from cpt.data.rows.selection import Selection
+from cpt.data.rows.windows import START, WindowedRows, WindowEntry, by_power_of_two, write_total
 from cpt.data.store.token_files import DESCRIPTION, SourceDescription, TokenFiles, TokenWriter, as_text, open_documents
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource
-from cpt.data.windows import START, WindowedRows, WindowEntry, by_power_of_two, write_total
 from cpt.errors import DataError
 from cpt.files import sealed
 from cpt.recipe.schema import Budget, Data, Evaluation, Source

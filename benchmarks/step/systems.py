@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.models.build import build_model
 from cpt.optim.groups import parameter_groups
 from cpt.recipe.schema import Recipe

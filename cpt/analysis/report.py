@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from cpt.analysis.page import Curve, Folded, PageSection, Part, Plot, Table, curves, html_page, smoothed, write_page
-from cpt.data.mixture import asked_shares, shares_over
+from cpt.data.rows.mixture import asked_shares, shares_over
 from cpt.errors import CptError
 from cpt.formatting import format_count, format_duration, format_number, format_share
 from cpt.recipe.load import load_recipe

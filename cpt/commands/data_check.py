@@ -18,10 +18,8 @@ from rich.table import Column, Table
 
 from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
-from cpt.data.contamination import Contamination, find_contamination, is_refused
 from cpt.data.examples.check import CUT, WORKERS_IMPORT, WRONG, ExampleReport, Inspector, missing_tokens
 from cpt.data.examples.encoder import ExampleEncoder, encoder_of
-from cpt.data.open_sources import filters_of, keyed_sources, transforms_of
 from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.decontamination import Judged
 from cpt.data.readers.documents import (
@@ -35,6 +33,8 @@ from cpt.data.readers.documents import (
     refuse_too_many,
 )
 from cpt.data.readers.sources import pieces_of, read_piece
+from cpt.data.rows.contamination import Contamination, find_contamination, is_refused
+from cpt.data.rows.open_sources import filters_of, keyed_sources, transforms_of
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError
@@ -154,7 +154,7 @@ def inspector_of(data: Data, source: DocumentSource, key: str, plain_encoder: Do
 
 
 @dataclass
-class SourceReport:
+class SourceInspection:
     """What is in a source, or in a part of it."""
 
     documents: int = 0
@@ -166,7 +166,7 @@ class SourceReport:
     bad: list[Listed] = field(default_factory=list)
     examples: ExampleReport = field(default_factory=ExampleReport)
 
-    def add(self, other: "SourceReport") -> None:
+    def add(self, other: "SourceInspection") -> None:
         self.documents += other.documents
         self.empty += other.empty
         self.num_characters += other.num_characters
@@ -175,7 +175,7 @@ class SourceReport:
         self.examples.add(other.examples)
 
 
-def read_source(source: DocumentSource, key: str, inspector: Inspector | None = None) -> SourceReport:
+def read_source(source: DocumentSource, key: str, inspector: Inspector | None = None) -> SourceInspection:
     """Read a source once, in several processes if it is large.
 
     Raises:
@@ -186,7 +186,7 @@ def read_source(source: DocumentSource, key: str, inspector: Inspector | None = 
     jobs = [[piece] for piece in pieces] if source.max_documents is None else [pieces]
     workers = num_workers() if len(jobs) > PIECES_ALONE else 0
     imports = () if inspector is None else WORKERS_IMPORT
-    whole = SourceReport()
+    whole = SourceInspection()
     for part in map_in_order(lambda: partial(read_part, source, key, inspector), jobs, workers, imports):
         whole.add(part)
     if inspector is not None and inspector.are_repeats_wrong:
@@ -194,8 +194,8 @@ def read_source(source: DocumentSource, key: str, inspector: Inspector | None = 
     return whole
 
 
-def read_part(source: DocumentSource, key: str, inspector: Inspector | None, pieces: Sequence[Piece]) -> SourceReport:
-    report = SourceReport()
+def read_part(source: DocumentSource, key: str, inspector: Inspector | None, pieces: Sequence[Piece]) -> SourceInspection:
+    report = SourceInspection()
     rows = chain.from_iterable(read_piece(source, piece, key) for piece in pieces)
     documents = islice(counted(rows, report), source.max_documents)
     if inspector is None:
@@ -205,7 +205,7 @@ def read_part(source: DocumentSource, key: str, inspector: Inspector | None, pie
     return report
 
 
-def counted(rows: Iterable[Document | BadRow], report: SourceReport) -> Iterator[Document]:
+def counted(rows: Iterable[Document | BadRow], report: SourceInspection) -> Iterator[Document]:
     """The documents among the rows, while they and the bad rows are counted."""
     for row in rows:
         if isinstance(row, BadRow):
@@ -222,7 +222,7 @@ def counted(rows: Iterable[Document | BadRow], report: SourceReport) -> Iterator
 # --- what was found ---
 
 
-def show_documents(console: Console, name: str, report: SourceReport) -> None:
+def show_documents(console: Console, name: str, report: SourceInspection) -> None:
     reasons = Counter(count_reasons(report.bad))
     table = Table("source", "documents", "of these empty", "characters", "bad rows", "why")
     numbers = report.documents, report.empty, report.num_characters, reasons.total()
@@ -239,7 +239,7 @@ def show_documents(console: Console, name: str, report: SourceReport) -> None:
         console.print(giant, style="yellow", markup=False)
 
 
-def mistakes_in_documents(data: Data, source: DocumentSource, key: str, report: SourceReport) -> list[CptError]:
+def mistakes_in_documents(data: Data, source: DocumentSource, key: str, report: SourceInspection) -> list[CptError]:
     """What a run would stop at."""
     num_bad = sum(row["rows"] for row in report.bad)
     if report.bad and data.on_bad_row == "error":

@@ -11,12 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from cpt.console import open_console
-from cpt.data.convert import require_libraries
+from cpt.data.documents.convert import require_libraries
 from cpt.data.readers.opening import format_of
 from cpt.recipe.paths import DOCUMENT_FILES
 
 if TYPE_CHECKING:
-    from cpt.data.ingest import Ingested
+    from cpt.data.documents.ingest import Ingested
 from cpt.command_line import refuse_ignored, show_log
 from cpt.commands.rewriting import PROMPTS, WRAP_TOKENS, Rewritten, Task, find_prompt, rewrite
 from cpt.commands.rewriting_model import Sampling
@@ -51,7 +51,7 @@ def ingest_command(
     Example: cpt data ingest papers/ handbook.pdf --output corpus --on-bad skip
     """
     require_libraries()
-    from cpt.data.ingest import ingest
+    from cpt.data.documents.ingest import ingest
 
     console, beside = open_console(), open_console(stderr=True)
     columns = (TextColumn("converting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())

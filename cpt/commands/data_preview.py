@@ -17,11 +17,11 @@ from transformers import PreTrainedTokenizerBase
 from cpt.commands.data_check import OneSource, Overrides, RecipePath, chosen_sources
 from cpt.console import open_console
 from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED, ExampleEncoder, encoder_of
-from cpt.data.open_sources import filters_of, transforms_of
-from cpt.data.packing import pack
 from cpt.data.readers.documents import BadRow, DocumentView
 from cpt.data.readers.filters import build_filters, build_transforms, sift
 from cpt.data.readers.sources import pieces_of, read_piece
+from cpt.data.rows.open_sources import filters_of, transforms_of
+from cpt.data.rows.packing import pack
 from cpt.data.store.tokenization import DocumentEncoder, Ids
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import reported_name

@@ -10,8 +10,8 @@ import typer
 from jinja2 import Environment
 
 from cpt.command_line import refuse_ignored
-from cpt.data.held_out import size_warnings
 from cpt.data.readers.sources import files_with_sizes, kind_of
+from cpt.data.rows.held_out import size_warnings
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError
 from cpt.evaluation.paired import FEW

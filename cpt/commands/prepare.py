@@ -14,10 +14,10 @@ import typer
 
 from cpt.cache import cannot_keep, default_cache_dir
 from cpt.command_line import show_log
-from cpt.data.build import PreparedData, as_asked, build_data
-from cpt.data.contamination import with_decontamination
-from cpt.data.open_sources import open_sources
 from cpt.data.readers.columns import form_of_stage
+from cpt.data.rows.build import PreparedData, as_asked, build_data
+from cpt.data.rows.contamination import with_decontamination
+from cpt.data.rows.open_sources import open_sources
 from cpt.data.store.parallel import num_workers
 from cpt.data.store.shards import Shard, ShardWork
 from cpt.data.store.token_files import Bucket, bucket

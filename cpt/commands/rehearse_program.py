@@ -19,8 +19,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from cpt.cache import default_cache_dir
 from cpt.commands.train import check_and_train
-from cpt.data.held_out import HeldOutSet, held_out_set
-from cpt.data.packing import IGNORED, Layout, PackedRows
+from cpt.data.rows.held_out import HeldOutSet, held_out_set
+from cpt.data.rows.packing import IGNORED, Layout, PackedRows
 from cpt.errors import Interrupted
 from cpt.evaluation.callbacks import PromptSamples
 from cpt.launch.processes import leave_processes

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from cpt.data.contamination import Contamination, find_contamination
-from cpt.data.open_sources import unchecked_sources
 from cpt.data.readers.columns import ONE_A_ROW, form_of_stage, sections_of
 from cpt.data.readers.decontamination import Judged
 from cpt.data.readers.sources import files_with_sizes
+from cpt.data.rows.contamination import Contamination, find_contamination
+from cpt.data.rows.open_sources import unchecked_sources
 from cpt.errors import CptError, DataError
 from cpt.evaluation.domain_test import Question, domain_test
 from cpt.evaluation.evaluate import EvaluationRequest, build_report, measure, model_at

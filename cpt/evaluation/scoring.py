@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cpt.data.held_out import HeldOutSet
-from cpt.data.packing import PackedRows, stack_rows
+from cpt.data.rows.held_out import HeldOutSet
+from cpt.data.rows.packing import PackedRows, stack_rows
 from cpt.errors import DataError
 from cpt.evaluation.losses import DocumentLosses, save_step_losses
 from cpt.models.fused_loss import FusedLoss, fused_scores

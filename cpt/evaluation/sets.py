@@ -12,13 +12,13 @@ from transformers import PreTrainedTokenizerBase
 from xxhash import xxh3_64_intdigest
 
 from cpt.cache import default_cache_dir
-from cpt.data.build import build_data
-from cpt.data.held_out import HeldOutSet, held_out_set
-from cpt.data.open_sources import open_source
-from cpt.data.packing import Layout, PackedRows
 from cpt.data.readers.columns import form_of_source, form_of_stage, with_form
 from cpt.data.readers.documents import apply_policy
 from cpt.data.readers.sources import read_piece
+from cpt.data.rows.build import build_data
+from cpt.data.rows.held_out import HeldOutSet, held_out_set
+from cpt.data.rows.open_sources import open_source
+from cpt.data.rows.packing import Layout, PackedRows
 from cpt.data.store.shards import keep
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, make_shards

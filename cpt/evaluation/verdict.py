@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment
 
-from cpt.data.contamination import Contamination
 from cpt.data.readers.decontamination import REASON
+from cpt.data.rows.contamination import Contamination
 from cpt.errors import CheckpointError
 from cpt.evaluation.callbacks import Point, course_of, read_evaluations
 from cpt.evaluation.losses import DocumentLosses, load_losses, saved_losses

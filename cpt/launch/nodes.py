@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from xxhash import xxh3_64
 
-from cpt.data.open_sources import keyed_sources
 from cpt.data.readers.columns import sections_of
 from cpt.data.readers.sources import files_of, kind_of
+from cpt.data.rows.open_sources import keyed_sources
 from cpt.errors import CptError, LaunchError
 from cpt.hardware import find_gpus
 from cpt.ranks import local_rank, num_nodes, rank, tell

@@ -12,11 +12,11 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrain
 
 from cpt.data.examples.chat_template import Refused
 from cpt.data.examples.encoder import ExampleEncoder, encoder_of
-from cpt.data.open_sources import keyed_sources
 from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.documents import Document
 from cpt.data.readers.example import example_of
 from cpt.data.readers.sources import kind_of, pieces_of, read_piece
+from cpt.data.rows.open_sources import keyed_sources
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.hub import TOKENIZER, WEIGHTS, hub_is_reachable, is_cached, refuse_unreachable

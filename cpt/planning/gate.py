@@ -14,11 +14,11 @@ from torch import nn
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from cpt.checkpoints.retention import find_rule
-from cpt.data.contamination import small_sets
-from cpt.data.held_out import size_warnings
-from cpt.data.open_sources import check_sources, keyed_sources, unchecked_sources
 from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.sources import kind_of
+from cpt.data.rows.contamination import small_sets
+from cpt.data.rows.held_out import size_warnings
+from cpt.data.rows.open_sources import check_sources, keyed_sources, unchecked_sources
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.paired import FEW, FEWEST, TOO_FEW
 from cpt.evaluation.tasks import FEWEST_QUESTIONS, check_tasks

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from cpt.data.build import PreparedData
+from cpt.data.rows.build import PreparedData
 from cpt.errors import RecipeError
 from cpt.evaluation.callbacks import PromptSamples, StopWhenForgetting
 from cpt.recipe.rules import REWARDED, TAUGHT

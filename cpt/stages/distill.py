@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import TrainingArguments
 
-from cpt.data.packing import IGNORED, Row
+from cpt.data.rows.packing import IGNORED, Row
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer

@@ -14,8 +14,8 @@ from torch.utils.data import Dataset
 from transformers import TrainingArguments
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from cpt.data.held_out import HeldOutSet
-from cpt.data.packing import IGNORED
+from cpt.data.rows.held_out import HeldOutSet
+from cpt.data.rows.packing import IGNORED
 from cpt.errors import RecipeError
 from cpt.hf_internals import ExampleHooks
 from cpt.models.families import CptGPT2ForCausalLM

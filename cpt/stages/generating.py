@@ -15,7 +15,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, split_tensor_dict
 
 from cpt.checkpoints.safe_load import load_data
-from cpt.data.loader import CPTDataLoader
+from cpt.data.rows.loader import CPTDataLoader
 from cpt.errors import RecipeError, ResourceError
 from cpt.hf_internals import SamplingHooks
 from cpt.ranks import world_size

@@ -13,7 +13,7 @@ import torch
 from accelerate.parallelism_config import ParallelismConfig
 from transformers import PreTrainedModel, TrainingArguments
 
-from cpt.data.build import PreparedData, steps_of_epochs
+from cpt.data.rows.build import PreparedData, steps_of_epochs
 from cpt.errors import RecipeError
 from cpt.models.attention import choose_attention
 from cpt.models.compiled import wanted_compiling

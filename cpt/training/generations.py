@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import Dataset
 from transformers import TrainingArguments
 
-from cpt.data.mixture import RowRange, shift_past_skipped
+from cpt.data.rows.mixture import RowRange, shift_past_skipped
 from cpt.errors import RecipeError
 
 Prompt = dict[str, Any]

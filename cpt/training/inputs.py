@@ -5,8 +5,8 @@ from typing import Any
 import xxhash
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
-from cpt.data.build import PreparedData, build_data
 from cpt.data.readers.columns import form_of_stage
+from cpt.data.rows.build import PreparedData, build_data
 from cpt.models.build import DTYPES
 from cpt.models.config import hash_weights
 from cpt.optim.schedules import phases_in_tokens

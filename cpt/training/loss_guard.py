@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
-from cpt.data.mixture import RowRange, RowsOfSteps
+from cpt.data.rows.mixture import RowRange, RowsOfSteps
 from cpt.deepspeed_internals import replace_norms_of_groups
 from cpt.errors import RecipeError
 from cpt.plugins import check_options, find

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from cpt.data.build import PreparedData
-from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture import RowsOfSteps
+from cpt.data.rows.build import PreparedData
+from cpt.data.rows.loader import CPTDataLoader
+from cpt.data.rows.mixture import RowsOfSteps
 from cpt.hardware import GIB, known_gpu
 from cpt.models.inventory import build_on_meta, flops_per_token
 from cpt.runs.folder import read_metrics

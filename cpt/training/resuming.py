@@ -25,9 +25,9 @@ from cpt.checkpoints.sharding import (
     sharding_in,
     sharding_of,
 )
-from cpt.data.build import PreparedData
-from cpt.data.mixture import RowsOfSteps
-from cpt.data.read_ahead import ReadAhead
+from cpt.data.rows.build import PreparedData
+from cpt.data.rows.mixture import RowsOfSteps
+from cpt.data.rows.read_ahead import ReadAhead
 from cpt.deepspeed_internals import stop_loading_universal
 from cpt.errors import CheckpointError
 from cpt.optim.build import replay_step_counter

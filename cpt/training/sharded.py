@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
-from cpt.data.packing import IGNORED
+from cpt.data.rows.packing import IGNORED
 from cpt.hf_internals import attention_of, shared_state_of_processes
 from cpt.models.documents import PartOfRows, attend_over_processes, check_shared_rows
 from cpt.optim.adamw import OneKernelAdamW

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
-from cpt.data.build import PreparedData
-from cpt.data.mixture import RowsOfSteps
-from cpt.data.packing import IGNORED
+from cpt.data.rows.build import PreparedData
+from cpt.data.rows.mixture import RowsOfSteps
+from cpt.data.rows.packing import IGNORED
 from cpt.models.fused_loss import FusedLoss
 
 log = logging.getLogger("cpt")

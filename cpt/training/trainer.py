@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerState, Trainin
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from xxhash import xxh3_64_intdigest
 
-from cpt.data.held_out import HeldOutSet
-from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture import RowsOfSteps
-from cpt.data.packing import stack_rows
+from cpt.data.rows.held_out import HeldOutSet
+from cpt.data.rows.loader import CPTDataLoader
+from cpt.data.rows.mixture import RowsOfSteps
+from cpt.data.rows.packing import stack_rows
 from cpt.errors import Interrupted, RecipeError
 from cpt.evaluation.callbacks import read_evaluations
 from cpt.evaluation.scoring import measure_and_keep

@@ -9,7 +9,7 @@ from hypothesis import settings
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from cpt.data.open_sources import open_source
+from cpt.data.rows.open_sources import open_source
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, make_shards
 from cpt.recipe.schema import Component, Data, Source

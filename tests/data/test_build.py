@@ -4,7 +4,7 @@ import shutil
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Component, Data, Evaluation, HeldOut
 

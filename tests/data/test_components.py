@@ -1,7 +1,7 @@
 import pytest
 from tiny import write_documents
 
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.errors import UserCodeError
 from cpt.recipe.schema import Data
 

@@ -3,9 +3,9 @@ import json
 
 import pytest
 
-from cpt.data.build import build_data
 from cpt.data.examples.encoder import MARKS
 from cpt.data.readers.example import transcript
+from cpt.data.rows.build import build_data
 from cpt.recipe.schema import Data, Evaluation
 
 CHATML = """{% if messages[0].role != 'user' %}{{ raise_exception('the user speaks first') }}{% endif %}

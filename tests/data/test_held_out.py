@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from cpt.data.examples.encoder import LEARNED
-from cpt.data.held_out import held_out_set
-from cpt.data.packing import Layout
 from cpt.data.readers.columns import source_with_form
+from cpt.data.rows.held_out import held_out_set
+from cpt.data.rows.packing import Layout
 
 
 def test_overlapping_windows_are_no_way_to_judge(tokenized, source, tmp_path):

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from cpt.data.build import build_data
-from cpt.data.loader import CPTDataLoader
-from cpt.data.packing import stack_rows
+from cpt.data.rows.build import build_data
+from cpt.data.rows.loader import CPTDataLoader
+from cpt.data.rows.packing import stack_rows
 from cpt.recipe.schema import Data
 
 

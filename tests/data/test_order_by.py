@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.errors import DataError
 from cpt.recipe.schema import Data, Source
 

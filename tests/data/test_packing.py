@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.packing import PACKINGS, pack
+from cpt.data.rows.packing import PACKINGS, pack
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 

@@ -3,8 +3,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cpt.data.build import build_data
-from cpt.data.packing import PACKINGS
+from cpt.data.rows.build import build_data
+from cpt.data.rows.packing import PACKINGS
 from cpt.recipe.schema import Data
 
 PAD = 257

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpt.data.build import build_data
-from cpt.data.packing import PACKINGS
+from cpt.data.rows.build import build_data
+from cpt.data.rows.packing import PACKINGS
 from cpt.recipe.schema import Data, Source
 
 END, PAD = 256, 257

@@ -5,7 +5,7 @@ from xxhash import xxh3_128_hexdigest
 
 from cpt.cli import application
 from cpt.commands.prepare import prepare_recipe, prepare_shard
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.tokenizer.load import load_tokenizer

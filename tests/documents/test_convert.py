@@ -5,8 +5,8 @@ import random
 import pytest
 from tiny_documents import PAGE, chapter, write_docx, write_epub, write_pdf
 
-from cpt.data.convert import Converted, NotConverted, convert_plain, with_clean_text
-from cpt.data.ingest import FileConverter
+from cpt.data.documents.convert import Converted, NotConverted, convert_plain, with_clean_text
+from cpt.data.documents.ingest import FileConverter
 
 LIMITS = {"seconds": 20.0, "memory_bytes": 4 * 2**30}
 

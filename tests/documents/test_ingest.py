@@ -4,8 +4,8 @@ import shutil
 import pytest
 from tiny_documents import PAGE, SENTENCE, chapter, write_docx, write_epub, write_pdf
 
-from cpt.data import ingest as ingesting
-from cpt.data.ingest import ingest
+from cpt.data.documents import ingest as ingesting
+from cpt.data.documents.ingest import ingest
 from cpt.errors import LaunchError, ResourceError
 from cpt.files import locked
 

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from cpt.data.convert import NotConverted
-from cpt.data.ingest import run_isolated
+from cpt.data.documents.convert import NotConverted
+from cpt.data.documents.ingest import run_isolated
 
 LIMITS = {"seconds": 20.0, "memory_bytes": 4 * 2**30}
 

@@ -1,8 +1,8 @@
 import pytest
 from tiny_documents import PAGE, chapter, write_docx, write_epub, write_pdf
 
-from cpt.data.convert import NotConverted, kind_of
-from cpt.data.ingest import find_documents
+from cpt.data.documents.convert import NotConverted, kind_of
+from cpt.data.documents.ingest import find_documents
 from cpt.errors import DataError
 
 

@@ -1,8 +1,8 @@
 import pytest
 from tiny_documents import CONTAINER, PAGE, SENTENCE, chapter, write_docx, write_epub, write_zip
 
-from cpt.data import convert as markup
-from cpt.data.convert import NotConverted, convert_docx, convert_epub, convert_html
+from cpt.data.documents import convert as markup
+from cpt.data.documents.convert import NotConverted, convert_docx, convert_epub, convert_html
 
 W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 ENTITIES = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 9))

@@ -1,7 +1,7 @@
 import pytest
 from tiny_documents import SENTENCE, write_pdf
 
-from cpt.data.convert import NotConverted, convert_pdf
+from cpt.data.documents.convert import NotConverted, convert_pdf
 
 
 def header_and_footer(canvas, number):

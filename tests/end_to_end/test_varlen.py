@@ -7,7 +7,7 @@ import torch
 from launching import launch, losses, zero_profile
 from tiny import write_recipe
 
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.models import attention, documents
 from cpt.models.build import build_model
 from cpt.models.documents import BOUNDS, LONGEST

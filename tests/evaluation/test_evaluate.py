@@ -6,7 +6,7 @@ import torch
 from tiny import TINY_LLAMA
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cpt.data.held_out import HeldOutSet
+from cpt.data.rows.held_out import HeldOutSet
 from cpt.errors import CheckpointError, DataError, RecipeError
 from cpt.evaluation.evaluate import EvaluationRequest, folder_of_model, measure, of_texts
 from cpt.evaluation.paired import bits_per_byte_difference

@@ -6,7 +6,7 @@ import pytest
 from full_disk import disk_of_its_own, fill
 from tiny import write_recipe
 
-from cpt.data.contamination import Contamination, Hit
+from cpt.data.rows.contamination import Contamination, Hit
 from cpt.evaluation.callbacks import Point
 from cpt.evaluation.paired import Difference, ScoreReport
 from cpt.evaluation.verdict import (

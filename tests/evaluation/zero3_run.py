@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations import HfDeepSpeedConfig
 
-from cpt.data.held_out import HeldOutSet
+from cpt.data.rows.held_out import HeldOutSet
 from cpt.evaluation.callbacks import continue_prompts
 from cpt.evaluation.scoring import scored_batches, sum_over_processes
 from cpt.hardware import require_programs

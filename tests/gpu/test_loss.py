@@ -7,7 +7,7 @@ from tiny import TINY_LLAMA
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from cpt.data.held_out import HeldOutSet
+from cpt.data.rows.held_out import HeldOutSet
 from cpt.evaluation.scoring import scored_batches
 from cpt.models.fused_loss import PADDED_TO, LinearCrossEntropy, cross_entropy_in_place
 

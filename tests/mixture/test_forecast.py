@@ -2,7 +2,7 @@ import pytest
 from tiny import write_recipe
 
 from cpt.commands.mixture import forecast
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.tokenizer.load import load_tokenizer

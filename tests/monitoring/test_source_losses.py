@@ -7,7 +7,7 @@ import torch
 from saved_runs import trainer_of as four_steps
 from torch.nn import functional as F
 
-from cpt.data.packing import IGNORED
+from cpt.data.rows.packing import IGNORED
 from cpt.models.fused_loss import FusedLoss
 from cpt.training.source_losses import SourceLosses
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from cpt.data.mixture import RowsOfSteps
+from cpt.data.rows.mixture import RowsOfSteps
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Component
 from cpt.recipe.schema import LossGuard as Section

@@ -5,7 +5,7 @@ import torch
 from tiny import TINY_LLAMA, write_recipe
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.errors import RecipeError
 from cpt.models.build import build_model
 from cpt.models.fused_loss import FusedLoss

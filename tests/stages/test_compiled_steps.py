@@ -5,7 +5,7 @@ import pytest
 from tiny import write_recipe
 from torch import _dynamo as dynamo
 
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.models.build import build_model
 from cpt.models.compiled import CompiledCall, decoder_layers
 from cpt.recipe.load import load_recipe

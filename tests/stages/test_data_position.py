@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pytest
 from tiny import write_documents, write_recipe
 
-from cpt.data.build import build_data
-from cpt.data.mixture import RowsOfSteps
+from cpt.data.rows.build import build_data
+from cpt.data.rows.mixture import RowsOfSteps
 from cpt.recipe.load import load_recipe
 from cpt.tokenizer.load import load_tokenizer
 from cpt.training.resuming import POSITION, DataPosition

@@ -6,7 +6,7 @@ from tiny import write_recipe
 from tiny_models import tiny_config
 from tiny_teachers import save_teacher, student_trainer, texts_of
 
-from cpt.data.packing import IGNORED
+from cpt.data.rows.packing import IGNORED
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 

@@ -10,7 +10,7 @@ from tiny_run import save_checkpoint
 
 from cpt.checkpoints.manifest import read_manifest, write_manifest
 from cpt.checkpoints.resume import ResumePoint
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.errors import CheckpointError
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe

@@ -1,7 +1,7 @@
 from tiny import write_recipe
 
 from cpt.checkpoints.manifest import damages, read_manifest
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
 from cpt.stages.build import build_trainer

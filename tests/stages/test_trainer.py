@@ -2,7 +2,7 @@ import pytest
 import torch
 from tiny import TINY_LLAMA, write_recipe
 
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.errors import ResourceError
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe

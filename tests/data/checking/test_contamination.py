@@ -3,10 +3,10 @@ import random
 
 import pytest
 
-from cpt.data.build import build_data
-from cpt.data.contamination import find_contamination, with_decontamination
 from cpt.data.readers.decontamination import Judged
 from cpt.data.readers.filters import build_filters, reason_to_drop
+from cpt.data.rows.build import build_data
+from cpt.data.rows.contamination import find_contamination, with_decontamination
 from cpt.recipe.schema import Component, Data, Evaluation, HeldOut, Source
 
 WORDS = [f"word{number}" for number in range(5000)]
@@ -73,8 +73,8 @@ def test_workers_find_what_one_process_finds(source, exam, tmp_path, monkeypatch
     texts[701] = texts[1901] = text(3)
     data = Data(sources=[source("a", texts, name="a")])
     alone = find_contamination(data, exam, cache_dir=tmp_path)
-    monkeypatch.setattr("cpt.data.contamination.POOL_BYTES", 1)
-    monkeypatch.setattr("cpt.data.contamination.PIECE_BYTES", 200_000)
+    monkeypatch.setattr("cpt.data.rows.contamination.POOL_BYTES", 1)
+    monkeypatch.setattr("cpt.data.rows.contamination.PIECE_BYTES", 200_000)
     monkeypatch.setenv("CPT_WORKERS", "2")
     assert find_contamination(data, exam, cache_dir=tmp_path) == alone and (
         alone.num_contaminated,
@@ -145,7 +145,7 @@ def test_documents_held_out_by_their_hash_are_looked_for_in_all_sources(tokenize
 def test_the_index_is_read_again_only_when_a_file_changed(exam_text, tmp_path, monkeypatch):
     first = with_decontamination(data_of(), exam_text, tmp_path / "cache")
     with monkeypatch.context() as patched:
-        patched.setattr("cpt.data.contamination.read_runs", None)
+        patched.setattr("cpt.data.rows.contamination.read_runs", None)
         assert with_decontamination(data_of(), exam_text, tmp_path / "cache") == first
     (tmp_path / "exam.txt").write_text(text(6, 61))
     assert with_decontamination(data_of(), exam_text, tmp_path / "cache") != first

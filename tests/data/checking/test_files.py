@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-from cpt.data.open_sources import check_sources
+from cpt.data.rows.open_sources import check_sources
 from cpt.recipe.schema import Component, Data, Evaluation, Source
 
 
@@ -27,5 +27,5 @@ def test_every_complaint_comes_at_once(source, tmp_path):
 
 
 def test_the_check_needs_no_heavy_library():
-    code = "import sys, cpt.data.open_sources; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
+    code = "import sys, cpt.data.rows.open_sources; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from cpt.data.build import build_data
-from cpt.data.held_out import size_warnings
+from cpt.data.rows.build import build_data
+from cpt.data.rows.held_out import size_warnings
 from cpt.errors import DataError
 from cpt.recipe.schema import Data, Evaluation
 

@@ -3,9 +3,9 @@ from collections import Counter
 import pytest
 import torch
 
-from cpt.data.build import PreparedData, build_data
-from cpt.data.loader import CPTDataLoader
-from cpt.data.packing import IGNORED
+from cpt.data.rows.build import PreparedData, build_data
+from cpt.data.rows.loader import CPTDataLoader
+from cpt.data.rows.packing import IGNORED
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Data, Evaluation, HeldOut, Phase
 

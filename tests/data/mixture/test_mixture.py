@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.build import build_data
-from cpt.data.mixture import MixtureRows, Stretch, Turns, share_out
-from cpt.data.packing import stack_rows
+from cpt.data.rows.build import build_data
+from cpt.data.rows.mixture import MixtureRows, Stretch, Turns, share_out
+from cpt.data.rows.packing import stack_rows
 from cpt.data.store.shards import seed_of, shuffled
 from cpt.recipe.schema import Data
 

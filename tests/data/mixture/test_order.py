@@ -3,9 +3,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture import LINEAR_BLOCKS, RowsOfSteps, asked_shares, cut_documents
-from cpt.data.packing import IGNORED
+from cpt.data.rows.loader import CPTDataLoader
+from cpt.data.rows.mixture import LINEAR_BLOCKS, RowsOfSteps, asked_shares, cut_documents
+from cpt.data.rows.packing import IGNORED
 from cpt.data.store.shards import shuffled
 from cpt.recipe.schema import Data, Phase, Source
 

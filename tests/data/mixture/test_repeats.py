@@ -2,8 +2,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from cpt.data.build import check_repeats, rows_of_run
-from cpt.data.mixture import MixtureRows, Stretch, Turns
+from cpt.data.rows.build import check_repeats, rows_of_run
+from cpt.data.rows.mixture import MixtureRows, Stretch, Turns
 from cpt.recipe.schema import Budget, Data, Source
 
 SOURCES = [Source(path="a/small"), Source(path="a/large")]

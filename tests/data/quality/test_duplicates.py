@@ -3,7 +3,7 @@ import pickle
 import numpy as np
 import pytest
 
-from cpt.data.selection import CHUNK_TOKENS, near_duplicates, repeated_documents
+from cpt.data.rows.selection import CHUNK_TOKENS, near_duplicates, repeated_documents
 
 WORDS = [f"word{number}" for number in range(3000)]
 
@@ -50,5 +50,5 @@ def test_short_documents_are_compared_as_a_whole(stored, tmp_path):
 def test_the_answer_does_not_depend_on_how_much_is_looked_at_at_once(stored, tmp_path, monkeypatch):
     store = stored([prose(seed % 7) + str(seed) for seed in range(30)])
     at_once = near_duplicates(store.parts, tmp_path)
-    monkeypatch.setattr("cpt.data.selection.CHUNK_TOKENS", CHUNK_TOKENS // 2000)
+    monkeypatch.setattr("cpt.data.rows.selection.CHUNK_TOKENS", CHUNK_TOKENS // 2000)
     assert near_duplicates(store.parts, tmp_path).tolist() == at_once.tolist() == [False] * 7 + [True] * 23

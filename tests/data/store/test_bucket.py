@@ -5,7 +5,7 @@ import pytest
 from faulty_store import FaultyStore
 
 from cpt.commands.prepare import upload
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.data.store import shards
 from cpt.data.store.token_files import bucket, opened
 from cpt.errors import DataError, ResourceError

@@ -159,7 +159,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 from cpt.data.store import shards
 from cpt.data.store.tokenized import make_shards
-from cpt.data.open_sources import open_source
+from cpt.data.rows.open_sources import open_source
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.recipe.schema import Data, Source
 shards.SHARD_BYTES = 20_000

@@ -2,7 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cpt.data.build import refuse_small_disk
+from cpt.data.rows.build import refuse_small_disk
 from cpt.data.store.shards import Plan
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Budget, Data, Source

@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpt.data.packing import Layout
-from cpt.data.selection import Selection
-from cpt.data.windows import START, WindowedRows
+from cpt.data.rows.packing import Layout
+from cpt.data.rows.selection import Selection
+from cpt.data.rows.windows import START, WindowedRows
 
 ROWS = [3, 0, 5, 1, 8, 2]
 

@@ -4,7 +4,7 @@ import time
 import pytest
 
 from cpt.cache import size_of
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.recipe.schema import Data, Source
 
 SHARD, WINDOW = 2_000, 8_000

@@ -3,7 +3,7 @@ import json
 import pytest
 from tiny_run import DAMAGES, damage
 
-from cpt.data.build import build_data
+from cpt.data.rows.build import build_data
 from cpt.errors import DataError
 from cpt.recipe.schema import Data, Evaluation, Source
 

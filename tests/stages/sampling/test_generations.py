@@ -1,7 +1,7 @@
 import pytest
 import trl
 
-from cpt.data.mixture import shift_past_skipped
+from cpt.data.rows.mixture import shift_past_skipped
 from cpt.errors import RecipeError
 from cpt.training.generations import Generations, PromptRows, prompts_of_step
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from cpt.data.packing import IGNORED, NAMES, PackedRows, PaddedRows, Row, stack_rows
+from cpt.data.rows.packing import IGNORED, NAMES, PackedRows, PaddedRows, Row, stack_rows
 from cpt.errors import RecipeError
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Phase

@@ -12,12 +12,12 @@ from typing import Any, cast
 from xxhash import xxh3_64_intdigest
 
 from cpt.cache import default_cache_dir, key_of, write_once
-from cpt.data.open_sources import filters_of, keyed_sources, transforms_of
 from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.decontamination import FORMAT, NAME, WORDS, Judged, load_runs, read_runs
 from cpt.data.readers.documents import Document, Piece, apply_policy
 from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
-from cpt.data.selection import longest_held_out
+from cpt.data.rows.open_sources import filters_of, keyed_sources, transforms_of
+from cpt.data.rows.selection import longest_held_out
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.shards import ShardWork, keep, plan_of
 from cpt.data.store.tokenization import DocumentEncoder
@@ -29,7 +29,7 @@ from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation, HeldO
 
 LISTED = 100  # of a source; more are only counted
 PIECE_BYTES = 8 * 2**20
-WORKERS_IMPORT = ("cpt.data.contamination",)
+WORKERS_IMPORT = ("cpt.data.rows.contamination",)
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from cpt.cache import default_cache_dir, key_of
-from cpt.data.contamination import with_decontamination
-from cpt.data.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share
-from cpt.data.mixture import MixtureRows, Stretch, Turns, asked_shares, lengths_of_phases, shares_over
-from cpt.data.open_sources import open_sources
-from cpt.data.packing import Layout
-from cpt.data.read_ahead import ReadAhead
 from cpt.data.readers.columns import form_of_source, refuse_layout, with_form
 from cpt.data.readers.documents import absurd_share
-from cpt.data.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
+from cpt.data.rows.contamination import with_decontamination
+from cpt.data.rows.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share
+from cpt.data.rows.mixture import MixtureRows, Stretch, Turns, asked_shares, lengths_of_phases, shares_over
+from cpt.data.rows.open_sources import open_sources
+from cpt.data.rows.packing import Layout
+from cpt.data.rows.read_ahead import ReadAhead
+from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
+from cpt.data.rows.windows import WindowedRows
 from cpt.data.store.shards import shuffled
 from cpt.data.store.token_files import StoredDocuments
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, Wanted, make_shards
-from cpt.data.windows import WindowedRows
 from cpt.errors import DataError, RecipeError
 from cpt.ranks import is_main_process, main_process_first
 from cpt.recipe.load import load_mixture

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from cpt.data.convert import (
+from cpt.data.documents.convert import (
     CONVERTERS,
     LIBRARIES,
     MAX_UNPACKED_BYTES,

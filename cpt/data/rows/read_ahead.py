@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from cpt.data.rows.windows import WindowedRows
 from cpt.data.store.parallel import num_workers
 from cpt.data.store.tokenized import Wanted, made
-from cpt.data.windows import WindowedRows
 from cpt.errors import CptError
 
 log = logging.getLogger("cpt")

@@ -21,8 +21,8 @@ from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import has_sound_files, hold, key_of, publish_derived, size_of, write_once
 from cpt.data.examples.encoder import LONG_PROMPT, NOTHING_LEARNED, fitting
-from cpt.data.packing import FORMAT, Layout, PackedRows
-from cpt.data.selection import AFTER_MAX_TOKENS, Chosen, Selection, part_by_score
+from cpt.data.rows.packing import FORMAT, Layout, PackedRows
+from cpt.data.rows.selection import AFTER_MAX_TOKENS, Chosen, Selection, part_by_score
 from cpt.data.store.shards import seed_of, shuffled
 from cpt.data.store.token_files import StoredDocuments
 from cpt.data.store.tokenized import TokenizedSource

@@ -15,8 +15,8 @@ import torch
 from accelerate.utils.operations import recursively_apply
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from cpt.data.mixture import MixtureRows, RowRange, shift_past_skipped
-from cpt.data.packing import Row, stack_rows
+from cpt.data.rows.mixture import MixtureRows, RowRange, shift_past_skipped
+from cpt.data.rows.packing import Row, stack_rows
 
 log = logging.getLogger("cpt")
 MOST_REPLACEMENTS = 20  # of worker processes that died

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, publish_derived
-from cpt.data.contamination import texts_of, work_of
 from cpt.data.examples.encoder import fitting
-from cpt.data.packing import FORMAT, Layout, Row
 from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.documents import absurd_share
 from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of
-from cpt.data.selection import is_held_out, longest_held_out
+from cpt.data.rows.contamination import texts_of, work_of
+from cpt.data.rows.packing import FORMAT, Layout, Row
+from cpt.data.rows.selection import is_held_out, longest_held_out
 from cpt.data.store.token_files import StoredDocuments
 from cpt.errors import DataError
 from cpt.recipe.rules import reported_name

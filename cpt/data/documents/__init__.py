@@ -1,0 +1,1 @@
+"""Turn PDF, DOCX, EPUB and HTML files into text."""
