@@ -51,7 +51,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "Check and preview documents; convert PDF, HTML, DOCX and EPUB; let a model rewrite them.",
         ),
         "tokenizer": (
-            "cpt.commands.tokenizer:COMMANDS",
+            "cpt.commands.tokenizer_report:COMMANDS",
             "Report on a tokenizer, extend one with a domain's tokens, or train a new one.",
         ),
         "mixture": (

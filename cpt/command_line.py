@@ -15,9 +15,9 @@ from typing import Any
 import typer
 
 from cpt.console import set_plain_output
+from cpt.distributed import has_process_group, is_main_process, leave, rank
 from cpt.errors import CptError, Interrupted, RecipeError, ResourceError
 from cpt.process import SUPERVISED
-from cpt.ranks import has_process_group, is_main_process, leave, rank
 
 SECONDS_FOR_THE_MAIN_PROCESS = 5
 

@@ -13,10 +13,9 @@ from cpt.command_line import run_command  # first: it keeps libraries quiet that
 
 # isort: split
 from cpt.checkpoints.resume import Wanted, choose_checkpoint
+from cpt.distributed import LaunchedAs, is_main_process, join_processes, start_deepspeed, tell
 from cpt.evaluation.verdict import verdict_of_run, write_verdict
 from cpt.export.export import export_average, export_model
-from cpt.launch.processes import LaunchedAs, join_processes, start_deepspeed
-from cpt.ranks import is_main_process, tell
 from cpt.recipe.keys import refuse_automatic
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import Run, start_run

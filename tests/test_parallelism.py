@@ -2,8 +2,8 @@
 
 import pytest
 
+from cpt.distributed import Parallelism, groups_of_rows, read_parallelism
 from cpt.errors import RecipeError
-from cpt.parallelism import Parallelism, groups_of_rows, read_parallelism
 
 
 def test_a_recipe_without_it_shares_nothing():

@@ -3,14 +3,14 @@ import sys
 
 import pytest
 
-from cpt.ranks import is_main_process, main_process_decides, main_process_first, rank, world_size
+from cpt.distributed import is_main_process, main_process_decides, main_process_first, rank, world_size
 
 SCRIPT = """
 import sys
 import torch.distributed as dist
-from cpt.launch.processes import leave_processes
+from cpt.distributed import leave_processes
 from cpt.errors import DataError
-from cpt.ranks import is_main_process, main_process_decides, main_process_first, rank
+from cpt.distributed import is_main_process, main_process_decides, main_process_first, rank
 dist.init_process_group("gloo")
 order = []
 def work():

@@ -14,7 +14,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from benchmarks.faults.injection import InjectedFaults
 from cpt.data.rows.build import build_data
 from cpt.data.rows.packing import Row
-from cpt.launch.processes import join_processes, leave_processes, start_deepspeed
+from cpt.distributed import join_processes, leave_processes, start_deepspeed
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe

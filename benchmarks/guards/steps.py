@@ -12,9 +12,8 @@ from torch import nn
 from transformers import TrainerCallback
 
 from cpt.data.rows.build import build_data
-from cpt.launch.processes import join_processes, leave_processes
+from cpt.distributed import is_main_process, join_processes, leave_processes
 from cpt.models.build import build_model
-from cpt.ranks import is_main_process
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer

@@ -21,10 +21,9 @@ import torch.distributed as dist
 from transformers import Trainer, TrainerCallback
 
 from cpt.data.rows.build import build_data
+from cpt.distributed import is_main_process, join_processes, leave_processes, start_deepspeed
 from cpt.files import make_durable
-from cpt.launch.processes import join_processes, leave_processes, start_deepspeed
 from cpt.models.build import build_model
-from cpt.ranks import is_main_process
 from cpt.recipe.load import load_recipe
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from cpt.checkpoints.manifest import MANIFEST, Manifest, defects, lacking_state, read_manifest
+from cpt.distributed import main_process_decides
 from cpt.errors import CheckpointError
-from cpt.ranks import main_process_decides
 from cpt.runs.events import record_event
 from cpt.runs.folder import read_object
 

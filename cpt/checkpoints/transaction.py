@@ -27,9 +27,9 @@ from xxhash import xxh3_128
 
 from cpt.checkpoints.manifest import FileEntry, Manifest, damages, defects, hash_file, read_manifest, write_manifest
 from cpt.checkpoints.snapshot import NotFiniteError, bytes_in, saved_parameters
+from cpt.distributed import is_main_process, rank, world_size
 from cpt.errors import CheckpointError
 from cpt.files import make_durable
-from cpt.ranks import is_main_process, rank, world_size
 
 Weights = dict[str, torch.Tensor]
 Task = Callable[[], dict[str, FileEntry]]

@@ -194,7 +194,9 @@ def read_source(source: DocumentSource, key: str, inspector: Inspector | None = 
     return whole
 
 
-def read_part(source: DocumentSource, key: str, inspector: Inspector | None, pieces: Sequence[Piece]) -> SourceInspection:
+def read_part(
+    source: DocumentSource, key: str, inspector: Inspector | None, pieces: Sequence[Piece]
+) -> SourceInspection:
     report = SourceInspection()
     rows = chain.from_iterable(read_piece(source, piece, key) for piece in pieces)
     documents = islice(counted(rows, report), source.max_documents)

@@ -16,10 +16,10 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from cpt.console import open_console
+from cpt.distributed import num_nodes
 from cpt.errors import LaunchError
 from cpt.hardware import INSTALL_LINES, Gpu, Machine, describe_machine
 from cpt.installation import LINES
-from cpt.ranks import num_nodes
 from cpt.recipe.load import load_recipe
 
 SMALL_SHARED_MEMORY_GIB = 1
@@ -75,8 +75,8 @@ def command(
             "cpt doctor RECIPE compares nodes. Type on each of them, with its own --node-rank: torchrun --nnodes 2"
             f" --node-rank 0 --master-addr FIRST_HOST -m cpt doctor {recipe}"
         )
+    from cpt.distributed import join_processes, leave_processes
     from cpt.launch.nodes import compare_nodes  # imports torch, which the table has to do without
-    from cpt.launch.processes import join_processes, leave_processes
 
     loaded = load_recipe(recipe, overrides or ())
     join_processes(loaded.training)

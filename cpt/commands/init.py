@@ -13,6 +13,7 @@ from cpt.command_line import refuse_ignored
 from cpt.data.readers.sources import files_with_sizes, kind_of
 from cpt.data.rows.held_out import size_warnings
 from cpt.data.store.tokenization import DocumentEncoder
+from cpt.distributed import tell
 from cpt.errors import DataError, RecipeError
 from cpt.evaluation.paired import FEW
 from cpt.formatting import format_duration
@@ -29,7 +30,6 @@ from cpt.planning.init_recipe import (
     read_documents,
 )
 from cpt.planning.speed import Target, find_target
-from cpt.ranks import tell
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import DocumentSource
 from cpt.runs.record import EXPORT

@@ -14,12 +14,12 @@ from rich.table import Table
 
 from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
+from cpt.distributed import tell
 from cpt.errors import Interrupted, LaunchError, RecipeError
 from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt
 from cpt.planning.gate import report
 from cpt.plugins import did_you_mean
 from cpt.process import Child
-from cpt.ranks import tell
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import load_recipe, load_with_places
 from cpt.recipe.schema import Recipe

@@ -11,6 +11,7 @@ import typer
 from transformers import PreTrainedConfig
 
 from cpt.command_line import refuse_ignored
+from cpt.distributed import tell
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
@@ -45,7 +46,6 @@ from cpt.planning.speed import (
     refuse_too_many,
 )
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
-from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Recipe
 from cpt.recipe.values import in_yaml, write_yaml

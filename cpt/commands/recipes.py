@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from cpt.console import open_console
+from cpt.distributed import tell
 from cpt.errors import RecipeError, ResourceError
 from cpt.importers import axolotl, llamafactory
 from cpt.importers.translation import Translation
 from cpt.installation import SHIPPED_FILES
 from cpt.plugins import did_you_mean
-from cpt.ranks import tell
 from cpt.recipe.tree import Mistakes, UnreadableError, plain, read_yaml
 
 FOLDERS = ("recipes", "deepspeed_configs", "launch")

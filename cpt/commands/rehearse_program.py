@@ -21,10 +21,9 @@ from cpt.cache import default_cache_dir
 from cpt.commands.train import check_and_train
 from cpt.data.rows.held_out import HeldOutSet, held_out_set
 from cpt.data.rows.packing import IGNORED, Layout, PackedRows
+from cpt.distributed import leave_processes, rank
 from cpt.errors import Interrupted
 from cpt.evaluation.callbacks import PromptSamples
-from cpt.launch.processes import leave_processes
-from cpt.ranks import rank
 from cpt.recipe.load import load_recipe
 from cpt.training.trainer import CPTTrainer
 

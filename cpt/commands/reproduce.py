@@ -26,14 +26,13 @@ from cpt.analysis.compare import surroundings
 from cpt.commands.train import check_and_train
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import hash_file, states_of
+from cpt.distributed import environment_alone, leave_processes, tell
 from cpt.errors import CheckpointError, CptError, DataError, Interrupted, LaunchError, ResourceError, TrainingError
 from cpt.files import size_and_hash
 from cpt.hardware import count_cpu_cores, find_gpus
-from cpt.launch.processes import environment_alone, leave_processes
 from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
 from cpt.models.config import hash_weights
 from cpt.process import Child
-from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Recipe

@@ -10,12 +10,12 @@ import typer
 
 from cpt.checkpoints.resume import free_name
 from cpt.command_line import refuse_ignored, show_log
+from cpt.distributed import tell
 from cpt.errors import Interrupted, LaunchError, RecipeError, ResourceError
 from cpt.files import locked, write_atomic
 from cpt.hardware import find_gpus
 from cpt.launch.supervise import BY_THE_LAUNCHER
 from cpt.plugins import did_you_mean
-from cpt.ranks import tell
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.rules import reported_name

@@ -25,12 +25,6 @@ from cpt.tokenizer.extend_vocabulary import Extension, extend_vocabulary
 from cpt.tokenizer.load import from_folder_or_hub
 from cpt.tokenizer.train_bpe import train_bpe
 
-COMMANDS = {  # name -> module:function
-    "report": "cpt.commands.tokenizer_report:report_command",
-    "extend": "cpt.commands.tokenizer:extend_command",
-    "train": "cpt.commands.tokenizer:train_command",
-}
-
 SAMPLE_DOCUMENTS = 1000  # whose lengths before and after are compared
 SAMPLE_CHARACTERS = 20_000  # of each
 DISTILLED_TOKENS = 256  # of each, that new rows are trained on

@@ -24,6 +24,12 @@ from cpt.recipe.schema import Model, Tokenizer
 from cpt.tokenizer.extend_vocabulary import is_reached
 from cpt.tokenizer.load import load_tokenizer
 
+COMMANDS = {  # name -> module:function
+    "report": "cpt.commands.tokenizer_report:report_command",
+    "extend": "cpt.commands.tokenizer:extend_command",
+    "train": "cpt.commands.tokenizer:train_command",
+}
+
 BATCH_CHARACTERS = 4_000_000
 PROOF_DOCUMENTS = 20  # of each text, that gigatoken must encode as Hugging Face's tokenizer does
 SAMPLE_CHARACTERS = 20_000_000  # of each text, from which the costly words are taken

@@ -9,10 +9,10 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.checkpoints.resume import wanted_checkpoint
 from cpt.command_line import refuse_ignored, show_log
 from cpt.commands.verdict import judge
+from cpt.distributed import LaunchedAs, join_processes, leave_processes
 from cpt.errors import RecipeError, RestartNeeded
 from cpt.evaluation.after_training import needs_verdict
 from cpt.launch.nodes import compare_nodes
-from cpt.launch.processes import LaunchedAs, join_processes, leave_processes
 from cpt.launch.supervise import BY_THE_LAUNCHER, MOST_RESTARTS, supervise_run
 from cpt.planning.check_model import refuse_unreachable_model
 from cpt.planning.fitting import with_chosen_values

@@ -22,10 +22,10 @@ from transformers import (
 )
 
 from cpt.data.store.tokenization import adds_bos
+from cpt.distributed import is_main_process
 from cpt.errors import Interrupted
 from cpt.evaluation.scoring import evaluation_mode
 from cpt.files import LinesFile
-from cpt.ranks import is_main_process
 from cpt.runs.events import record_event
 from cpt.runs.folder import EVALUATED, METRICS, Content, is_bits_per_byte, keep_lines_until, read_lines, set_name
 from cpt.runs.record import Run

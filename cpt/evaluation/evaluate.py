@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.data.readers.columns import ONE_A_ROW
+from cpt.distributed import world_size
 from cpt.errors import CheckpointError, DataError, RecipeError
 from cpt.evaluation.domain_test import KINDS, Question, answer_questions, domain_test
 from cpt.evaluation.losses import DocumentLosses
@@ -31,7 +32,6 @@ from cpt.evaluation.tasks import TaskChoice, TaskScore, run_tasks, task_differen
 from cpt.models.build import build_model
 from cpt.models.config import load_config, value_of
 from cpt.models.inventory import isolates_documents
-from cpt.ranks import world_size
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.folder import EXPORT, RECIPE
 from cpt.tokenizer.load import load_tokenizer

@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.data.rows.packing import PackedRows, stack_rows
+from cpt.distributed import is_main_process
 from cpt.errors import DataError
 from cpt.evaluation.losses import DocumentLosses, save_step_losses
 from cpt.models.fused_loss import FusedLoss, fused_scores
-from cpt.ranks import is_main_process
 
 POSITIONS_AT_ONCE = 1024  # of logits in fp32: 1 GiB for a vocabulary of 256k; a row of 8,192 would need 8 GiB
 

@@ -22,9 +22,9 @@ from cpt.data.rows.packing import Layout, PackedRows
 from cpt.data.store.shards import keep
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, make_shards
+from cpt.distributed import main_process_first
 from cpt.errors import DataError
 from cpt.optim.schedules import phases_in_tokens
-from cpt.ranks import main_process_first
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Evaluation, HeldOut, Recipe, Source
 

@@ -18,13 +18,13 @@ from cpt.checkpoints.model_folder import ADAPTER_CONFIG, HEADS, Tensors, kind_of
 from cpt.checkpoints.resume import complete_checkpoints
 from cpt.checkpoints.retention import published_in
 from cpt.checkpoints.transaction import in_words, rename_over
+from cpt.distributed import is_main_process, main_process_decides, same_command, tell
 from cpt.errors import CheckpointError
 from cpt.export.model_card import write_model_card
 from cpt.models.adapters import merge_lora
 from cpt.models.build import build_model, scoring_model, without_zero3
 from cpt.models.families import export_native
 from cpt.models.new_rows import EXTENSION, carry_extension
-from cpt.ranks import is_main_process, main_process_decides, same_command, tell
 from cpt.recipe.schema import Model, Recipe
 from cpt.runs.folder import INPUTS, RECIPE, read_object
 from cpt.runs.record import write_json

@@ -11,10 +11,9 @@ from typing import Annotated
 import typer
 
 from cpt.command_line import refuse_ignored
+from cpt.distributed import groups_of_rows, tell
 from cpt.errors import LaunchError
-from cpt.parallelism import groups_of_rows
 from cpt.plugins import did_you_mean
-from cpt.ranks import tell
 from cpt.recipe.keys import AUTO, MICRO_BATCH
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe

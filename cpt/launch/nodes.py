@@ -17,9 +17,9 @@ from xxhash import xxh3_64
 from cpt.data.readers.columns import sections_of
 from cpt.data.readers.sources import files_of, kind_of
 from cpt.data.rows.open_sources import keyed_sources
+from cpt.distributed import local_rank, num_nodes, rank, tell
 from cpt.errors import CptError, LaunchError
 from cpt.hardware import find_gpus
-from cpt.ranks import local_rank, num_nodes, rank, tell
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Location, dotted
 from cpt.recipe.values import in_yaml, shortened

@@ -22,6 +22,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 from transformers.integrations import is_deepspeed_zero3_enabled
 
+from cpt.distributed import is_main_process, main_process_first
 from cpt.errors import CheckpointError, RecipeError
 from cpt.hf_internals import attention_of, without_zero3
 from cpt.models.adapters import Quantization, add_lora, check_quantization, keep_layout_on_cpu
@@ -36,7 +37,6 @@ from cpt.models.inventory import (
     vocabulary_size,
 )
 from cpt.models.new_rows import new_ids, train_only_rows
-from cpt.ranks import is_main_process, main_process_first
 from cpt.recipe.paths import is_local
 from cpt.recipe.schema import Model
 

@@ -26,9 +26,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
 
+from cpt.distributed import tell
 from cpt.errors import RecipeError
 from cpt.models.families import PaddedVocabularyHead
-from cpt.ranks import tell
 
 IGNORED = -100
 LIGER_WITHOUT_LOSS = {"fused_linear_cross_entropy": False, "cross_entropy": False}

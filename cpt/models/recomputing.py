@@ -21,10 +21,10 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.integrations import is_deepspeed_zero3_enabled
 
+from cpt.distributed import tell
 from cpt.errors import RecipeError
 from cpt.models.compiled import has_experts, move_checkpoints_into_graphs, wanted_compiling
 from cpt.plugins import did_you_mean
-from cpt.ranks import tell
 
 SWITCHES = ("gradient_checkpointing", "activation_checkpointing")  # transformers' name, and its new one
 KEY = "`training.gradient_checkpointing_kwargs`"

@@ -8,13 +8,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from cpt.distributed import is_main_process
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import announce_compiling
 from cpt.optim.adamw import adamw, adamw_8bit, fused_by_torch, paged_adamw_8bit, trains_half
 from cpt.optim.gradients import RELEASING
 from cpt.optim.groups import MATRICES, ParameterGroups, parameter_groups
 from cpt.plugins import check_options, find
-from cpt.ranks import is_main_process
 from cpt.recipe.schema import Optimizer, Recipe
 
 log = logging.getLogger("cpt")

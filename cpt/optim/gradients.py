@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from cpt.distributed import world_size
 from cpt.errors import RecipeError
-from cpt.ranks import world_size
 from cpt.recipe.keys import accumulation
 from cpt.recipe.schema import Recipe
 from cpt.torch_internals import foreach_multiply, foreach_norm

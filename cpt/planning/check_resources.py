@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from cpt.cache import size_of
+from cpt.distributed import world_size
 from cpt.errors import CptError, ResourceError
 from cpt.hardware import GIB, find_gpus, free_disk_gib
 from cpt.planning.activations import count_activations
@@ -18,7 +19,6 @@ from cpt.planning.model_sizes import ModelSizes
 from cpt.planning.preflight import PreflightReport
 from cpt.planning.speed import assumed_mfu, planned_speed
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
-from cpt.ranks import world_size
 from cpt.recipe.schema import Recipe
 
 LAST = 3  # of the rule `newest`

@@ -12,19 +12,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+from cpt.distributed import groups_of_rows, main_process_decides, num_nodes, tell, world_size
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, Gpu, find_gpus, host_memory_gib
 from cpt.models.compiled import check_compiling
 from cpt.models.config import load_config
 from cpt.models.inventory import build_on_meta
-from cpt.parallelism import groups_of_rows
 from cpt.planning.activations import ActivationCounts
 from cpt.planning.memory import MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import IN_8_BIT, trains_half
 from cpt.planning.model_sizes import KINDS, WHOLE, ModelSizes
 from cpt.planning.speed import Target, assumed_mfu, peak_of, planned_speed
 from cpt.planning.workload import Setup, Sharding, attention_on_gpu, compiles, read_deepspeed_sharding, read_setup
-from cpt.ranks import main_process_decides, num_nodes, tell, world_size
 from cpt.recipe.keys import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, LOADING, MICRO_BATCH, automatic_keys
 from cpt.recipe.load import REPOSITORY
 from cpt.recipe.schema import Recipe

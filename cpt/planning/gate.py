@@ -19,6 +19,7 @@ from cpt.data.readers.sources import kind_of
 from cpt.data.rows.contamination import small_sets
 from cpt.data.rows.held_out import size_warnings
 from cpt.data.rows.open_sources import check_sources, keyed_sources, unchecked_sources
+from cpt.distributed import tell, world_size
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.paired import FEW, FEWEST, TOO_FEW
 from cpt.evaluation.tasks import FEWEST_QUESTIONS, check_tasks
@@ -45,7 +46,6 @@ from cpt.planning.check_resources import check_resources
 from cpt.planning.fitting import with_chosen_values, with_placeholders
 from cpt.planning.preflight import PreflightReport, placed
 from cpt.plugins import did_you_mean, find
-from cpt.ranks import tell, world_size
 from cpt.recipe.keys import automatic_keys
 from cpt.recipe.paths import unfinished_run
 from cpt.recipe.rules import reported_name

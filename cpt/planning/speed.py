@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from cpt.distributed import groups_of_rows
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GPU_TYPES, Gpu, GpuType, find_gpus, host_memory_gib, known_gpu, simplified_gpu
-from cpt.parallelism import groups_of_rows
 from cpt.planning.memory_parts import (
     PAGED,
     REDUCED,

@@ -7,6 +7,7 @@ from typing import Any, Self, cast
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from cpt.data.readers.columns import form_of_stage
+from cpt.distributed import read_parallelism
 from cpt.models.attention import VARLEN, why_not_varlen
 from cpt.models.compiled import (
     UNDER_FSDP,
@@ -20,7 +21,6 @@ from cpt.models.compiled import (
 from cpt.models.inventory import runs_along_the_row
 from cpt.models.recomputing import SWITCHES, Recomputing, read_recomputing
 from cpt.optim.adamw import automatic_dtype
-from cpt.parallelism import read_parallelism
 from cpt.planning.model_sizes import KINDS, MASKED_FORMS, StageNeeds, read_stage_needs
 from cpt.recipe.keys import AUTO, COMPILING
 from cpt.recipe.schema import Recipe

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cpt.distributed import rank
 from cpt.files import LinesFile
-from cpt.ranks import rank
 from cpt.runs.folder import EVENTS, read_objects
 
 log = logging.getLogger("cpt")

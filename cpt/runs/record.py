@@ -21,10 +21,18 @@ from typing import IO, Any
 
 from xxhash import xxh3_128
 
+from cpt.distributed import (
+    CONTINUE,
+    is_main_process,
+    main_process_first,
+    name_of_launcher,
+    same_command,
+    tell,
+    world_size,
+)
 from cpt.errors import CheckpointError, CptError, Interrupted, LaunchError, RecipeError, RestartNeeded
 from cpt.files import DAMAGED, LinesFile, read_sealed, sealed, write_atomic
 from cpt.hardware import count_cpu_cores, find_gpus, host_memory_gib
-from cpt.ranks import CONTINUE, is_main_process, main_process_first, name_of_launcher, same_command, tell, world_size
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe

@@ -16,10 +16,10 @@ from rich.table import Table
 
 from cpt.checkpoints.resume import free_name
 from cpt.console import open_console
+from cpt.distributed import tell
 from cpt.errors import Interrupted, RecipeError, TrainingError
 from cpt.files import read_json_lines, write_atomic
 from cpt.process import Child, ReceivedSignals
-from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.recipe.values import in_yaml, shortened

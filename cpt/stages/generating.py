@@ -16,9 +16,9 @@ from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, split
 
 from cpt.checkpoints.safe_load import load_data
 from cpt.data.rows.loader import CPTDataLoader
+from cpt.distributed import world_size
 from cpt.errors import RecipeError, ResourceError
 from cpt.hf_internals import SamplingHooks
-from cpt.ranks import world_size
 from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer, fit_fused_head
 from cpt.stages.rewards import build_rewards

@@ -14,13 +14,12 @@ from accelerate.parallelism_config import ParallelismConfig
 from transformers import PreTrainedModel, TrainingArguments
 
 from cpt.data.rows.build import PreparedData, steps_of_epochs
+from cpt.distributed import KEY, groups_of_rows, is_main_process, read_parallelism, world_size
 from cpt.errors import RecipeError
 from cpt.models.attention import choose_attention
 from cpt.models.compiled import wanted_compiling
 from cpt.models.documents import check_shared_rows
 from cpt.optim.adamw import automatic_dtype
-from cpt.parallelism import KEY, groups_of_rows, read_parallelism
-from cpt.ranks import is_main_process, world_size
 from cpt.recipe.rules import REWARDED
 from cpt.recipe.schema import Recipe
 from cpt.training.engine_profiles import Profile, zero_section

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from cpt.distributed import PIPELINE
 from cpt.errors import RecipeError, ResourceError
-from cpt.parallelism import PIPELINE
 from cpt.plugins import did_you_mean
 from cpt.recipe.keys import accumulation
 from cpt.recipe.schema import Recipe

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.checkpoints.resume import newest_sound, published_checkpoints, set_aside, step_of
+from cpt.distributed import is_main_process, main_process_decides, same_command
 from cpt.errors import Interrupted, RestartNeeded, TrainingError
 from cpt.hf_internals import skip_update
 from cpt.models.inventory import vocabulary_size
 from cpt.optim.gradients import ReleasedGradients, check_release, gradient_norm, releases_gradients
 from cpt.optim.schedules import phases_in_tokens
-from cpt.ranks import is_main_process, main_process_decides, same_command
 from cpt.torch_internals import reads_scale
 from cpt.training.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, GuardedEngine, SkipBudget, SpikeDetector, StepVerdict
 from cpt.training.restart import (

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.checkpoints.resume import published_checkpoints, step_of
+from cpt.distributed import is_main_process, rank, same_command, world_size
 from cpt.errors import CptError, Interrupted, LaunchError
 from cpt.hardware import GIB
-from cpt.ranks import is_main_process, rank, same_command, world_size
 from cpt.runs.events import record_event
 from cpt.runs.folder import is_alive
 from cpt.runs.heartbeats import LastHeartbeat, Phase, is_of_this_host, name_processes, read_heartbeats, write_heartbeat

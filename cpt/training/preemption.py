@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from cpt.distributed import same_command, world_size
 from cpt.errors import Interrupted
 from cpt.hf_internals import exit_now
-from cpt.ranks import same_command, world_size
 
 log = logging.getLogger("cpt")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)

@@ -16,8 +16,8 @@ import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 from cpt.checkpoints.resume import published_checkpoints, step_of
+from cpt.distributed import rank, same_command, tell, world_size
 from cpt.errors import ResourceError, RestartNeeded
-from cpt.ranks import rank, same_command, tell, world_size
 from cpt.runs.events import record_event
 from cpt.runs.folder import read_object
 from cpt.runs.record import write_json

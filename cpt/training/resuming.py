@@ -29,10 +29,9 @@ from cpt.data.rows.build import PreparedData
 from cpt.data.rows.mixture import RowsOfSteps
 from cpt.data.rows.read_ahead import ReadAhead
 from cpt.deepspeed_internals import stop_loading_universal
+from cpt.distributed import groups_of_rows, is_main_process, main_process_decides, world_size
 from cpt.errors import CheckpointError
 from cpt.optim.build import replay_step_counter
-from cpt.parallelism import groups_of_rows
-from cpt.ranks import is_main_process, main_process_decides, world_size
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
 

@@ -54,9 +54,9 @@ from cpt.checkpoints.transaction import (
     read_back,
 )
 from cpt.deepspeed_internals import gather_zero3_weights
+from cpt.distributed import is_main_process
 from cpt.errors import CheckpointError, TrainingError
 from cpt.files import make_durable
-from cpt.ranks import is_main_process
 from cpt.runs.events import record_event
 from cpt.training.resuming import DataPosition
 

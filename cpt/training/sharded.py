@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader
 
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
 from cpt.data.rows.packing import IGNORED
+from cpt.distributed import tell
 from cpt.hf_internals import attention_of, shared_state_of_processes
 from cpt.models.documents import PartOfRows, attend_over_processes, check_shared_rows
 from cpt.optim.adamw import OneKernelAdamW
-from cpt.ranks import tell
 from cpt.torch_internals import foreach_divide
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from cpt.data.rows.held_out import HeldOutSet
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.mixture import RowsOfSteps
 from cpt.data.rows.packing import stack_rows
+from cpt.distributed import main_process_decides, tell
 from cpt.errors import Interrupted, RecipeError
 from cpt.evaluation.callbacks import read_evaluations
 from cpt.evaluation.scoring import measure_and_keep
@@ -28,7 +29,6 @@ from cpt.optim.adamw import OneKernelAdamW
 from cpt.optim.build import build_optimizer
 from cpt.optim.gradients import clip_gradients, gradient_norm
 from cpt.optim.schedules import build_schedule
-from cpt.ranks import main_process_decides, tell
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS
 from cpt.training.arguments import RunLength

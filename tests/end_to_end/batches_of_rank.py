@@ -7,7 +7,7 @@ import torch
 
 from cpt.data.rows.build import build_data
 from cpt.data.rows.loader import CPTDataLoader
-from cpt.launch.processes import join_processes, leave_processes
+from cpt.distributed import join_processes, leave_processes
 from cpt.recipe.load import load_recipe
 from cpt.tokenizer.load import load_tokenizer
 

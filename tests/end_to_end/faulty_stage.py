@@ -10,7 +10,7 @@ import os
 import torch
 from transformers import TrainingArguments
 
-from cpt.ranks import rank
+from cpt.distributed import rank
 from cpt.training.trainer import CPTTrainer
 
 CONFIG = TrainingArguments

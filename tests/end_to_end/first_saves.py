@@ -2,7 +2,7 @@
 
 import sys
 
-from cpt.launch.processes import leave_processes
+from cpt.distributed import leave_processes
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 from cpt.training import saving

@@ -7,8 +7,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
-from cpt.launch.processes import leave_processes
-from cpt.ranks import rank
+from cpt.distributed import leave_processes, rank
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 

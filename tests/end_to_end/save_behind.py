@@ -4,7 +4,7 @@ RECIPE`."""
 import sys
 import time
 
-from cpt.launch.processes import leave_processes
+from cpt.distributed import leave_processes
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 from cpt.training.saving import Checkpointer

@@ -12,9 +12,8 @@ from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
 from cpt.data.rows.build import build_data
-from cpt.launch.processes import join_processes, leave_processes, start_deepspeed
+from cpt.distributed import is_main_process, join_processes, leave_processes, start_deepspeed
 from cpt.models.build import build_model
-from cpt.ranks import is_main_process
 from cpt.recipe.load import load_recipe
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer

@@ -14,8 +14,7 @@ from pathlib import Path
 import yaml
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from cpt.launch.processes import join_processes, leave_processes
-from cpt.ranks import main_process_decides
+from cpt.distributed import join_processes, leave_processes, main_process_decides
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cpt.distributed import agree_with_launcher
 from cpt.errors import LaunchError
-from cpt.launch.agreement import agree_with_launcher
 
 ROOT = Path(__file__).parents[2]
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}

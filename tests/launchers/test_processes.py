@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cpt import distributed as processes
 from cpt.hardware import Gpu, scripts_folder
-from cpt.launch import processes
 from cpt.process import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -18,8 +18,8 @@ CHILD = """
 import json, os, sys
 from pathlib import Path
 from cpt.errors import CptError
-from cpt.launch.processes import join_processes, leave_processes, start_deepspeed
-from cpt.ranks import main_process_first, name_of_launcher, rank
+from cpt.distributed import join_processes, leave_processes, start_deepspeed
+from cpt.distributed import main_process_first, name_of_launcher, rank
 try:
     launched = join_processes(json.loads(os.environ["TRAINING"]))
     start_deepspeed(launched)

@@ -21,8 +21,8 @@ from test_varlen_models import IDS, POSITIONS, tiny_of
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from cpt.distributed import leave_processes
 from cpt.errors import RecipeError
-from cpt.launch.processes import leave_processes
 from cpt.models.attention import VARLEN, register_varlen
 from cpt.models.documents import (
     PartOfRows,

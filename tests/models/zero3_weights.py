@@ -16,8 +16,8 @@ import torch
 from tiny_models import make_tokenizer
 from transformers import PreTrainedModel, TrainingArguments
 
+from cpt.distributed import leave_processes
 from cpt.hardware import require_programs
-from cpt.launch.processes import leave_processes
 from cpt.models.build import build_model
 from cpt.models.inventory import count_parameters
 from cpt.recipe.schema import Model

@@ -18,9 +18,9 @@ from cpt.cache import cannot_keep, default_cache_dir, write_once
 from cpt.data.readers.documents import BadRow, BadValue, Document, File, Origin, first_line, refuse_surrogates
 from cpt.data.readers.example import document_of
 from cpt.data.readers.opening import format_of
+from cpt.distributed import is_main_process
 from cpt.errors import CptError, DataError, ResourceError
 from cpt.files import read_sealed, sealed
-from cpt.ranks import is_main_process
 from cpt.recipe.paths import DOCUMENT_FILES
 from cpt.recipe.schema import DocumentSource
 

@@ -45,9 +45,9 @@ from cpt.data.readers.opening import (
     persistently,
     size_of,
 )
+from cpt.distributed import is_main_process
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.plugins import check_options, find, user_code_error
-from cpt.ranks import is_main_process
 from cpt.recipe.paths import DOCUMENT_FILES, TEXT_FILES, is_function, is_local
 from cpt.recipe.schema import DocumentSource
 

@@ -28,8 +28,8 @@ from cpt.data.store.shards import shuffled
 from cpt.data.store.token_files import StoredDocuments
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, Wanted, make_shards
+from cpt.distributed import is_main_process, main_process_first
 from cpt.errors import DataError, RecipeError
-from cpt.ranks import is_main_process, main_process_first
 from cpt.recipe.load import load_mixture
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Budget, Data, Evaluation, Source

@@ -14,8 +14,8 @@ from cpt.data.readers.sources import files_with_sizes, find_function, kind_of, r
 from cpt.data.store.shards import ShardWork, plan_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, key_content, order_of
+from cpt.distributed import is_main_process
 from cpt.errors import CptError
-from cpt.ranks import is_main_process
 from cpt.recipe.rules import options_without_effect, reported_name
 from cpt.recipe.schema import Data, DocumentSource, Evaluation, Source
 

@@ -32,9 +32,9 @@ from cpt.data.store.token_files import (
     read_description,
 )
 from cpt.data.store.tokenization import DocumentEncoder
+from cpt.distributed import is_main_process
 from cpt.errors import DataError
 from cpt.files import report_damage
-from cpt.ranks import is_main_process
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
 
