@@ -16,7 +16,6 @@ from cpt.evaluation.evaluate import EvaluationRequest, build_report, known_posit
 from cpt.evaluation.sets import data_of_texts
 from cpt.export import export
 from cpt.planning.fitting import cheapest_that_fits, fits, with_chosen_values
-from cpt.planning.gate import refuse_mistakes
 from cpt.planning.speed import assumed_mfu, find_target, named_gpus, planned_speed
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import find_run
@@ -30,15 +29,13 @@ __all__ = ["open_mixture"]
 
 
 def resolve_recipe(recipe: Recipe) -> Recipe:
-    """Check the recipe as `cpt train` does, and choose a value for each `auto`, for this machine.
+    """The recipe with a value for each `auto`, chosen for this machine.
 
     Raises:
-        CptError: all mistakes at once.
+        RecipeError: the model's memory cannot be planned.
         ResourceError: the model's config cannot be read.
     """
-    resolved = with_chosen_values(recipe)
-    refuse_mistakes(resolved)
-    return resolved
+    return with_chosen_values(recipe)
 
 
 def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:

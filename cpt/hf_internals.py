@@ -353,7 +353,8 @@ class SamplingHooks(Trainer):
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Any, mask: Any, kept: int, *more: Any, **options: Any
     ) -> Any:
-        forward = partial(super()._get_per_token_logps_and_entropies, model, ids, mask, kept, *more, **options)  # type: ignore[misc]
+        score = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
+        forward = partial(score, model, ids, mask, kept, *more, **options)
         return self.forward_completions(forward, kept)
 
     def forward_completions(self, forward: Callable[[], Any], kept: int) -> Any:

@@ -56,17 +56,21 @@ RECIPE = """# Recipe reference
 
 <!-- Written by `python -m cpt.reference` from cpt/recipe/schema.py and the built-ins; change those, not this page. -->
 
-Every key of a recipe with its type, its default and its meaning. [The recipe, line by line](../recipe.md) explains a whole one.
+Every key of a recipe with its type, its default and its meaning. [The recipe, line by line](../recipe.md) explains a
+whole one.
 
-- A whole number may be written `1_000_000` or `1e6`. Numbers of tokens take k, M, B and T (`20M`), sizes take kB to TB and KiB to TiB.
+- A whole number may be written `1_000_000` or `1e6`. Numbers of tokens take k, M, B and T (`20M`), sizes take kB to
+  TB and KiB to TiB.
 - A section may be the path of a YAML file, or have a `base:` that names one and keys of its own on top.
-- Where a key takes a name, `package.module:function` takes your own function ([your own parts](../guides/your_own_parts.md)). Options
-  are written beside the name: `{name: length, min_characters: 200}`.
-- On the command line each key is `section.key=value`: `cpt train RECIPE optimizer.learning_rate=2e-5 data.sources.0.weight=0.5`.
-- `change` says what a new value means for a run that was started. `free`: edit it and resume. `from_step`: it decides what is learned, and could
-  hold from a step on. `fixed`: it makes another model. A run whose `from_step` or `fixed` keys changed is not resumed: give it another `name`.
+- Where a key takes a name, `package.module:function` takes your own function ([your own
+  parts](../guides/your_own_parts.md)). Options are written beside the name: `{name: length, min_characters: 200}`.
+- On the command line each key is `section.key=value`: `cpt train RECIPE optimizer.learning_rate=2e-5
+  data.sources.0.weight=0.5`.
+- `change` says what a new value means for a run that was started. `free`: edit it and resume. `from_step`: it
+  decides what is learned, and could hold from a step on. `fixed`: it makes another model. A run whose `from_step` or
+  `fixed` keys changed is not resumed: give it another `name`.
 - `cpt schema > recipe.schema.json` gives the schema to an editor; `cpt check RECIPE` finds every mistake.
-"""  # noqa: E501
+"""
 COMMANDS = """# Command reference
 
 <!-- Written by `python -m cpt.reference` from the commands' own help; change that, not this page. -->

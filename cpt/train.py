@@ -43,7 +43,7 @@ def train(
 ) -> Path:
     """Run the recipe, resuming from its newest valid checkpoint, and return the folder of the exported model.
 
-    `cpt train` checks the recipe first and chooses a value for each `auto`; from Python `resolve_recipe` does both.
+    `cpt train` checks the recipe first and chooses a value for each `auto`, as `resolve_recipe` does from Python.
 
     Args:
         new: start a new run if the name is taken, instead of resuming that run.

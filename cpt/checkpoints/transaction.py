@@ -406,5 +406,5 @@ def count_stored(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*.safetensors"):
         with safe_open(path, framework="pt") as opened:
-            total += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118  # it is no mapping
+            total += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
     return total

@@ -40,13 +40,14 @@ DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_
 OTHER_SCORES = ("attn_logit_softcapping", "attention_chunk_size")
 # Their packed rows were compared with each document alone: tests/models/test_varlen_models.py.
 PROVEN = """
-    apertus arcee aria_text axk1 beam bitnet cohere cohere2 cohere2_moe cpt-gpt2 ctrl cwm deepseek_v2 deepseek_v3 diffllama ernie4_5
-    ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma3_text gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode
-    gpt_neox granite granitemoe granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder
-    jais2 jetmoe kolibri1 laguna llama longcat_flash mellum minicpm3 minimax_m2 minimind2 minimind2_moe minimind3 minimind3_moe ministral
-    ministral3 mistral mixtral modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe persimmon phi phi3 phimoe qwen2 qwen2_moe
-    qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 youtu
-"""  # noqa: E501
+    apertus arcee aria_text axk1 beam bitnet cohere cohere2 cohere2_moe cpt-gpt2 ctrl cwm deepseek_v2 deepseek_v3
+    diffllama ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma3_text gemma4_unified_text glm glm4
+    glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neox granite granitemoe granitemoeshared helium hrm_text
+    hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder jais2 jetmoe kolibri1 laguna llama
+    longcat_flash mellum minicpm3 minimax_m2 minimind2 minimind2_moe minimind3 minimind3_moe ministral ministral3
+    mistral mixtral modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe persimmon phi phi3 phimoe qwen2
+    qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 youtu
+"""
 WINDOW_IN_MASK_ONLY = ("phimoe", "qwen2_moe")  # or not even there: sdpa and flash attention differ with a window
 
 Kernel = Callable[..., torch.Tensor]
@@ -201,7 +202,10 @@ def varlen_attention(
     """
     if attention_mask is None or attention_mask.dtype != torch.int32:  # true masks are of booleans or fractions
         options |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
+        attended: tuple[torch.Tensor, torch.Tensor | None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, **options
+        )
+        return attended
     refuse_altered(dropout, options)
     tokens, width, value_width = query.shape[2], query.shape[-1], value.shape[-1]
     scale = width**-0.5 if scaling is None else scaling

@@ -33,11 +33,12 @@ TOLERANCE = 0.02
 IGNORED = -100
 # Packed losses and gradients were compared with those of one process: tests/models/test_shared_rows.py.
 PROVEN_SHARED = """
-    apertus arcee aria_text bitnet cohere cohere2 cohere2_moe cwm ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo gemma
-    gemma3_text glm glm4 glm4_moe granite granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax
-    internlm3 iquestcoder jais2 kolibri1 laguna llama mellum minimax_m2 minimind2 minimind3 ministral ministral3 mistral mixtral
-    nanochat nemotron olmo olmo2 olmo3 olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe smollm3 solar_open stablelm starcoder2
-"""  # noqa: E501
+    apertus arcee aria_text bitnet cohere cohere2 cohere2_moe cwm ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo
+    gemma gemma3_text glm glm4 glm4_moe granite granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe
+    hy_v3 hyperclovax internlm3 iquestcoder jais2 kolibri1 laguna llama mellum minimax_m2 minimind2 minimind3
+    ministral ministral3 mistral mixtral nanochat nemotron olmo olmo2 olmo3 olmoe phi phi3 qwen2 qwen2_moe qwen3
+    qwen3_moe smollm3 solar_open stablelm starcoder2
+"""
 
 
 def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:

@@ -21,9 +21,10 @@ RECURRENT = re.compile(
 # Their code makes the mask without looking at positions (transformers 5.17 to 5.23): packed documents were seen to
 # leak, whatever attends.
 IGNORES_POSITIONS = """
-    afmoe bert bert-generation big_bird biogpt camembert data2vec-text doge electra ernie falcon gpt_oss llama4_text megatron-bert moshi
-    openai-gpt opt rembert roberta roberta-prelayernorm roc_bert xglm xlm xlm-roberta xlm-roberta-xl xmod
-"""  # noqa: E501
+    afmoe bert bert-generation big_bird biogpt camembert data2vec-text doge electra ernie falcon gpt_oss llama4_text
+    megatron-bert moshi openai-gpt opt rembert roberta roberta-prelayernorm roc_bert xglm xlm xlm-roberta
+    xlm-roberta-xl xmod
+"""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,8 @@ def as_function(found: Callable[..., Any]) -> Callable[..., Any]:
         if name not in ("self", "params", "lr")
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
-    build.__signature__ = inspect.Signature([*first, *taken])  # type: ignore[attr-defined]  # what `check_options` reads
+    # `check_options` reads it.
+    build.__signature__ = inspect.Signature([*first, *taken])  # type: ignore[attr-defined]
     build.__name__, build.__annotations__ = found.__name__, {}
     return build
 

@@ -77,11 +77,13 @@ class DocumentSource(Section):
     template: FromStep[str | None] = None
     """Text from several columns instead: `"{title}\\n\\n{body}"`."""
     chat: FromStep[str | dict[str, str] | None] = None
-    """Or else the column that holds a chat: a list of {role, content}; the document is what the tokenizer's chat template makes of it. Or
-    what an example is made of, each with its column: `{messages: talk, tools: functions}`, `{prompt: question, completion: answer}`,
-    `{prompt: question, chosen: good, rejected: bad}`, `{prompt: question, completion: answer, label: liked}`. `user` and `assistant` in
-    place of prompt and completion are texts that become messages; `system` and `history` come before them. A column may be a template:
-    `{user: "{instruction}\\n{input}", assistant: output}`. Stages that learn from examples find columns of these names by themselves."""  # noqa: E501
+    """Or else the column that holds a chat: a list of {role, content}; the document is what the tokenizer's chat
+    template makes of it. Or what an example is made of, each with its column: `{messages: talk, tools: functions}`,
+    `{prompt: question, completion: answer}`, `{prompt: question, chosen: good, rejected: bad}`, `{prompt: question,
+    completion: answer, label: liked}`. `user` and `assistant` in place of prompt and completion are texts that become
+    messages; `system` and `history` come before them. A column may be a template: `{user:
+    "{instruction}\\n{input}", assistant: output}`. Stages that learn from examples find columns of these names
+    automatically."""
     text_documents: FromStep[str] = Field(default="file", min_length=1)
     """What one document is in a txt or md file. file: all of it; line: each line; anything else is a text that stands
     between documents."""

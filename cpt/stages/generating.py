@@ -45,7 +45,7 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
         workers, world = arguments.dataloader_num_workers, arguments.world_size
         items_of_step = plan.accumulation * world
         return CPTDataLoader(
-            PromptRows(self.rows, plan, world, self.rows_of_steps.left_out),  # type: ignore[arg-type]  # lists, for `only_item`
+            PromptRows(self.rows, plan, world, self.rows_of_steps.left_out),  # type: ignore[arg-type]
             micro_batch=1,
             rows_in_all=self.length.steps * items_of_step,
             rank=arguments.process_index,

@@ -261,13 +261,13 @@ def maths_answer(
 ) -> list[float]:
     r"""1 where a completion comes to the right answer, else 0.
 
-    An answer is what the last `\boxed{}` holds; without one, what stands behind the last `####`; else the last number. Numbers are equal
-    as numbers: 0.5, 1/2, \frac{1}{2} and 50% are the same, 1,000 and 1000 too.
+    An answer is the content of the last `\boxed{}`, else the text after the last `####`, else the last number. Numbers
+    are equal as numbers: 0.5, 1/2, \frac{1}{2} and 50% are the same, 1,000 and 1000 too.
 
     Args:
-        column: which column of the data has the answers: numbers, or texts of which the answer is found in the same way.
+        column: the column of the data with the answers: numbers, or texts that are read in the same way.
         tolerance: how far a number may be off, relative to the right one where that is above 1.
-    """  # noqa: E501
+    """
     pairs = zip(completions, columns[column], strict=True)
     return [float(is_same(found_in(text_of(said)), right(answer), tolerance)) for said, answer in pairs]
 

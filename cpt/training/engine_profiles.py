@@ -20,16 +20,17 @@ Complaints = Iterator[tuple[str, str]]
 
 # The top-level keys that DeepSpeed 0.19 reads; it silently ignores all others.
 READ_BY_DEEPSPEED = """
-    activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_logger communication_data_type compile
-    compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last datastates_ckpt
-    disable_allgather disable_python_gc dump_state eigenvalue elasticity expert_parallel flops_profiler fp16 gradient_accumulation_steps
-    gradient_allreduce_op gradient_clipping gradient_predivide_factor graph_harvesting hybrid_engine log_level
-    managed_gradient_accumulation memory_breakdown monitor_config nebula optimizer pipeline prescale_gradients progressive_layer_drop
-    quantize_training scheduler seq_parallel_communication_data_type sequence_parallel_size sparse_attention sparse_gradients
-    steps_per_print tensor_parallel tensorboard timers torch_autocast train_batch_size train_micro_batch_size_per_gpu
-    use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb weight_quantization zero_allow_untested_optimizer
-    zero_force_ds_cpu_optimizer zero_optimization
-"""  # noqa: E501
+    activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_logger communication_data_type
+    compile compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last
+    datastates_ckpt disable_allgather disable_python_gc dump_state eigenvalue elasticity expert_parallel
+    flops_profiler fp16 gradient_accumulation_steps gradient_allreduce_op gradient_clipping gradient_predivide_factor
+    graph_harvesting hybrid_engine log_level managed_gradient_accumulation memory_breakdown monitor_config nebula
+    optimizer pipeline prescale_gradients progressive_layer_drop quantize_training scheduler
+    seq_parallel_communication_data_type sequence_parallel_size sparse_attention sparse_gradients steps_per_print
+    tensor_parallel tensorboard timers torch_autocast train_batch_size train_micro_batch_size_per_gpu
+    use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb weight_quantization
+    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization
+"""
 DEEPSPEED_KEYS = frozenset(READ_BY_DEEPSPEED.split())
 IN_THE_RECIPE = {
     "optimizer": "the recipe has it, as `optimizer`",

@@ -467,7 +467,7 @@ def random_states_file(trainer: Trainer) -> str:
 
 def progress(trainer: Trainer) -> str:
     """The content of trainer_state.json, with what callbacks want to keep."""
-    known: dict[str, Any] = trainer.state.stateful_callbacks  # type: ignore[assignment]  # what it is annotated as is what it is made from
+    known: Any = trainer.state.stateful_callbacks  # annotated as the list that it is made from
     for callback in [*trainer.callback_handler.callbacks, trainer.control]:
         if isinstance(callback, ExportableState):
             name = type(callback).__name__

@@ -52,4 +52,4 @@ def test_texts_are_made_from_a_source(cpt_data, model_folder, tmp_path):
     )
     assert "1 group(s) were there before" in cpt_data(*words, *options)[1]
     code, said = cpt_data(*words, *options, "--seed", 7)
-    assert code == 2 and "made otherwise (run_seed differ)" in said
+    assert code == 2 and "run_seed" in said

@@ -20,7 +20,7 @@ def test_a_service_is_read_page_by_page():
     pages = {"/1": {"data": [{"text": "a"}, {"text": "b"}], "next": "/2"}, "/2": {"data": [{"text": "c"}]}}
 
     class Service(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):  # noqa: N802
+        def do_GET(self):
             self.send_response(200)
             self.end_headers()
             self.wfile.write(json.dumps(pages[self.path]).encode())

@@ -30,9 +30,9 @@ def sources(replayed: float) -> dict:
 @pytest.mark.parametrize(
     ("sections", "warning"),
     [
-        ({"optimizer": {"learning_rate": 4e-4}}, "0.0003 (arXiv 2307.09288)"),  # noqa: E501
+        ({"optimizer": {"learning_rate": 4e-4}}, "0.0003 (arXiv 2307.09288)"),
         ({"optimizer": {"learning_rate": 1e-7}}, "`optimizer.learning_rate` is 1e-07"),
-        ({"model": {"path": "a/b"}, "optimizer": {"learning_rate": 1e-3}}, "above the largest peak published"),  # noqa: E501
+        ({"model": {"path": "a/b"}, "optimizer": {"learning_rate": 1e-3}}, "above the largest peak published"),
         ({"model": {"path": "a/b", "lora": {}}, "optimizer": {"learning_rate": 1e-3}}, "LoRA was swept from 1e-05 to 0.0005"),  # noqa: E501
         ({"model": {"path": "a/b", "lora": "cpt"}, "optimizer": {"learning_rate": 1e-4}}, "`optimizer.embedding_learning_rate: 1e-05`"),  # noqa: E501
         ({"optimizer": {"learning_rate": 1e-5, "embedding_learning_rate": 1e-4}}, "`optimizer.embedding_learning_rate`"),  # noqa: E501

@@ -36,8 +36,8 @@ def test_a_phase_that_ends_at_a_learning_rate_which_is_never_reached_is_a_mistak
         ({"optimizer": {"name": "adamv"}}, "no optimizer called `adamv`. Did you mean `adamw`?"),
         ({"optimizer": {"name": "adamw", "momentum": 0.9}}, "`optimizer.momentum` is not an option of adamw"),
         ({"optimizer": {"release_gradients": True}}, "Write `training.max_grad_norm: 0`"),
-        ({"optimizer": {"name": "adamw", "rounding": "kahan"}}, "`optimizer.rounding`"),  # noqa: E501
-        ({"model": {"path": "./nowhere", "lora": QLORA}, "training": {**MICRO_BATCH, "deepspeed": ZERO_3}}, "ZeRO-3"),  # noqa: E501
+        ({"optimizer": {"name": "adamw", "rounding": "kahan"}}, "`optimizer.rounding`"),
+        ({"model": {"path": "./nowhere", "lora": QLORA}, "training": {**MICRO_BATCH, "deepspeed": ZERO_3}}, "ZeRO-3"),
         ({"schedule": {"name": "cosinus"}}, "no schedule called `cosinus`. Did you mean `cosine`?"),
         ({"schedule": {"name": "cosine", "warmup_tokens": 10**9}}, "`schedule.warmup_tokens` is 1,000,000,000"),
         ({"stage": "my_lab.nowhere"}, "cannot import `my_lab.nowhere`"),

@@ -46,7 +46,7 @@ def test_a_status_or_plan_that_cannot_be_written_ends_no_run(tmp_path):
     run = Run(tmp_path)
     with files_end_at(0):
         run.put_status("running")
-        run.record_plan({"gpu_total_gib": 20.5})
+        run.record_plan({"gpu_total_gib": 20.5}, recipe(tmp_path))
     assert run.status() == {} and not (tmp_path / "plan.json").exists()
 
 

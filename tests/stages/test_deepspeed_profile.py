@@ -120,7 +120,7 @@ def test_deepspeed_reads_no_key_at_the_top_that_we_would_refuse():
         ({"zero_optimization": None}, "`zero_optimization` is missing"),
         ({"optimizer": {"type": "AdamW"}}, "the recipe has it, as `optimizer`. Remove it here"),
         ({"scheduler": {"type": "WarmupLR"}}, "the recipe has it, as `schedule`"),
-        ({"sequence_parallel_size": 2}, "as `training.parallelism_config.sp_size`. Remove it here"),  # noqa: E501
+        ({"sequence_parallel_size": 2}, "as `training.parallelism_config.sp_size`. Remove it here"),
         ({"tensor_parallel": {"autotp_size": 2}}, "as `training.parallelism_config.tp_size`"),
         ({"pipeline": {"stages": 2}}, "has no schedule for stages of layers"),
         ({"train_micro_batch_size_per_gpu": 4}, 'is 4, but `training.per_device_train_batch_size` is 2 in the recipe. Write "auto"'),  # noqa: E501

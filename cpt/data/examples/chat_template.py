@@ -182,7 +182,8 @@ def rendered(
     more: Any = {**options, **named_tokens}
     try:
         tools = list(tools) if tools else None
-        written: Any = render_jinja_template([list(messages)], tools, chat_template=template, **more)  # type: ignore[arg-type]
+        render: Any = render_jinja_template  # its types are narrower than what it takes
+        written: Any = render([list(messages)], tools, chat_template=template, **more)
     except (TemplateError, TypeError, ValueError) as problem:
         raise Refused(f"the chat template says: {first_line(problem)}") from problem
     (text,), spans = written
