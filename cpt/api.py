@@ -22,7 +22,7 @@ from cpt.runs.folder import find_run
 from cpt.stages import build as stages
 from cpt.stages.models import model_for
 from cpt.tokenizer import load as tokenizers
-from cpt.training.inputs import data_of
+from cpt.training.arguments import data_of
 from cpt.training.trainer import CPTTrainer
 
 __all__ = ["open_mixture"]

@@ -47,7 +47,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
     },
     "Data and tokenizer": {
         "data": (
-            "cpt.commands.data_preview:COMMANDS",
+            "cpt.commands.data:COMMANDS",
             "Check and preview documents; convert PDF, HTML, DOCX and EPUB; let a model rewrite them.",
         ),
         "tokenizer": (

@@ -22,8 +22,7 @@ from cpt.runs.record import Run, start_run
 from cpt.stages.build import build_trainer
 from cpt.stages.models import model_for
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.arguments import training_arguments
-from cpt.training.inputs import data_of, describe_inputs
+from cpt.training.arguments import data_of, describe_inputs, training_arguments
 from cpt.training.liveness import GroupTimeouts, Heartbeat, lost_ranks_named, saved_on_errors
 from cpt.training.preemption import Preemption
 from cpt.training.resuming import keep_dtype, keep_global_batch, train_from

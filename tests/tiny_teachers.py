@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cpt.stages.build import build_trainer
 from cpt.stages.models import model_for
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.arguments import training_arguments
-from cpt.training.inputs import data_of
+from cpt.training.arguments import data_of, training_arguments
 
 
 def save_teacher(folder: Path, tokenizer_folder: Path, texts: list[str], *, steps: int = 60, **shape) -> Path:

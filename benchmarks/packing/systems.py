@@ -18,8 +18,7 @@ from cpt.models.build import build_model
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.arguments import training_arguments
-from cpt.training.inputs import data_of
+from cpt.training.arguments import data_of, training_arguments
 
 SEQUENCE_LENGTH = 1024
 MEDIAN, SIGMA = 120, 0.9  # of a conversation's tokens: log-normal

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from xxhash import xxh3_64_hexdigest
 
 from cpt.errors import CheckpointError, DataError
-from cpt.evaluation.losses import DocumentLosses, load_losses, saved_losses
 from cpt.evaluation.paired import FEWEST, NORMAL_QUANTILE, Difference, bits_per_byte_difference, ratio_and_error
+from cpt.evaluation.scoring import DocumentLosses, load_losses, saved_losses
 from cpt.formatting import format_count, format_duration
 from cpt.recipe.difference import UNSET
 from cpt.recipe.schema import Recipe

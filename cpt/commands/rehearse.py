@@ -39,9 +39,8 @@ from cpt.files import locked
 from cpt.formatting import format_bytes
 from cpt.hardware import host_memory_gib
 from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
-from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once
+from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once, placed
 from cpt.planning.gate import check_reality
-from cpt.planning.preflight import placed
 from cpt.plugins import import_user_module
 from cpt.process import Child
 from cpt.recipe.load import dump_recipe, load_with_places

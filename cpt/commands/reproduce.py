@@ -52,7 +52,7 @@ from cpt.runs.folder import (
 )
 from cpt.runs.record import Run, deciding_variables, describe_environment
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.inputs import hash_of_tokenizer
+from cpt.training.arguments import hash_of_tokenizer
 from cpt.training.trainer import CPTTrainer
 
 DIFFERS = 3  # the exit code; 2 is a mistake of the user's

@@ -11,13 +11,13 @@ from cpt.command_line import refuse_ignored, show_log
 from cpt.commands.verdict import judge
 from cpt.distributed import LaunchedAs, join_processes, leave_processes
 from cpt.errors import RecipeError, RestartNeeded
-from cpt.evaluation.after_training import needs_verdict
+from cpt.evaluation.evaluate import needs_verdict
 from cpt.launch.nodes import compare_nodes
 from cpt.launch.supervise import BY_THE_LAUNCHER, MOST_RESTARTS, supervise_run
 from cpt.planning.check_model import refuse_unreachable_model
+from cpt.planning.check_resources import placed
 from cpt.planning.fitting import with_chosen_values
 from cpt.planning.gate import refuse_mistakes
-from cpt.planning.preflight import placed
 from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node

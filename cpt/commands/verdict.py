@@ -10,7 +10,7 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.command_line import run_command, show_log
 from cpt.distributed import tell
 from cpt.errors import CheckpointError
-from cpt.evaluation.after_training import complete_verdict
+from cpt.evaluation.evaluate import complete_verdict
 from cpt.evaluation.paired import dominated
 from cpt.export.model_card import write_model_card
 from cpt.runs.folder import VERDICT_PAGE

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpt.errors import DataError
-from cpt.evaluation.losses import DocumentLosses
+from cpt.evaluation.scoring import DocumentLosses
 
 LEVEL = 0.95  # of every interval
 NORMAL_QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)

@@ -14,7 +14,6 @@ from cpt.data.readers.decontamination import REASON
 from cpt.data.rows.contamination import Contamination
 from cpt.errors import CheckpointError
 from cpt.evaluation.callbacks import Point, course_of, read_evaluations
-from cpt.evaluation.losses import DocumentLosses, load_losses, saved_losses
 from cpt.evaluation.paired import (
     LEVEL,
     NEGLIGIBLE,
@@ -31,6 +30,7 @@ from cpt.evaluation.paired import (
     relative,
     too_few,
 )
+from cpt.evaluation.scoring import DocumentLosses, load_losses, saved_losses
 from cpt.files import DAMAGED, write_atomic
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe

@@ -27,7 +27,7 @@ from cpt.models.config import config_from, load_config, read_config
 from cpt.models.documents import check_documents_can_be_handed_over
 from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_size
 from cpt.models.new_rows import new_ids
-from cpt.planning.preflight import PreflightReport
+from cpt.planning.check_resources import PreflightReport
 from cpt.recipe.paths import is_local, result_of_run
 from cpt.recipe.rules import TAUGHT
 from cpt.recipe.schema import Data, DocumentSource, Model, Recipe, Source

@@ -42,9 +42,8 @@ from cpt.planning.check_model import (
     check_tokenizer,
     with_key,
 )
-from cpt.planning.check_resources import check_resources
+from cpt.planning.check_resources import PreflightReport, check_resources, placed
 from cpt.planning.fitting import with_chosen_values, with_placeholders
-from cpt.planning.preflight import PreflightReport, placed
 from cpt.plugins import did_you_mean, find
 from cpt.recipe.keys import automatic_keys
 from cpt.recipe.paths import unfinished_run
@@ -53,7 +52,7 @@ from cpt.recipe.schema import Data, Evaluation, Recipe
 from cpt.recipe.tree import Node
 from cpt.stages.models import check_reference
 from cpt.stages.rewards import find_rewards
-from cpt.training.arguments import check_parallelism
+from cpt.training.arguments import check_parallelism, find_stage
 from cpt.training.callbacks import check_callbacks
 from cpt.training.engine_profiles import (
     Profile,
@@ -64,7 +63,6 @@ from cpt.training.engine_profiles import (
     read_profile,
     zero_section,
 )
-from cpt.training.find_stage import find_stage
 from cpt.training.loss_guard import check_loss_guard
 
 TRACKERS = ("wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "swanlab")

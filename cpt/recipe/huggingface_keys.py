@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, ForwardRef, Literal, Union, get_arg
 
 from cpt.errors import RecipeError, ResourceError
 
-OURS = "cpt.stages"
+OURS = "cpt.stages."
 STAGE_CONFIGS = {
     "pretrain": "transformers:TrainingArguments",
     "cpt": "transformers:TrainingArguments",
@@ -26,10 +26,10 @@ STAGE_CONFIGS = {
     "reward": "trl:RewardConfig",
     "grpo": "trl:GRPOConfig",
     "rloo": "trl:RLOOConfig",
-    "ppo": f"{OURS}.ppo:PPOConfig",
-    "spo": f"{OURS}.spo:SPOConfig",
-    "distill": f"{OURS}.distill:DistillConfig",
-    "distill_text": f"{OURS}.distill:DistillConfig",
+    "ppo": f"{OURS}ppo:PPOConfig",
+    "spo": f"{OURS}spo:SPOConfig",
+    "distill": f"{OURS}distill:DistillConfig",
+    "distill_text": f"{OURS}distill:DistillConfig",
     "distill_on_policy": "trl:DistillationConfig",
     "gkd": "trl.experimental.gkd:GKDConfig",
 }

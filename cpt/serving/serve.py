@@ -1,21 +1,28 @@
-"""`cpt serve MODEL` and `cpt chat MODEL`, on Hugging Face's own server and terminal chat, or Gradio's page."""
+"""`cpt serve` and `cpt chat`: Hugging Face's own server, with checks of what it would ignore."""
 
 import json
+import logging
 import os
 import shlex
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import transformers
 import typer
+from fastapi import Body, HTTPException, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
+from jinja2 import TemplateError
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.import_utils import is_serve_available
@@ -25,12 +32,30 @@ from cpt.checkpoints.model_folder import Tensors, config_json, kind_of
 from cpt.errors import CheckpointError, LaunchError, RecipeError, ResourceError
 from cpt.export.proof import brings_its_code
 from cpt.export.trained import NAME_IT, TOKENIZER_FILES, import_own_code
+from cpt.hf_internals import server_thread
 from cpt.models.config import read_config
 from cpt.models.families import FAMILIES
 from cpt.process import ReceivedSignals, free_port
 from cpt.recipe.schema import Model
 from cpt.runs.record import EXPORT, RECIPE, Run
 
+WAIT_SECONDS = 0.05
+SECONDS_TO_FINISH = 20
+EVERY_ADDRESS = ("0.0.0.0", "::")
+DEFAULT_MAX_TOKENS = 1024  # of Hugging Face's server
+COMPLETIONS, CHATS = "/v1/completions", ("/v1/chat/completions", "/v1/responses")
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+}
+"""Parameters that would change the answer and that Hugging Face's server ignores -> their values without effect."""
+Handler = Callable[[Request, dict[str, Any]], Awaitable[Response]]
 HOST, PORT = "127.0.0.1", 7860  # of the page in the browser
 MAX_TOKENS = 256  # of a text that a model without a chat template continues
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
@@ -40,6 +65,111 @@ OwnModule = Annotated[
 ModelName = Annotated[
     str, typer.Argument(help="Folder of an exported model, a finished run, or an id in the Hub's cache.")
 ]
+
+
+@contextmanager
+def serving(
+    model: str, has_chat_template: bool, *, host: str, port: int, dtype: str, device: str, log_level: str = "error"
+) -> Iterator[str]:
+    """Load the model and serve it; yields the URL.
+
+    Raises:
+        LaunchError: the server did not start.
+    """
+    from transformers.cli.serve import Serve
+
+    logging.getLogger("uvicorn.error").addFilter(is_warning)  # a filter, since uvicorn sets levels when it starts
+    try:
+        serve = Serve(model, dtype=dtype, device=device, host=host, port=port, log_level=log_level, non_blocking=True)
+    except (ValueError, RuntimeError, OSError, TypeError, AssertionError) as problem:  # Assertion: torch without CUDA
+        raise LaunchError(
+            f"Hugging Face's server cannot load {model}: {' '.join(str(problem).split())[:400]}"
+        ) from problem
+    try:
+        adapt_requests(serve.server.config.app, model, has_chat_template)
+        logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
+        while not serve.server.started:
+            if not server_thread(serve).is_alive():
+                raise LaunchError(f"the server on {host}:{port} ended before it was ready; its message is above.")
+            time.sleep(WAIT_SECONDS)
+        shown = "localhost" if host in EVERY_ADDRESS else f"[{host}]" if ":" in host else host
+        yield f"http://{shown}:{port}"
+    finally:
+        serve.server.should_exit = True  # takes no new requests, and finishes those that it has
+        server_thread(serve).join(timeout=SECONDS_TO_FINISH)
+        serve.kill_server()
+
+
+def is_warning(record: logging.LogRecord) -> bool:
+    """Without uvicorn's lines about starting and stopping."""
+    return record.levelno >= logging.WARNING
+
+
+def adapt_requests(app: Any, model: str, has_chat_template: bool) -> None:
+    """Put routes before Hugging Face's own: requests as OpenAI means them, errors in OpenAI's form, one model."""
+    handlers: dict[str, Handler] = {
+        route.path: route.endpoint for route in app.router.routes if isinstance(route, APIRoute)
+    }
+
+    def models() -> dict[str, Any]:  # Hugging Face's own answer lists the Hub's cache
+        entry = {"id": model, "object": "model", "created": int(time.time()), "owned_by": "cpt"}
+        return {"object": "list", "data": [entry]}
+
+    app.router.routes.insert(0, APIRoute("/v1/models", models, methods=["GET"]))
+    for path in (COMPLETIONS, *CHATS):
+        refused = ""
+        if path in CHATS and not has_chat_template:
+            refused = f"{model} has no chat template: it continues text. Send a `prompt` to {COMPLETIONS} instead."
+        route = APIRoute(path, adapted(handlers[path], refused), methods=["POST"], response_model=None)
+        app.router.routes.insert(0, route)
+
+
+def adapted(handler: Handler, refused: str) -> Handler:
+    """The handler with a request checked and translated for it."""
+
+    async def answer(request: Request, body: Annotated[dict[str, Any], Body()]) -> Response:
+        given = {key: value for key, value in body.items() if value is not None}
+        if problem := refused or unsupported(given):
+            return error(problem)
+        try:
+            return await handler(request, translated(given))
+        except HTTPException as failed:
+            return error(str(failed.detail), failed.status_code)
+        except TemplateError as problem:
+            return error(f"The chat template does not take these messages: {problem}")
+        except (ValueError, TypeError) as problem:  # transformers reads some values only when it generates
+            return error(str(problem))
+
+    return answer
+
+
+def error(message: str, code: int = 400) -> JSONResponse:
+    content = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+    return JSONResponse({"error": content}, status_code=code)
+
+
+def unsupported(body: dict[str, Any]) -> str:
+    """A message about the first parameter that the server would ignore; empty if there is none."""
+    for name, same in WITHOUT_EFFECT.items():
+        if name in body and not any(body[name] == one and type(body[name]) is type(one) for one in same):
+            return f"This server does not support `{name}` (got {json.dumps(body[name])[:60]}). Leave it out."
+    if not isinstance(body.get("prompt", ""), str) and len(body["prompt"]) != 1:
+        return "`prompt`: expected one text. Send one request for each text."
+    return ""
+
+
+def translated(body: dict[str, Any]) -> dict[str, Any]:
+    """The request with what Hugging Face's server reads differently from OpenAI's: it samples only if
+    `generation_config` says so, takes biases as floats, and streams by default."""
+    body = {name: value for name, value in body.items() if name not in WITHOUT_EFFECT}
+    body["stream"] = body.get("stream", False)
+    if isinstance(body.get("prompt"), list):
+        body["prompt"] = body["prompt"][0]
+    if "logit_bias" in body:
+        body["logit_bias"] = {token: float(bias) for token, bias in body["logit_bias"].items()}
+    if body.get("temperature", 1) > 0 and "generation_config" not in body and {"temperature", "top_p"} & body.keys():
+        body["generation_config"] = json.dumps({"do_sample": True, "max_new_tokens": DEFAULT_MAX_TOKENS})
+    return body
 
 
 class Servable(NamedTuple):
@@ -70,7 +200,7 @@ def serve(
     disable_progress_bar()
     servable = check_servable(model, module)
     check_port(host, port)
-    from cpt.serving.server import serving  # fastapi, which check_servable has found
+    from cpt.serving.serve import serving  # fastapi, which check_servable has found
 
     received = ReceivedSignals()
     typer.echo(f"Loading {servable.name} ...")
@@ -142,7 +272,7 @@ def chat(
             f" completions (cpt serve {servable.name}), give it a chat_template.jinja, or add a chat vector: cpt merge"
             " --method task_arithmetic"
         )
-    from cpt.serving.server import serving  # fastapi, which check_servable has found
+    from cpt.serving.serve import serving  # fastapi, which check_servable has found
 
     typer.echo(f"Loading {servable.name} ...")
     with serving(

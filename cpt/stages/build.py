@@ -18,7 +18,7 @@ from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS, SAMPLES
 from cpt.runs.record import Run
 from cpt.stages.models import PACKED, REFERENCED, build_teacher, reference_model
-from cpt.training.arguments import RunLength, length_of, training_arguments
+from cpt.training.arguments import RunLength, find_stage, length_of, load_class, training_arguments
 from cpt.training.callbacks import (
     ConsoleProgress,
     MetricsFile,
@@ -28,7 +28,6 @@ from cpt.training.callbacks import (
     check_profiled_steps,
     put_trackers_last,
 )
-from cpt.training.find_stage import find_stage, load_class
 from cpt.training.metrics import MachineUse, ModelFlopsUtilization, RealisedShares, SmoothedLoss, TrainingClock
 from cpt.training.resuming import DataPosition
 from cpt.training.source_losses import SourceLosses

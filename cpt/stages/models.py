@@ -19,8 +19,7 @@ from cpt.recipe.paths import result_of_run
 from cpt.recipe.rules import REWARDED
 from cpt.recipe.schema import Model, Recipe
 from cpt.tokenizer.load import from_folder_or_hub
-from cpt.training.arguments import weights_dtype
-from cpt.training.find_stage import find_stage
+from cpt.training.arguments import find_stage, weights_dtype
 
 PACKED = ("document", "conversation")
 """Forms of data whose rows hold several documents."""

@@ -1,31 +1,42 @@
-"""From the recipe to Hugging Face's training arguments: length, shared rows, and our keys
-under their names."""
+"""From the recipe to what the Trainer takes: the stage's config, the run's length, shared rows, hashes of inputs."""
 
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from accelerate.parallelism_config import ParallelismConfig
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
-from cpt.data.rows.build import PreparedData, steps_of_epochs
+from cpt.data.readers.columns import form_of_stage
+from cpt.data.rows.build import PreparedData, build_data, steps_of_epochs
 from cpt.distributed import KEY, groups_of_rows, is_main_process, read_parallelism, world_size
-from cpt.errors import RecipeError
+from cpt.errors import RecipeError, ResourceError
 from cpt.models.attention import choose_attention
+from cpt.models.build import DTYPES
 from cpt.models.compiled import wanted_compiling
+from cpt.models.config import hash_weights
 from cpt.models.documents import check_shared_rows
 from cpt.optim.adamw import automatic_dtype
+from cpt.optim.schedules import phases_in_tokens
+from cpt.plugins import did_you_mean, import_user_module
+from cpt.recipe.huggingface_keys import BUILT_IN_COLUMNS, STAGE_CONFIGS
+from cpt.recipe.keys import AUTOMATIC
+from cpt.recipe.paths import is_local, result_of_run
 from cpt.recipe.rules import REWARDED
 from cpt.recipe.schema import Recipe
-from cpt.training.engine_profiles import Profile, zero_section
-from cpt.training.find_stage import find_stage
+from cpt.training.engine_profiles import Profile, read_profile, zero_section
 from cpt.training.generations import prompts_of_step
 from cpt.training.restart import learned_micro_batch
+
+PARTS = ("CONFIG", "COLUMNS", "build_trainer")
 
 log = logging.getLogger("cpt")
 MUCH_MORE = 1.1  # of a budget: what rounding up to whole steps may add without a word
@@ -46,6 +57,57 @@ UNPROVEN = {
 }
 OWN_LOSS = ("pretrain", "cpt", "sft")
 """Stages whose loss is that of the next token, in rows of tokens."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage, built in or the user's."""
+
+    CONFIG: Any
+    COLUMNS: tuple[str, ...]
+    build_trainer: Callable[..., Trainer] | None = None
+    """Of a user's stage."""
+
+
+def find_stage(name: str) -> Stage:
+    """The stage: a built-in one, or the user's `package.module`.
+
+    Raises:
+        RecipeError: the module does not exist, or lacks one of CONFIG, COLUMNS, build_trainer.
+        ResourceError: TRL has no such trainer in the installed version.
+    """
+    if name in STAGE_CONFIGS:
+        return Stage(load_class(STAGE_CONFIGS[name], name), BUILT_IN_COLUMNS[name])
+    if "." not in name:
+        raise RecipeError(
+            f"`stage`: no stage called `{name}`.{did_you_mean(name, STAGE_CONFIGS)} Built in:"
+            f" {', '.join(STAGE_CONFIGS)}. Your own: `package.module`."
+        )
+    module = import_user_module(name)
+    missing = [part for part in PARTS if part not in vars(module)]
+    if missing:
+        raise RecipeError(
+            f"`stage`: `{name}` lacks {', '.join(missing)}. A stage is a module with {', '.join(PARTS)}."
+        )
+    return Stage(module.CONFIG, tuple(module.COLUMNS), build_trainer=module.build_trainer)
+
+
+def load_class(path: str, stage: str) -> Any:
+    """The class `package.module:Class` of a built-in stage.
+
+    Raises:
+        ResourceError: TRL has no such class in the installed version.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as problem:
+        if "trl" not in f"{problem.name} {problem}":
+            raise
+        raise ResourceError(
+            f"`stage`: `{stage}` needs a class that the installed trl {version('trl')} does not have ({problem})."
+            " Install one that has it: pip install 'trl==1.16.*'"
+        ) from problem
 
 
 @dataclass(frozen=True)
@@ -281,3 +343,84 @@ def wrong_company(recipe: Recipe, profile: Profile | None, parts: int) -> str | 
     if wanted_compiling(recipe.training) is not None:
         return "compiled layers are not tested with rows in parts. Remove `training.torch_compile`."
     return None
+
+
+def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
+    """All that the recipe's run reads.
+
+    Raises:
+        CptError: see `build_data`.
+    """
+    return build_data(
+        phases_in_tokens(recipe),
+        tokenizer,
+        seed=recipe.seed,
+        evaluation=recipe.evaluation,
+        budget=recipe.budget,
+        form=form_of_stage(recipe.stage),
+    )
+
+
+def describe_inputs(
+    recipe: Recipe, data: PreparedData, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments
+) -> dict[str, Any]:
+    """Hashes of all inputs except the recipe and the code, and the values chosen where the recipe left it
+    open."""
+    sources = {
+        source.name: {
+            "documents": source.documents,
+            "held_out": source.held_out,
+            "tokens": source.tokens,
+            "share": source.share,
+            "licence": source.licence,
+            "is_estimate": source.is_estimate,
+            "dropped": source.dropped,
+            "files": source.files,
+        }
+        for source in data.sources
+    }
+    model = recipe.model
+    return {
+        "data": {
+            "fingerprint": data.fingerprint,
+            "tokens": data.num_tokens,
+            "sources": sources,
+            "held_out": data.held_out_files,
+        },
+        "tokenizer": {"path": tokenizer.name_or_path, "xxh3": hash_of_tokenizer(tokenizer)},
+        "weights": {
+            "path": model.path,
+            "revision": model.revision,
+            "sha256": hash_weights(model.path, model.revision)
+            if model.path is not None and not model.from_scratch
+            else {},
+            "dtype": str(DTYPES.get(model.dtype, weights_dtype(recipe, arguments))).removeprefix("torch."),
+        },
+        "training": chosen_values(recipe, arguments),
+        **describe_teacher(recipe),
+    }
+
+
+def hash_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
+    """xxh3-128 of all that decides ids."""
+    return xxhash.xxh3_128_hexdigest(tokenizer.backend_tokenizer.to_str().encode())
+
+
+def chosen_values(recipe: Recipe, arguments: TrainingArguments) -> dict[str, Any]:
+    """What this start put in the place of `auto`, and what a step consists of; of a DeepSpeed profile its content."""
+    profile = arguments.deepspeed
+    return {
+        **{key: recipe.training[key] for key in AUTOMATIC if key in recipe.training},
+        "per_device_train_batch_size": arguments.per_device_train_batch_size,
+        "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
+        "deepspeed": read_profile(profile) if profile else None,
+    }
+
+
+def describe_teacher(recipe: Recipe) -> dict[str, Any]:
+    """The model that a stage learns from; of one on the Hub, which is not here yet, the name alone."""
+    path = result_of_run(recipe.training.get("teacher_model_name_or_path"))
+    if path is None:
+        return {}
+    revision = recipe.training.get("teacher_model_revision")
+    return {"teacher": {"path": path, "revision": revision, "sha256": hash_weights(path) if is_local(path) else {}}}

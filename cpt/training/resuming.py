@@ -26,8 +26,8 @@ from cpt.checkpoints.sharding import (
     sharding_of,
 )
 from cpt.data.rows.build import PreparedData
+from cpt.data.rows.loader import ReadAhead
 from cpt.data.rows.mixture import RowsOfSteps
-from cpt.data.rows.read_ahead import ReadAhead
 from cpt.deepspeed_internals import stop_loading_universal
 from cpt.distributed import groups_of_rows, is_main_process, main_process_decides, world_size
 from cpt.errors import CheckpointError

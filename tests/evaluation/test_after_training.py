@@ -7,7 +7,7 @@ import yaml
 from tiny import TINY_LLAMA, write_recipe
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cpt.evaluation.after_training import (
+from cpt.evaluation.evaluate import (
     complete_verdict,
     evaluate_after_training,
     needs_verdict,

@@ -3,8 +3,8 @@ import pytest
 
 from cpt.errors import DataError
 from cpt.evaluation.evaluate import EvaluationResult, build_report
-from cpt.evaluation.losses import DocumentLosses
 from cpt.evaluation.paired import Difference, bits_per_byte_sentence
+from cpt.evaluation.scoring import DocumentLosses
 from cpt.evaluation.tasks import TaskScore
 
 

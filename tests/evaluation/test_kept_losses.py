@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from cpt.evaluation.losses import DocumentLosses, load_losses, perplexity_of, save_losses, saved_losses
+from cpt.evaluation.scoring import DocumentLosses, load_losses, perplexity_of, save_losses, saved_losses
 
 LOSSES = DocumentLosses(
     np.array([7, 8], dtype=np.uint64),

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from cpt.errors import DataError
-from cpt.evaluation.losses import DocumentLosses
 from cpt.evaluation.paired import (
     Difference,
     accuracy_difference,
@@ -11,6 +10,7 @@ from cpt.evaluation.paired import (
     ratio_interval,
     t_quantile,
 )
+from cpt.evaluation.scoring import DocumentLosses
 
 
 def losses(nats, sizes, first=0):

@@ -16,7 +16,7 @@ from cpt.planning.model_sizes import KINDS, LMBDA, SCORE, StageNeeds, read_stage
 from cpt.planning.workload import read_setup
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.schema import Reward
-from cpt.training.find_stage import find_stage
+from cpt.training.arguments import find_stage
 
 OWN = ("pretrain", "cpt", "sft")  # a language model's own loss, and nothing besides
 

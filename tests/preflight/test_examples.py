@@ -5,7 +5,7 @@ from tiny_tasks import TINY
 from transformers import AutoTokenizer
 
 from cpt.planning.check_model import check_first_examples
-from cpt.planning.preflight import PreflightReport
+from cpt.planning.check_resources import PreflightReport
 from cpt.recipe.load import load_recipe
 
 

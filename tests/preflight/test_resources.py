@@ -7,8 +7,14 @@ from planned_setups import FACTS, PLAIN, SHAPES
 from cpt.errors import ResourceError
 from cpt.hardware import Gpu
 from cpt.models.config import config_from
-from cpt.planning.check_resources import DiskNeeds, check_disk, check_resources, checkpoints_at_once, disk_needs
-from cpt.planning.preflight import PreflightReport
+from cpt.planning.check_resources import (
+    DiskNeeds,
+    PreflightReport,
+    check_disk,
+    check_resources,
+    checkpoints_at_once,
+    disk_needs,
+)
 from cpt.planning.workload import Sharding
 from cpt.recipe.schema import Recipe
 

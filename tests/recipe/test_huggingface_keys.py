@@ -10,7 +10,7 @@ from cpt.errors import ResourceError
 from cpt.recipe.huggingface_keys import ANYTHING, STAGE_CONFIGS, keys_of_config
 from cpt.recipe.values import fits
 from cpt.stages.build import TRAINERS
-from cpt.training.find_stage import find_stage
+from cpt.training.arguments import find_stage
 
 CONFIGS = [
     "transformers:TrainingArguments",

@@ -6,7 +6,7 @@ import pytest
 
 from cpt.errors import RecipeError
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, columns_of_stage
-from cpt.training.find_stage import find_stage
+from cpt.training.arguments import find_stage
 
 
 @pytest.mark.parametrize("stage", STAGE_CONFIGS)

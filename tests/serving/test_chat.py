@@ -7,8 +7,7 @@ from typer.testing import CliRunner
 from cpt.cli import application
 from cpt.errors import CheckpointError, LaunchError
 from cpt.process import free_port
-from cpt.serving.serve import build_page, check_servable
-from cpt.serving.server import serving
+from cpt.serving.serve import build_page, check_servable, serving
 
 
 def refusal(*words):

@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.errors import LaunchError
 from cpt.process import free_port
-from cpt.serving.serve import check_servable
-from cpt.serving.server import serving
+from cpt.serving.serve import check_servable, serving
 
 PROMPT = "the model reads"
 MESSAGES = [{"role": "user", "content": PROMPT}]

@@ -5,7 +5,7 @@ from tiny_tasks import TINY
 
 from cpt.recipe.load import load_recipe
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.inputs import data_of
+from cpt.training.arguments import data_of
 
 
 @pytest.mark.parametrize(

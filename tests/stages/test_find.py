@@ -2,7 +2,7 @@ import pytest
 
 from cpt.errors import RecipeError
 from cpt.stages.build import TRAINERS, trainer_class
-from cpt.training.find_stage import find_stage
+from cpt.training.arguments import find_stage
 from cpt.training.trainer import CPTTrainer
 
 

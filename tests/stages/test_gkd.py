@@ -9,8 +9,7 @@ from cpt.recipe.load import load_recipe
 from cpt.stages.build import build_trainer
 from cpt.stages.models import language_model
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.arguments import training_arguments
-from cpt.training.inputs import data_of
+from cpt.training.arguments import data_of, training_arguments
 
 
 def build(folder, **data):

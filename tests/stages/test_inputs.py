@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from cpt.models.config import hash_weights
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.training.inputs import describe_inputs, describe_teacher
+from cpt.training.arguments import describe_inputs, describe_teacher
 
 
 def test_the_record_holds_the_hash_of_each_file(tokenizer_folder, tmp_path):

@@ -18,10 +18,10 @@ from cpt.data.readers.columns import form_of_source, refuse_layout, with_form
 from cpt.data.readers.documents import absurd_share
 from cpt.data.rows.contamination import with_decontamination
 from cpt.data.rows.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share
+from cpt.data.rows.loader import ReadAhead
 from cpt.data.rows.mixture import MixtureRows, Stretch, Turns, asked_shares, lengths_of_phases, shares_over
 from cpt.data.rows.open_sources import open_sources
 from cpt.data.rows.packing import Layout
-from cpt.data.rows.read_ahead import ReadAhead
 from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
 from cpt.data.rows.windows import WindowedRows
 from cpt.data.store.shards import shuffled
