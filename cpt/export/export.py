@@ -21,8 +21,9 @@ from cpt.checkpoints.transaction import in_words, rename_over
 from cpt.distributed import is_main_process, main_process_decides, same_command, tell
 from cpt.errors import CheckpointError
 from cpt.export.model_card import write_model_card
+from cpt.hf_internals import without_zero3
 from cpt.models.adapters import merge_lora
-from cpt.models.build import build_model, scoring_model, without_zero3
+from cpt.models.build import build_model, scoring_model
 from cpt.models.families import export_native
 from cpt.models.new_rows import EXTENSION, carry_extension
 from cpt.recipe.schema import Model, Recipe
