@@ -1,6 +1,5 @@
 """Stop a run on a signal: at the end of a step, after a save, all processes together."""
 
-import logging
 import os
 import select
 import signal
@@ -18,7 +17,6 @@ from cpt.distributed import same_command, world_size
 from cpt.errors import Interrupted
 from cpt.hf_internals import exit_now
 
-log = logging.getLogger("cpt")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SECONDS_BETWEEN_AGREEMENTS = 0.1
 MOST_CALLS_BETWEEN = 50

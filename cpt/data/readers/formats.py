@@ -1,4 +1,4 @@
-"""Read txt, md, jsonl, json, csv, tsv, parquet and arrow."""
+"""Read txt, md, jsonl, json, csv, tsv, parquet and arrow; `READERS` in sources.py names the reader of each suffix."""
 
 import csv
 import sys

@@ -1,7 +1,6 @@
 """A source's tokens: a folder of shards. The process that needs a shard first makes it; all others find it."""
 
 import json
-import logging
 import os
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -38,7 +37,6 @@ from cpt.files import report_damage
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
 
-log = logging.getLogger("cpt")
 FEW = 100  # for more shards one listing of the folder is faster than one query each, most of all on a network
 TRIES = 2  # to read a sound shard; it is made again after each
 PROOF_BYTES = 2**20  # below, proving gigatoken takes longer than doing without
