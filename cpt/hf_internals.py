@@ -367,8 +367,8 @@ class SamplingHooks(Trainer):
         log_probabilities: torch.Tensor = found
         return log_probabilities
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> "torch.Tensor":
-        return self.loss_of_completions(super()._compute_loss(model, inputs), inputs)  # type: ignore[misc]
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], *more: Any) -> "torch.Tensor":
+        return self.loss_of_completions(super()._compute_loss(model, inputs, *more), inputs)  # type: ignore[misc]
 
     def loss_of_completions(self, policy_loss: "torch.Tensor", inputs: dict[str, Any]) -> "torch.Tensor":
         return policy_loss

@@ -89,14 +89,14 @@ def raising(problem):
 
 @pytest.mark.slow
 def test_a_roll_back_makes_completions_anew_without_the_prompts_that_are_left_out(tmp_path, monkeypatch):
-    judge, bad = SpikeDetector.judge, set(range(7, 12))
+    judge, bad = SpikeDetector.check, set(range(7, 12))
 
     def judges(self, step, figures):
         broken = step in bad
         bad.discard(step)
         return judge(self, step, figures * torch.nan if broken else figures)
 
-    monkeypatch.setattr(SpikeDetector, "judge", judges)
+    monkeypatch.setattr(SpikeDetector, "check", judges)
     section = {
         "safety": {"loss_guard": {"name": "robust", "skips": 4, "window": 16}},
         "checkpoints": {"every_steps": 2, "keep": {"last": 9}},
