@@ -19,6 +19,7 @@ from cpt.recipe.load import dump_recipe, load_recipe
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "recipes/tiny"
 STEPS = 3
+GATHERS = "stage3_gather_16bit_weights_on_model_save"
 MODELS = {  # keys that name an earlier run, and how they do: here all name the tiny model that is trained first
     "model.path": "model: {path: runs/",
     "training.teacher_model_name_or_path": "teacher_model_name_or_path: runs/",
@@ -27,7 +28,7 @@ ENGINES: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and what is add
     "plain": (1, {}),
     "two": (2, {}),
     "zero2": (2, {"deepspeed": {"zero_optimization": {"stage": 2}}}),
-    "zero3": (2, {"deepspeed": {"zero_optimization": {"stage": 3}}}),
+    "zero3": (2, {"deepspeed": {"zero_optimization": {"stage": 3, GATHERS: True}}}),
 }
 FILLED = (
     "train_batch_size",
