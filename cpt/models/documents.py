@@ -22,7 +22,7 @@ from cpt.errors import RecipeError
 from cpt.hf_internals import attention_of
 from cpt.models.attention import VARLEN, VARLEN_NAMES
 from cpt.models.inventory import runs_along_the_row
-from cpt.torch_internals import has_forward_pre_hook, mark_dynamic
+from cpt.torch_internals import mark_dynamic
 
 BOUNDS, LONGEST = "cu_seq_lens_q", "max_length_q"  # transformers' names
 FEWEST_BOUNDS = 32
@@ -110,6 +110,7 @@ def keep_documents_apart(model: PreTrainedModel) -> None:
     """Install the hook that hands the bounds over."""
     check_documents_can_be_handed_over(model)
     model.base_model.register_forward_pre_hook(hand_over_documents, with_kwargs=True)
+    model.base_model.hands_over_documents = True  # type: ignore[assignment]
 
 
 def check_documents_can_be_handed_over(model: PreTrainedModel) -> None:
@@ -146,7 +147,7 @@ def try_documents_apart(model: PreTrainedModel) -> None:
 def wants_bounds(model: nn.Module | None) -> bool:
     """Whether batches should bring them: the hook is there, and the model takes further arguments to hand them on."""
     whole = model.get_base_model() if isinstance(model, PeftModel) else model
-    if not isinstance(whole, PreTrainedModel) or not has_forward_pre_hook(whole.base_model, hand_over_documents):
+    if not isinstance(whole, PreTrainedModel) or "hands_over_documents" not in vars(whole.base_model):
         return False
     return any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(whole.forward).parameters.values()

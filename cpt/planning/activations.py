@@ -28,17 +28,15 @@ from cpt.planning.dry_run import (
     keep_planned_attention,
     model_on_meta,
     move_from_meta,
+    tree_leaves,
+    with_leaves,
 )
 from cpt.planning.workload import Setup
 from cpt.torch_internals import (
-    CANNOT_FAKE,
     fake_tensors,
     fusible_operations,
     split_passes,
     trace_both_passes,
-    tree_flatten,
-    tree_leaves,
-    tree_unflatten,
 )
 
 SHORT_ROW = 256
@@ -162,7 +160,7 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> ActivationCount
         # where documents begin may decide shapes: then each row is counted as one document
         for one in (setup, replace(setup, packed=False)):
             # routers and their kernels raise these
-            with suppress(*CANNOT_FAKE, RuntimeError):
+            with suppress(RuntimeError):
                 return ActivationCounts(counted(model, one, 1).times(tokens), counted(model, one, 2).times(tokens))
         return ActivationCounts(estimated(model, setup, 1).times(tokens), estimated(model, setup, 2).times(tokens))
 
@@ -332,18 +330,20 @@ def count_compiled(
     Args:
         selective: a checkpointed layer keeps the outputs of attention.
     """
-    leaves, layout = tree_flatten((given, options))
+    leaves = tree_leaves((given, options))
     positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    num_positional = len(tree_flatten(given)[0])  # rotary embeddings and masks are keywords, and need no gradients
+    num_positional = len(tree_leaves(given))  # rotary embeddings and masks are keywords, and need no gradients
     state: dict[str, torch.Tensor] = dict((*module.named_parameters(), *module.named_buffers()))
     num_outputs = 0
 
     def call(*flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         nonlocal num_outputs
         inputs = dict(zip(positions, flat[len(state) :], strict=True))
-        arguments, keywords = tree_unflatten([inputs.get(index, leaf) for index, leaf in enumerate(leaves)], layout)
+        arguments, keywords = with_leaves(
+            (given, options), [inputs.get(index, leaf) for index, leaf in enumerate(leaves)]
+        )
         result = torch.func.functional_call(module, dict(zip(state, flat, strict=False)), arguments, keywords)
-        outputs = tuple(leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor))
+        outputs = tuple(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         num_outputs = len(outputs)
         return outputs
 

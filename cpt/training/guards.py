@@ -14,7 +14,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from cpt.checkpoints.resume import newest_sound, published_checkpoints, set_aside, step_of
 from cpt.distributed import is_main_process, main_process_decides, same_command
 from cpt.errors import Interrupted, RestartNeeded, TrainingError
-from cpt.hf_internals import skip_update
 from cpt.models.inventory import vocabulary_size
 from cpt.optim.gradients import ReleasedGradients, check_release, gradient_norm, releases_gradients
 from cpt.optim.schedules import phases_in_tokens
@@ -242,7 +241,7 @@ class StepGuard:
         # The scaler skips such a step, and lowers its scale.
         scale_is_too_large = scaler is not None and math.isfinite(loss) and not math.isfinite(norm)
         if bool(skip) and not scale_is_too_large:
-            skip_update(self.trainer.accelerator.gradient_state)
+            self.trainer.accelerator.sync_gradients = False  # accelerate only steps with those of all ranks
 
     # --- a step that updates in its backward pass --------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
@@ -14,10 +15,9 @@ from torch.utils.data import DataLoader
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
 from cpt.data.rows.packing import IGNORED
 from cpt.distributed import tell
-from cpt.hf_internals import attention_of, shared_state_of_processes
+from cpt.hf_internals import attention_of
 from cpt.models.documents import PartOfRows, attend_over_processes, check_shared_rows
 from cpt.optim.adamw import OneKernelAdamW
-from cpt.torch_internals import foreach_divide
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
@@ -213,7 +213,7 @@ def shard_on_cpu(accelerator: Any, options: dict[str, Any]) -> None:
 
     state = accelerator.state
     state.fsdp_plugin = FullyShardedDataParallelPlugin(**options)
-    state.distributed_type = shared_state_of_processes()["distributed_type"] = DistributedType.FSDP
+    state.distributed_type = PartialState().distributed_type = DistributedType.FSDP  # all objects share their fields
 
 
 def average_over_all(engine: Any) -> None:
@@ -241,6 +241,5 @@ def average_gradients(weights: Sequence[torch.Tensor], *, may_differ: bool) -> N
             if elsewhere and weight.grad is None:
                 weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype)
     gradients = [weight.grad for weight in weights if weight.grad is not None]
-    foreach_divide(gradients, dist.get_world_size())
-    for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
+    for work in [dist.all_reduce(gradient.div_(dist.get_world_size()), async_op=True) for gradient in gradients]:
         work.wait()
