@@ -57,9 +57,7 @@ def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool)
         check_folder(local)
         where, path = "local folder", str(local)
     elif is_local(path):
-        raise RecipeError(
-            f"there is no folder `{path}` to load the tokenizer from (looked in {Path.cwd()}). Check `tokenizer.path`."
-        )
+        raise RecipeError(f"no tokenizer's folder `{path}` (looked in {Path.cwd()}). Check `tokenizer.path`.")
     else:
         refuse_unreachable("`tokenizer.path`", path, revision, TOKENIZER)
         where = f"Hub id (and there is no such folder in {Path.cwd()})"
@@ -73,15 +71,12 @@ def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool)
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a file, a folder without a tokenizer, and a damaged tokenizer.json: transformers' errors do not name the
-    file."""
+    # transformers' own errors do not name the file.
     if not folder.is_dir():
         raise RecipeError(f"`{folder}` is a file. `tokenizer.path` takes the folder that holds tokenizer.json.")
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "config.json")
     if not any((folder / name).exists() for name in names):
-        raise RecipeError(
-            f"`{folder}` holds no tokenizer: none of {', '.join(names)} is there. Check `tokenizer.path`."
-        )
+        raise RecipeError(f"`{folder}` holds no tokenizer, none of {', '.join(names)}. Check `tokenizer.path`.")
     for whole in (folder / "tokenizer.json", folder / "tokenizer_config.json"):
         if whole.exists():
             try:

@@ -28,8 +28,7 @@ def train_bpe(
 ) -> PreTrainedTokenizerFast:
     """Train on `documents` and save into `folder`, from where `AutoTokenizer.from_pretrained` loads it.
 
-    The same documents give the same files. The vocabulary has exactly this size: special tokens first, then bytes,
-    then merges.
+    The same documents give the same files. The vocabulary has exactly this size: special tokens, bytes, merges.
 
     Args:
         special_tokens: padding, begin of document, end of document, then any others.
@@ -52,8 +51,7 @@ def train_bpe(
         show_progress=False,
     )
     tokenizer.train_from_iterator(non_empty(documents), trainer)
-    reached = tokenizer.get_vocab_size()
-    if reached < vocabulary_size:
+    if (reached := tokenizer.get_vocab_size()) < vocabulary_size:
         raise DataError(
             f"the text is too little for a vocabulary of {vocabulary_size:,} tokens: it ran out of pairs to merge at"
             f" {reached:,}. Give more text, or ask for at most {reached:,}."
@@ -74,22 +72,14 @@ def train_bpe(
 def untrained_tokenizer() -> Tokenizer:
     """BPE over the UTF-8 bytes of words; nothing is normalised, so nothing is lost."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(WORDS, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(WORDS, behavior="isolated"), letters])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
 def non_empty(documents: Iterable[str]) -> Iterator[str]:
-    """The documents that have text.
-
-    Raises:
-        DataError: none has.
-    """
+    """The documents that have text. Raises DataError if none has."""
     is_empty = True
     for document in documents:
         if document.strip():
