@@ -16,7 +16,7 @@ from cpt.importers.translation import (
 )
 
 NEEDS = "base_model"
-RENAMED = {
+RENAMED = {  # to the names in Hugging Face's classes
     "sequence_len": "sequence_length",
     "micro_batch_size": "per_device_train_batch_size",
     "num_epochs": "num_train_epochs",
@@ -27,7 +27,6 @@ RENAMED = {
     "kto_desirable_weight": "desirable_weight",
     "kto_undesirable_weight": "undesirable_weight",
 }
-"""Key -> its name in Hugging Face's classes."""
 DEFAULTS = {
     "sequence_length": 512,
     "per_device_train_batch_size": 1,
@@ -42,7 +41,7 @@ MOVED = {
     "tokenizer_config": "tokenizer.path",
     "resize_token_embeddings_to_32x": "model.resize_embeddings",
 }
-LORA = {
+LORA = {  # key -> option of peft
     "lora_r": "r",
     "lora_alpha": "lora_alpha",
     "lora_dropout": "lora_dropout",
@@ -51,7 +50,6 @@ LORA = {
     "peft_use_dora": "use_dora",
     "peft_use_rslora": "use_rslora",
 }
-"""Key -> option of peft."""
 STAGES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "cpo", "grpo": "grpo"}
 ATTENTION = {
     "flash_attention": "flash_attention_2",
@@ -75,7 +73,6 @@ def translate(config: Translation) -> None:
     translate_model(config)
     translate_data(config, stage)
     translate_trainer_keys(config)
-    config.pass_to_training()
 
 
 def translate_stage(config: Translation) -> str:

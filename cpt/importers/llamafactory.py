@@ -18,14 +18,13 @@ from cpt.plugins import did_you_mean
 from cpt.recipe.tree import shown_path
 
 NEEDS = "model_name_or_path"
-RENAMED = {
+RENAMED = {  # to the names in Hugging Face's classes
     "cutoff_len": "sequence_length",
     "pref_beta": "beta",
     "dpo_label_smoothing": "label_smoothing",
     "kto_chosen_weight": "desirable_weight",
     "kto_rejected_weight": "undesirable_weight",
 }
-"""Key -> its name in Hugging Face's classes."""
 DEFAULTS = {
     "stage": "sft",
     "finetuning_type": "lora",
@@ -38,7 +37,7 @@ DEFAULTS = {
     "gradient_checkpointing": True,
 }
 MOVED = {NEEDS: "model.path", "model_revision": "model.revision", "resize_vocab": "model.resize_embeddings"}
-LORA = {
+LORA = {  # key -> option of peft
     "lora_rank": "r",
     "lora_alpha": "lora_alpha",
     "lora_dropout": "lora_dropout",
@@ -47,7 +46,6 @@ LORA = {
     "use_rslora": "use_rslora",
     "use_dora": "use_dora",
 }
-"""Key -> option of peft."""
 STAGES = {"pt": "cpt", "sft": "sft", "rm": "reward", "ppo": "ppo", "dpo": "dpo", "kto": "kto"}
 PREFERENCES = ("dpo", "reward", "orpo", "cpo")
 INFO = "dataset_info.json"
@@ -60,7 +58,6 @@ def translate(config: Translation) -> None:
     translate_model(config)
     translate_data(config, stage)
     translate_trainer_keys(config)
-    config.pass_to_training()
 
 
 def translate_stage(config: Translation) -> str:
