@@ -358,12 +358,9 @@ def translate_engine(config: Translation) -> None:
         config.put("training.deepspeed", PROFILES[stage[1]]["offload" in str(given)], f"deepspeed: {given}")
     elif given:
         config.drop("deepspeed", given, "no such file; deepspeed_configs/README.md lists the profiles of cpt")
-    fsdp, options = config.take("fsdp"), config.take_section("fsdp_config")
-    if fsdp or options:
+    if config.take("fsdp") or config.values.get("fsdp_config"):  # whose options remain among the untranslated keys
         config.put("training.fsdp", True, "FSDP2")
         config.put("training.fsdp_config", {"version": 2})
-        for key, value in options.items():
-            config.drop(f"fsdp_config.{key}", value, "")
 
 
 def put_attention(config: Translation, key: str, asked: Any) -> None:

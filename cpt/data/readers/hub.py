@@ -25,7 +25,6 @@ from cpt.recipe.schema import DocumentSource
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder
-    from huggingface_hub.errors import HfHubHTTPError
 
 log = logging.getLogger("cpt")
 HUB_FILE = re.compile(r"hf://datasets/([^/]+/[^/@]+)@([0-9a-f]{40})/(.+)")
@@ -80,23 +79,22 @@ def what_it_means(
     problem: BaseException | None, dataset: str, revision: str | None, key: str
 ) -> CptError | Unreachable | None:
     """The meaning of the first error of the Hub in a chain of errors, or None."""
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        RemoteEntryNotFoundError,
+        RevisionNotFoundError,
+    )
 
-    if isinstance(problem, HfHubHTTPError):
-        return refused(dataset, revision, key, problem)
-    # `datasets` looks for files that need not exist: behind another error, a missing entry is not the problem.
-    while problem is not None and not isinstance(problem, EntryNotFoundError):
-        if isinstance(problem, HfHubHTTPError):
-            return refused(dataset, revision, key, problem)
-        if isinstance(problem, broken()):
+    if not isinstance(problem, HfHubHTTPError):
+        while problem is not None and not isinstance(problem, broken()):
+            problem = problem.__cause__ or problem.__context__
+        # `datasets` looks for files that need not exist: behind another error, a missing entry is not the problem.
+        if problem is None or isinstance(problem, EntryNotFoundError):
+            return None
+        if not isinstance(problem, HfHubHTTPError):
             return Unreachable(first_line(problem).rstrip("."))
-        problem = problem.__cause__ or problem.__context__
-    return None
-
-
-def refused(dataset: str, revision: str | None, key: str, problem: "HfHubHTTPError") -> CptError | Unreachable:
-    from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError, RevisionNotFoundError
-
     status, page = problem.response.status_code, f"https://huggingface.co/datasets/{dataset}"
     token = "Run: hf auth login, or set HF_TOKEN"
     if isinstance(problem, GatedRepoError):
@@ -106,10 +104,8 @@ def refused(dataset: str, revision: str | None, key: str, problem: "HfHubHTTPErr
     if isinstance(problem, RemoteEntryNotFoundError):
         return DataError(f"{dataset}: {' '.join(str(problem).split())} Set `{key}.data_files` or `.revision`.")
     if status in (401, 403):
-        return ResourceError(
-            f"{dataset}: no such local path, and on the Hub no such dataset or a private one ({status}). {token}, with"
-            f" a token that may read it; or set `{key}.path`."
-        )
+        what = f"no such local path, and on the Hub no such dataset, or a private one ({status})"
+        return ResourceError(f"{dataset}: {what}. {token}, with a token that may read it; or set `{key}.path`.")
     if status == 404:
         return DataError(f"{dataset}: neither a local path nor a dataset on the Hub. Set `{key}.path`.")
     return Unreachable(f"it answers {status}")

@@ -18,19 +18,19 @@ import pyarrow as pa
 from xxhash import xxh3_128
 
 from cpt.data.readers.columns import refuse_texts
-from cpt.data.readers.documents import BadRow as BadRow
 from cpt.data.readers.documents import (
+    BadRow,
     BadValue,
+    Document,
     File,
     Origin,
+    Piece,
     clean,
     complaint,
     first_line,
     kind_of_value,
     refuse_surrogates,
 )
-from cpt.data.readers.documents import Document as Document
-from cpt.data.readers.documents import Piece as Piece
 from cpt.data.readers.example import document_of
 from cpt.data.readers.formats import read_arrow, read_delimited, read_json, read_json_lines, read_parquet, read_text
 from cpt.data.readers.hub import cannot_fetch, fetch, hub_files, is_hub_file, read_hub
