@@ -118,10 +118,8 @@ def extend_vocabulary(tokenizer: PreTrainedTokenizerBase, documents: Iterable[st
     words = Counter(word for document in non_empty(documents) for word in bpe.split(document))
     merges, backend = learn_reachable(bpe, words, num_tokens)
     if len(merges) < num_tokens:
-        raise DataError(
-            f"the text is too little for {num_tokens:,} new tokens: it has only {len(merges):,} pairs that occur"
-            " twice. Give more text, or ask for fewer."
-        )
+        found = f"it has only {len(merges):,} pairs that occur twice"
+        raise DataError(f"too little text for {num_tokens:,} new tokens: {found}. Give more text, or ask for fewer.")
     counts = Counter[int]()
     for word, count in words.items():
         for token in backend.model.tokenize(word):

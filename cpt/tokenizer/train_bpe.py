@@ -40,8 +40,8 @@ def train_bpe(
     smallest = BYTES + len(special_tokens)
     if vocabulary_size < smallest:
         raise RecipeError(
-            f"a vocabulary of {vocabulary_size:,} tokens is too small: the bytes and {len(special_tokens)} special"
-            f" tokens already take {smallest}. Ask for more; 4,000 suits a small model, 32,000 and up a large one."
+            f"{vocabulary_size:,} tokens are too few: the bytes and {len(special_tokens)} special tokens already take"
+            f" {smallest}. 4,000 suit a small model, 32,000 and up a large one."
         )
     tokenizer = untrained_tokenizer()
     trainer = trainers.BpeTrainer(
@@ -52,10 +52,8 @@ def train_bpe(
     )
     tokenizer.train_from_iterator(non_empty(documents), trainer)
     if (reached := tokenizer.get_vocab_size()) < vocabulary_size:
-        raise DataError(
-            f"the text is too little for a vocabulary of {vocabulary_size:,} tokens: it ran out of pairs to merge at"
-            f" {reached:,}. Give more text, or ask for at most {reached:,}."
-        )
+        what = f"too little text for {vocabulary_size:,} tokens: there are no more pairs to merge at {reached:,}"
+        raise DataError(f"{what}. Give more text, or ask for at most {reached:,}.")
     pad, begin, end = special_tokens[:3]
     # With a begin token in front, the first word of a document is learned and evaluated like any other.
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -146,9 +146,8 @@ def template_columns(template: str) -> tuple[str, ...]:
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as problem:
-        raise RecipeError(
-            f"the template {template!r} is none ({problem}). Write a column as {{title}}, a brace as {{{{."
-        ) from problem
+        hint = "Write a column as {title}, a brace as {{."
+        raise RecipeError(f"the template {template!r} is not valid: {problem}. {hint}") from problem
     names = [name for _, name, _, _ in parts if name is not None]
     odd = [name for name in names if not name or set(name) & set(".[]") or name.isdigit()]
     if odd or not names or any(form or conversion for _, _, form, conversion in parts):

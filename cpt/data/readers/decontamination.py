@@ -194,9 +194,7 @@ def load_runs(path: str) -> Runs:
             places = [tuple(document) for document in documents]
             return Runs(arrays["hashes"], arrays["owners"], arrays["places"], places, arrays["own"], too_short)
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as problem:
-        raise DataError(
-            f"{path}: the runs of words to look for cannot be read ({problem}). Delete the file; it is made again."
-        ) from problem
+        raise DataError(f"{path}: cannot be read ({problem}). Delete the file; it is made again.") from problem
 
 
 def decontaminate(

@@ -194,8 +194,7 @@ def refuse_too_many(
         first = "; ".join(f"{row['where']}: {row['detail']}" for row in islice(listed, SHOWN))
         raise DataError(
             f"{path}: {num_bad:,} of {num_bad + num_good:,} rows are bad ({share:.2%}), more than `data.max_bad_share`"
-            f" allows ({max_share:.2%}). The first: {first}. Look at all of them: cpt data check. Fix the files"
-            f" ({key}.path), or raise the share."
+            f" ({max_share:.2%}). The first: {first}. List all: cpt data check. Fix `{key}.path`, or raise the share."
         )
 
 
@@ -218,10 +217,9 @@ def absurd_share(name: str, where: str, size: int, total: int, num_documents: in
     """A warning where one document is an absurd part of a source that has more than a few; sizes are in `unit`."""
     if num_documents < 2 / ABSURD_SHARE or size <= ABSURD_SHARE * total:
         return None
-    return (
-        f"{name}: one of {num_documents:,} documents{f' ({where})' if where else ''} makes up {size / total:.0%} of"
-        f" the {unit}. Is it one document? The filter `length` with `max_characters` drops such."
-    )
+    hint = "Is it one document? The filter `length` with `max_characters` drops such."
+    which = f"one of {num_documents:,} documents{f' ({where})' if where else ''}"
+    return f"{name}: {which} makes up {size / total:.0%} of the {unit}. {hint}"
 
 
 def clean(text: object, column: str) -> str:

@@ -52,9 +52,8 @@ def pattern(document: DocumentView, *, drop: str | None = None, require: str | N
         if require is not None and not re.search(require, document["text"]):
             return f"does not match {require}"
     except re.error as problem:
-        raise RecipeError(
-            f"the filter `pattern` was given no regular expression: `{problem.pattern!s}`: {problem.msg}."
-        ) from problem
+        what = f"`{problem.pattern!s}` is not a regular expression"
+        raise RecipeError(f"the filter `pattern`: {what}: {problem.msg}.") from problem
     return None
 
 
@@ -264,11 +263,8 @@ def language(
     identifier = language_identifier()
     for code in keep:
         if code not in identifier.labels:
-            known = ", ".join(sorted(identifier.labels))
-            raise RecipeError(
-                f"the filter `language` knows no language `{code}`.{did_you_mean(code, identifier.labels)} It knows:"
-                f" {known}."
-            )
+            known = f"{did_you_mean(code, identifier.labels)} It knows: {', '.join(sorted(identifier.labels))}."
+            raise RecipeError(f"the filter `language` knows no language `{code}`.{known}")
     found, confidence = identifier.classify(document["text"][:max_characters])
     if found not in keep:
         return f"language is {found}"
@@ -315,9 +311,8 @@ def module_text(kind: str, name: str, built_in: BuiltIn) -> str:
     try:
         return inspect.getsource(module if module is not None and module.__name__ != "__main__" else function)
     except (OSError, TypeError) as problem:
-        raise RecipeError(
-            f"the {kind} `{name}` must be a function in a Python file, so that we notice when it changes."
-        ) from problem
+        why = "so that we notice when it changes"
+        raise RecipeError(f"the {kind} `{name}` must be a function in a Python file, {why}.") from problem
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -389,10 +384,9 @@ def sift(
         for made in documents:
             is_view = isinstance(made, Mapping) and {"text", "source", "where"} <= set(made)
             if not is_view or not isinstance(made["text"], str):
-                raise RecipeError(
-                    f"the transform {name_of(transform)} returned {str(made)[:80]!r}. It must return the document,"
-                    " changed, or a list of documents: `return {**document, 'text': ...}`."
-                )
+                expected = "the document, changed, or a list of documents: `return {**document, 'text': ...}`"
+                given = f"the transform {name_of(transform)} returned {str(made)[:80]!r}"
+                raise RecipeError(f"{given}. It must return {expected}.")
         if not documents:
             yield document["text"], f"the transform {name_of(transform)} left nothing"
             return
@@ -401,17 +395,8 @@ def sift(
 
 
 Filter = Callable[[DocumentView], str | None]
-FILTERS: dict[str, Callable[..., str | None]] = {
-    "length": length,
-    "pattern": pattern,
-    "keep_share": keep_share,
-    "language": language,
-    "c4": c4,
-    "gopher_quality": gopher_quality,
-    "gopher_repetition": gopher_repetition,
-    "fineweb": fineweb,
-    "decontaminate": decontaminate,
-}
+BUILT_IN = (length, pattern, keep_share, language, c4, gopher_quality, gopher_repetition, fineweb, decontaminate)
+FILTERS: dict[str, Callable[..., str | None]] = {function.__name__: function for function in BUILT_IN}
 
 
 def build_filters(lists: ComponentLists) -> list[Filter]:
@@ -427,10 +412,8 @@ def reason_to_drop(document: DocumentView, filters: Sequence[Filter]) -> str | N
         if isinstance(reason, str) and reason:
             return reason
         if reason is not None:
-            raise RecipeError(
-                f"the filter {name_of(check)} returned {reason!r}. It must return the reason to drop (a string), or"
-                " None to keep."
-            )
+            expected = "a string, the reason to drop, or None to keep"
+            raise RecipeError(f"the filter {name_of(check)} returned {reason!r}. It must return {expected}.")
     return None
 
 

@@ -58,10 +58,13 @@ def cannot_fetch(path: str, problem: BaseException, key: str) -> CptError:
 
 
 def cannot_reach(dataset: str, problem: str, key: str) -> ResourceError:
-    return ResourceError(
-        f"{dataset}: no such local path, and the Hub cannot be reached: {problem}. Go online (HF_HUB_OFFLINE is not"
-        f" 1), or download the dataset and set `{key}.path` to its folder."
-    )
+    remedy = f"Go online (HF_HUB_OFFLINE is not 1), or download the dataset and set `{key}.path` to its folder."
+    return ResourceError(f"{dataset}: no such local path, and the Hub cannot be reached: {problem}. {remedy}")
+
+
+def unreadable(dataset: str, split: str, problem: str, key: str) -> DataError:
+    remedy = f"Set `{key}.path`, `.subset`, `.split`, `.data_files` or `.revision`."
+    return DataError(f"{dataset}: no dataset on the Hub that can be read with split `{split}`: {problem} {remedy}")
 
 
 def failures() -> tuple[type[Exception], ...]:
@@ -205,10 +208,7 @@ def ask(asked: HubRequest, key: str) -> HubDataset:
     except failures() as problem:
         if (meant := what_it_means(problem, asked.path, asked.revision, key)) is not None:
             raise meant from problem
-        raise DataError(
-            f"{asked.path}: not a dataset on the Hub that can be read: {' '.join(str(problem).split())[:500]} "
-            f"Set `{key}.path`, `.subset`, `.split`, `.data_files` or `.revision`."
-        ) from problem
+        raise unreadable(asked.path, asked.split, " ".join(str(problem).split())[:500], key) from problem
 
 
 @cache
@@ -226,9 +226,8 @@ def readable_files(builder: "DatasetBuilder", asked: HubRequest, key: str) -> li
     if not splits or asked.split == "all" or not SPLIT.fullmatch(asked.split):
         return None
     if asked.split not in splits:
-        raise DataError(
-            f"{asked.path}: no split `{asked.split}`. It has: {', '.join(map(str, splits))}. Set `{key}.split`."
-        )
+        has = f"It has: {', '.join(map(str, splits))}. Set `{key}.split`."
+        raise DataError(f"{asked.path}: no split `{asked.split}`. {has}")
     files = list(splits[asked.split])
     if not all(is_hub_file(file) and "::" not in file and format_of(file) in DOCUMENT_FILES for file in files):
         return None
@@ -280,9 +279,6 @@ def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document
             except BadValue as bad:
                 yield bad.at(origin, number)
     except (FileNotFoundError, ValueError, RuntimeError) as problem:
-        raise DataError(
-            f"{source.path}: neither a local path nor a dataset that the Hub gives us with split `{source.split}`:"
-            f" {first_line(problem)} Set `{key}.path`, `.subset`, `.split`, `.data_files` or `.revision`."
-        ) from problem
+        raise unreadable(source.path, source.split, first_line(problem), key) from problem
     except OSError as problem:  # ConnectionError among them
         raise cannot_reach(source.path, first_line(problem), key) from problem
