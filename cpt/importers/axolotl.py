@@ -5,15 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cpt.errors import RecipeError
-from cpt.importers.translation import (
-    Translation,
-    is_on_the_hub,
-    put_attention,
-    put_held_out_share,
-    put_sources,
-    target_modules,
-    translate_trainer_keys,
-)
+from cpt.importers.translation import Translation, is_on_the_hub, target_modules, translate_trainer_keys
 
 NEEDS = "base_model"
 RENAMED = {  # to the names in Hugging Face's classes
@@ -107,8 +99,8 @@ def family(kind: Any) -> str:
 def translate_model(config: Translation) -> None:
     config.move(MOVED)
     for key, name in ATTENTION.items():
-        put_attention(config, key, name if config.take_switch(key) else "")
-    put_attention(config, "attn_implementation", config.take("attn_implementation"))
+        config.put_attention(key, name if config.take_switch(key) else "")
+    config.put_attention("attn_implementation", config.take("attn_implementation"))
     adapter = str(config.take("adapter", "")).lower()
     if adapter in ("lora", "qlora"):
         config.put("model.lora", {})
@@ -141,13 +133,13 @@ def translate_data(config: Translation, stage: str) -> None:
     others = [source for entry in datasets(config, "datasets") for source in sources_of(entry, stage)]
     if not texts and not others:
         raise RecipeError(f"{config.path}: no `datasets` and no `pretraining_dataset`: there is nothing to train on")
-    put_sources(config, "data.sources", texts + others, streams=config.take_switch("streaming") or bool(texts))
+    config.put_sources("data.sources", texts + others, streams=config.take_switch("streaming") or bool(texts))
     packs = config.take_switch("sample_packing") and stage in ("cpt", "sft")
     config.put("data.packing", "best_fit" if packs else "concatenate" if texts else "none", "sample_packing")
     held_out = [source for entry in datasets(config, "test_datasets") for source in sources_of(entry, stage)]
     if held_out:
-        put_sources(config, "evaluation.perplexity", held_out)
-    put_held_out_share(config, "val_set_size")
+        config.put_sources("evaluation.perplexity", held_out)
+    config.put_held_out_share("val_set_size")
 
 
 def sources_of(dataset: dict[str, Any], stage: str) -> list[dict[str, Any]]:

@@ -5,15 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cpt.errors import RecipeError
-from cpt.importers.translation import (
-    Translation,
-    is_on,
-    put_attention,
-    put_held_out_share,
-    put_sources,
-    target_modules,
-    translate_trainer_keys,
-)
+from cpt.importers.translation import Translation, is_on, target_modules, translate_trainer_keys
 from cpt.plugins import did_you_mean
 from cpt.recipe.tree import shown_path
 
@@ -85,7 +77,7 @@ def translate_stage(config: Translation) -> str:
 
 def translate_model(config: Translation) -> None:
     config.move(MOVED)
-    put_attention(config, "flash_attn", config.take("flash_attn"))
+    config.put_attention("flash_attn", config.take("flash_attn"))
     tuning = str(config.take("finetuning_type")).lower()
     if tuning != "lora":
         if tuning != "full":
@@ -128,10 +120,10 @@ def translate_data(config: Translation, stage: str) -> None:
         raise config.error("interleave_probs", f"expected {len(trained)} numbers, got {len(weights)}")
     for source, weight in zip(trained, weights, strict=False):
         source["weight"] = float(weight)
-    put_sources(config, "data.sources", trained, streams=config.take_switch("streaming"))
+    config.put_sources("data.sources", trained, streams=config.take_switch("streaming"))
     if held_out:
-        put_sources(config, "evaluation.perplexity", held_out)
-    put_held_out_share(config, "val_size")
+        config.put_sources("evaluation.perplexity", held_out)
+    config.put_held_out_share("val_size")
     neat, packs = config.take_switch("neat_packing"), is_on(config.take("packing", stage == "cpt"))
     concatenates = packs and stage == "cpt" and not neat
     config.put("data.packing", "concatenate" if concatenates else "best_fit" if packs or neat else "none", "packing")

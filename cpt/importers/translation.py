@@ -110,6 +110,35 @@ class Translation:
     def drop(self, key: str, value: Any, reason: str) -> None:
         self.dropped[self.names.get(key, key)] = (value, reason)
 
+    def put_sources(self, location: str, sources: list[dict[str, Any]], *, streams: bool = False) -> None:
+        """Write them with unique names. The tools concatenate several, so they are mixed by size."""
+        names: list[str] = []
+        for source in sources:
+            if streams and is_on_the_hub(source["path"]):
+                source["streaming"] = True
+            name = first = reported_name(Source(path=source["path"], name=source.get("name")))
+            while name in names:
+                name = f"{first}-{len(names) + 1}"
+            source |= {} if name == first else {"name": name}
+            names.append(name)
+        self.put(location, sources)
+        sized = not any("weight" in source or "streaming" in source for source in sources)
+        if location == "data.sources" and len(sources) > 1 and sized:
+            self.put("data.temperature", 1, f"by size: {self.tool} concatenates its datasets")
+
+    def put_held_out_share(self, key: str) -> None:
+        """A share of the documents that is kept from training; a number of documents has no counterpart."""
+        share = self.take_number(key)
+        if 0 < share <= 0.5:
+            self.put("evaluation.held_out_share", share, key)
+        elif share:
+            self.drop(key, share, "evaluation.held_out_share is a share, at most 0.5")
+
+    def put_attention(self, key: str, asked: Any) -> None:
+        """`model.attention`: `auto` takes FlashAttention where the GPU has it."""
+        if asked:
+            self.put("model.attention", ATTENTION.get(str(asked), "auto"), f"{key}: {asked}")
+
     def not_translated(self) -> list[str]:
         """`key: value (reason)` for everything in the config that is not in the recipe."""
         left = flat({self.names.get(key, key): value for key, value in self.values.items()})
@@ -163,32 +192,6 @@ def target_modules(value: Any) -> Any:
 
 def is_on_the_hub(path: str) -> bool:
     return not is_local(path) and re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None
-
-
-def put_sources(config: Translation, location: str, sources: list[dict[str, Any]], *, streams: bool = False) -> None:
-    """Write them with unique names. The tools concatenate several, so they are mixed by size."""
-    names: list[str] = []
-    for source in sources:
-        if streams and is_on_the_hub(source["path"]):
-            source["streaming"] = True
-        name = first = reported_name(Source(path=source["path"], name=source.get("name")))
-        while name in names:
-            name = f"{first}-{len(names) + 1}"
-        source |= {} if name == first else {"name": name}
-        names.append(name)
-    config.put(location, sources)
-    sized = not any("weight" in source or "streaming" in source for source in sources)
-    if location == "data.sources" and len(sources) > 1 and sized:
-        config.put("data.temperature", 1, f"by size: {config.tool} concatenates its datasets")
-
-
-def put_held_out_share(config: Translation, key: str) -> None:
-    """A share of the documents that is kept from training; a number of documents has no counterpart."""
-    share = config.take_number(key)
-    if 0 < share <= 0.5:
-        config.put("evaluation.held_out_share", share, key)
-    elif share:
-        config.drop(key, share, "evaluation.held_out_share is a share, at most 0.5")
 
 
 DEFAULTS = {
@@ -361,9 +364,3 @@ def translate_engine(config: Translation) -> None:
     if config.take("fsdp") or config.values.get("fsdp_config"):  # whose options remain among the untranslated keys
         config.put("training.fsdp", True, "FSDP2")
         config.put("training.fsdp_config", {"version": 2})
-
-
-def put_attention(config: Translation, key: str, asked: Any) -> None:
-    """`model.attention`: `auto` takes FlashAttention where the GPU has it."""
-    if asked:
-        config.put("model.attention", ATTENTION.get(str(asked), "auto"), f"{key}: {asked}")

@@ -119,7 +119,7 @@ def extend_vocabulary(tokenizer: PreTrainedTokenizerBase, documents: Iterable[st
     merges, backend = learn_reachable(bpe, words, num_tokens)
     if len(merges) < num_tokens:
         found = f"it has only {len(merges):,} pairs that occur twice"
-        raise DataError(f"too little text for {num_tokens:,} new tokens: {found}. Give more text, or ask for fewer.")
+        raise DataError(f"the text is too little for {num_tokens:,} new tokens: {found}. Give more, or ask for fewer.")
     counts = Counter[int]()
     for word, count in words.items():
         for token in backend.model.tokenize(word):

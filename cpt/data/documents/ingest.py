@@ -21,15 +21,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from cpt.data.documents.convert import (
-    CONVERTERS,
-    LIBRARIES,
-    MAX_UNPACKED_BYTES,
-    SUFFIXES,
-    NotConverted,
-    kind_of,
-    with_clean_text,
-)
+from cpt.data.documents.convert import CONVERTERS, MAX_UNPACKED_BYTES, SUFFIXES, NotConverted, kind_of, with_clean_text
 from cpt.data.readers.opening import compression_of, format_of, open_file
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.errors import DataError
@@ -194,7 +186,8 @@ class FileConverter:
             return replace(entry, reason=problem.reason, detail=problem.detail), None
         except OSError as problem:
             return replace(entry, reason="cannot be read", detail=problem.strerror or str(problem)), None
-        converter = ", ".join(f"{name} {version(name)}" for name in ["cpt", *map(LIBRARIES.__getitem__, modules)])
+        packages = ["cpt", *(module.replace("_", "-") for module in modules)]
+        converter = ", ".join(f"{package} {version(package)}" for package in packages)
         row = {"text": document.text, "path": entry.path, "sha256": entry.sha256, "format": kind}
         pages = {} if document.pages is None else {"pages": document.pages}
         return entry, {**row, "title": document.title, **pages, "converter": converter}

@@ -214,7 +214,7 @@ def score_column(source: DocumentSource) -> str | None:
     return None if order is None or ":" in order else order
 
 
-def columns_of_row(row: Mapping[str, object], source: DocumentSource) -> Mapping[str, str]:
+def row_columns(row: Mapping[str, object], source: DocumentSource) -> Mapping[str, str]:
     """As `example_columns`; columns that are null in the row count only where no others are there."""
     try:
         return example_columns(source, [name for name, value in row.items() if value is not None])
@@ -267,3 +267,9 @@ def check_columns(found: Sequence[str], source: DocumentSource) -> None:
 
 def missing_column(found: Sequence[str], column: str) -> BadValue:
     return BadValue("missing column", f"no column `{column}`. It has: {', '.join(map(str, found)) or 'none'}")
+
+
+def value_of(row: Mapping[str, object], column: str) -> object:
+    if column not in row:
+        raise missing_column(list(row), column)
+    return row[column]

@@ -67,35 +67,25 @@ class Overlap:
     is_contaminated: bool
 
 
+@dataclass(eq=False)
 class Runs:
-    """The runs of words of some evaluation documents, to look for in others.
+    """The runs of words of some evaluation documents, to look for in others."""
 
-    Args:
-        hashes: of the runs, sorted; one that stands in several documents is there for each.
-        owners: of each run, the number of its document.
-        places: of each run, where it begins in its document, in words.
-        documents: (set, place) of each.
-        own: hashes of the texts that are held out, sorted.
-        too_short: documents of too few words to be looked for.
-    """
+    hashes: Hashes  # of the runs, sorted; one that is in several documents is there for each
+    owners: NDArray[np.int32]  # of each run, the number of its document
+    places: NDArray[np.int32]  # of each run, where it begins in its document, in words
+    documents: Sequence[tuple[str, str]]  # (set, place) of each
+    own: Hashes  # of the texts that are held out, sorted
+    too_short: int  # documents of too few words to be looked for
 
-    def __init__(
-        self,
-        hashes: Hashes,
-        owners: NDArray[np.int32],
-        places: NDArray[np.int32],
-        documents: Sequence[tuple[str, str]],
-        own: Hashes,
-        too_short: int,
-    ) -> None:
-        self.hashes, self.owners, self.places, self.own, self.too_short = hashes, owners, places, own, too_short
-        self.documents = list(documents)
-        order = np.argsort(owners, kind="stable")
-        by_document = np.split(places[order], np.searchsorted(owners[order], np.arange(1, len(self.documents))))
+    def __post_init__(self) -> None:
+        order = np.argsort(self.owners, kind="stable")
+        bounds = np.searchsorted(self.owners[order], np.arange(1, len(self.documents)))
+        by_document = np.split(self.places[order], bounds)
         self._words = [num_covered(found) for found in by_document]
         # Which last bits any hash has: most runs of a training document are ruled out by one look-up.
         self._table = np.zeros(1 << TABLE_BITS, bool)
-        self._table[hashes & np.uint64((1 << TABLE_BITS) - 1)] = True
+        self._table[self.hashes & np.uint64((1 << TABLE_BITS) - 1)] = True
 
     def find(self, text: str) -> Overlap | None:
         """What the text shares with an evaluation document; None for nothing, and for a held-out document itself,

@@ -29,6 +29,10 @@ class Piece:
     number: int
     """Among the pieces of the source, in the order of the documents."""
 
+    @property
+    def is_whole(self) -> bool:
+        return self.start == 0 and self.stop is None
+
 
 class File(NamedTuple):
     name: str

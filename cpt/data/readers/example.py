@@ -18,14 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from cpt.data.readers.columns import (
-    columns_in,
-    columns_of_row,
-    form_of_source,
-    missing_column,
-    score_column,
-    template_columns,
-)
+from cpt.data.readers.columns import columns_in, form_of_source, row_columns, score_column, template_columns, value_of
 from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, clean, kind_of_value
 from cpt.recipe.schema import DocumentSource
 
@@ -51,7 +44,7 @@ def document_of(row: Mapping[str, object], source: DocumentSource, origin: Origi
 
 
 def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
-    columns = {} if source.chat is None else columns_of_row(row, source)
+    columns = {} if source.chat is None else row_columns(row, source)
     if source.chat is not None and "text" not in columns:
         return clean(example_text(row, source, columns), ", ".join(columns.values()))
     if source.template is None:
@@ -62,12 +55,6 @@ def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
     if source.chat is not None and text.startswith(CONTROL):  # a plain text among examples must not look like one
         raise BadValue("control character", f"it begins with U+{ord(text[0]):04X}: this is no text")
     return text
-
-
-def value_of(row: Mapping[str, object], column: str) -> object:
-    if column not in row:
-        raise missing_column(list(row), column)
-    return row[column]
 
 
 def filled_in(value: object, column: str) -> str:
@@ -208,8 +195,7 @@ def filled_lines(template: str, row: Mapping[str, object]) -> str:
     """A template filled in, without paragraphs and lines whose columns are all empty, null or missing; the first
     column's always stays."""
     columns = template_columns(template)
-    if columns[0] not in row:
-        raise missing_column(list(row), columns[0])
+    value_of(row, columns[0])  # raises BadValue if it is missing
     values = {name: "" if row.get(name) is None else filled_in(row[name], name) for name in columns}
 
     def has_value(part: str) -> bool:

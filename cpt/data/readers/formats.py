@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from cpt.data.readers.columns import check_columns, columns_of
 from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, Piece, decode, first_line, kind_of_value
 from cpt.data.readers.example import document_of, item_of
-from cpt.data.readers.opening import BOM, BUFFER, REMOTE_BUFFER, format_of, is_url, is_whole, open_file, open_random
+from cpt.data.readers.opening import BOM, BUFFER, REMOTE_BUFFER, format_of, is_url, open_file, open_random
 from cpt.recipe.schema import DocumentSource
 
 LONGEST_LINE = 64 * 2**20
@@ -135,7 +135,7 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
         else:
             continue
         is_empty = False
-    if is_empty and is_whole(piece):
+    if is_empty and piece.is_whole:
         detail = f"no rows, only blank lines. Expected one JSON object a line with the key `{columns_of(source)[0]}`"
         yield BadRow("no rows", detail, origin, 1)
 

@@ -82,29 +82,23 @@ def what_it_means(
     problem: BaseException | None, dataset: str, revision: str | None, key: str
 ) -> CptError | Unreachable | None:
     """The meaning of the first error of the Hub in a chain of errors, or None."""
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HfHubHTTPError,
-        RemoteEntryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors
 
-    if not isinstance(problem, HfHubHTTPError):
+    if not isinstance(problem, errors.HfHubHTTPError):
         while problem is not None and not isinstance(problem, broken()):
             problem = problem.__cause__ or problem.__context__
         # `datasets` looks for files that need not exist: behind another error, a missing entry is not the problem.
-        if problem is None or isinstance(problem, EntryNotFoundError):
+        if problem is None or isinstance(problem, errors.EntryNotFoundError):
             return None
-        if not isinstance(problem, HfHubHTTPError):
+        if not isinstance(problem, errors.HfHubHTTPError):
             return Unreachable(first_line(problem).rstrip("."))
     status, page = problem.response.status_code, f"https://huggingface.co/datasets/{dataset}"
     token = "Run: hf auth login, or set HF_TOKEN"
-    if isinstance(problem, GatedRepoError):
+    if isinstance(problem, errors.GatedRepoError):
         return ResourceError(f"{dataset} (`{key}.path`) is gated. Accept its terms at {page}. {token}.")
-    if isinstance(problem, RevisionNotFoundError):
+    if isinstance(problem, errors.RevisionNotFoundError):
         return DataError(f"{dataset}: no revision `{revision}` on the Hub. Set `{key}.revision`.")
-    if isinstance(problem, RemoteEntryNotFoundError):
+    if isinstance(problem, errors.RemoteEntryNotFoundError):
         return DataError(f"{dataset}: {' '.join(str(problem).split())} Set `{key}.data_files` or `.revision`.")
     if status in (401, 403):
         what = f"no such local path, and on the Hub no such dataset, or a private one ({status})"

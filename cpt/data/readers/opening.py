@@ -11,7 +11,6 @@ from typing import Any, BinaryIO, TypeVar, cast
 import fsspec
 import pyarrow as pa
 
-from cpt.data.readers.documents import Piece
 from cpt.recipe.paths import DOCUMENT_FILES
 
 PAST_STOP = 1 << 16  # bytes in one request for the rest of a line that ends beyond its piece
@@ -163,14 +162,3 @@ def open_random(path: str) -> Any:
         return io.BufferedReader(RemoteFile(path), SMALL_BUFFER) if is_url(path) else path
     with open_file(path) as file:
         return pa.BufferReader(file.read())
-
-
-def size_of(path: str) -> int:
-    if not is_url(path):
-        return Path(path).stat().st_size
-    system, name = fsspec.core.url_to_fs(path)
-    return int(system.size(name) or 0)
-
-
-def is_whole(piece: Piece) -> bool:
-    return piece.start == 0 and piece.stop is None

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import count, zip_longest
+from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,8 +25,8 @@ from cpt.data.readers.documents import (
     File,
     Origin,
     Piece,
+    apply_policy,
     clean,
-    complaint,
     first_line,
     kind_of_value,
     refuse_surrogates,
@@ -34,17 +34,7 @@ from cpt.data.readers.documents import (
 from cpt.data.readers.example import document_of
 from cpt.data.readers.formats import read_arrow, read_delimited, read_json, read_json_lines, read_parquet, read_text
 from cpt.data.readers.hub import cannot_fetch, fetch, hub_files, is_hub_file, read_hub
-from cpt.data.readers.opening import (
-    KNOWN,
-    compression_of,
-    format_of,
-    is_http,
-    is_url,
-    is_whole,
-    open_plain,
-    persistently,
-    size_of,
-)
+from cpt.data.readers.opening import KNOWN, compression_of, format_of, is_http, is_url, open_plain, persistently
 from cpt.distributed import is_main_process
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.plugins import check_options, find, user_code_error
@@ -67,15 +57,8 @@ PIECE_BYTES = 64 * 2**20
 
 def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
     """The documents in the order of the files' names, at most `max_documents`."""
-    number = 0
-    for piece in pieces_of(source, key):
-        for item in read_piece(source, piece, key):
-            if isinstance(item, BadRow):
-                raise DataError(complaint(item, key))
-            yield item
-            number += 1
-            if number == source.max_documents:
-                return
+    items = chain.from_iterable(read_piece(source, piece, key) for piece in pieces_of(source, key))
+    yield from islice(apply_policy(items, "error", key, []), source.max_documents)
 
 
 def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
@@ -134,7 +117,7 @@ def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[
     whole = Origin(piece.path, "document")
     try:
         is_one_of_many = format_of(piece.path) in TEXT_FILES and Path(piece.path) != Path(source.path).expanduser()
-        if is_whole(piece) and not is_one_of_many and size_of(piece.path) == 0:
+        if piece.is_whole and not is_one_of_many and size_of(piece.path) == 0:
             yield BadRow("empty file", "the file is empty, expected documents", whole, 1)
             return
         yield from READERS[format_of(piece.path)](piece, source)
@@ -145,6 +128,13 @@ def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[
         # A compressed file that is cut off or damaged.
         lost = f"cannot be read to its end ({first_line(problem)}); the rest of it is lost"
         yield BadRow("damaged file", lost, whole, 1)
+
+
+def size_of(path: str) -> int:
+    if not is_url(path):
+        return Path(path).stat().st_size
+    system, name = fsspec.core.url_to_fs(path)
+    return int(system.size(name) or 0)
 
 
 def find_function(source: DocumentSource, key: str) -> Callable[..., Any]:
