@@ -50,8 +50,7 @@ ATTENTION = {
     "flex_attention": "flex_attention",
 }
 TEXT = ("", "completion", "pretrain")
-CHATS = {"chat_template": "messages", "messages": "messages", "sharegpt": "conversations"}
-"""Type -> column of its messages."""
+CHATS = {"chat_template": "messages", "messages": "messages", "sharegpt": "conversations"}  # type -> its column
 INSTRUCTION = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
 
 

@@ -148,7 +148,6 @@ def read_info(config: Translation, folder: str) -> tuple[dict[str, Any], Path]:
 
 
 def source_of(config: Translation, name: str, entry: dict[str, Any], place: Path, stage: str) -> dict[str, Any]:
-    """One dataset by its entry in dataset_info.json."""
     hub, file = entry.get("hf_hub_url"), entry.get("file_name")
     if not hub and not file:
         raise config.error("dataset", f"`{name}` has neither `file_name` nor `hf_hub_url` in {place / INFO}")

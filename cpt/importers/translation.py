@@ -244,7 +244,14 @@ def translate_trainer_keys(config: Translation) -> None:
     if "evaluation" in config.recipe:  # held-out documents
         translate_interval(config, "evaluation", "eval", epochs)
     translate_trackers(config)
-    translate_precision(config)
+    bf16, fp16 = config.take("bf16"), config.take_switch("fp16")
+    is_pure = bf16 == "full" or config.take_switch("pure_bf16") or config.take_switch("bfloat16")
+    if fp16 and (bf16 == "auto" or not is_on(bf16)):
+        config.put("training.fp16", True)
+    elif is_on(bf16) or is_pure:
+        config.put("training.bf16", True, f"bf16: {bf16}" if isinstance(bf16, str) else "")
+    if is_pure:
+        config.put("model.dtype", "bfloat16", "weights in bfloat16")
     asked, disabled = config.take("gradient_checkpointing"), config.take_switch("disable_gradient_checkpointing")
     config.put("training.gradient_checkpointing", bool(asked) and asked != "false" and not disabled)
     liger = [key for key in [*config.values] if "liger" in key and config.take_switch(key)]
@@ -335,17 +342,6 @@ def translate_trackers(config: Translation) -> None:
         config.move({"wandb_project": "training.project"})
     if trackers not in ([], ["none"]):
         config.put("monitoring.trackers", list(dict.fromkeys(trackers)))
-
-
-def translate_precision(config: Translation) -> None:
-    bf16, fp16 = config.take("bf16"), config.take_switch("fp16")
-    pure = bf16 == "full" or config.take_switch("pure_bf16") or config.take_switch("bfloat16")
-    if fp16 and (bf16 == "auto" or not is_on(bf16)):
-        config.put("training.fp16", True)
-    elif is_on(bf16) or pure:
-        config.put("training.bf16", True, f"bf16: {bf16}" if isinstance(bf16, str) else "")
-    if pure:
-        config.put("model.dtype", "bfloat16", "weights in bfloat16")
 
 
 def translate_engine(config: Translation) -> None:

@@ -44,8 +44,6 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class NewToken:
-    """A token that was added."""
-
     id: int
     token: str  # as in tokenizer.json
     text: str  # with U+FFFD for bytes that are no whole character
@@ -55,8 +53,6 @@ class NewToken:
 
 @dataclass(frozen=True)
 class Extension:
-    """An extended tokenizer, and what was added to it."""
-
     tokenizer: PreTrainedTokenizerBase
     tokens: list[NewToken]
 
@@ -152,11 +148,9 @@ def read_bpe(tokenizer: PreTrainedTokenizerBase) -> Bpe:
 
 
 def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tuple[list[Merge], Tokenizer]:
-    """Learn merges, and return them with the tokenizer that has them.
-
-    The merges make every token reachable; only encoding shows that the words of some text lead there. A token that is
-    not reached is forbidden, and the merges are learned again.
-    """
+    """Learn merges, and return them with the tokenizer that has them. The merges make every token reachable; only
+    encoding shows that the words of some text lead there. A token that is not reached is forbidden, and the merges are
+    learned again."""
     tokens = {number: token for token, number in bpe.vocabulary.items()}
     unknown = bpe.content["model"]["unk_token"]
     whole = {number for number, token in tokens.items() if not BYTE.fullmatch(token) and token != unknown}

@@ -47,11 +47,7 @@ class NotConverted(Exception):  # noqa: N818 -- it is caught where it is raised,
 
 
 def kind_of(raw: bytes, name: str) -> str:
-    """`pdf`, `html`, `docx`, `epub`, `md` or `txt`.
-
-    Raises:
-        NotConverted: it is empty, or none of these.
-    """
+    """A key of `CONVERTERS`. Raises NotConverted for an empty file and for other kinds."""
     head, suffix, marked = raw[:4096], format_of(name), None
     if not head:
         raise NotConverted("empty file")
@@ -168,7 +164,6 @@ def convert_docx(raw: bytes) -> Converted:
 
 
 def convert_epub(raw: bytes) -> Converted:
-    """The chapters of a book, in reading order."""
     with open_archive(raw, IMAGES) as archive:
         container = ElementTree.fromstring(archive.read("META-INF/container.xml"))
         name = next((str(one.get("full-path")) for one in container.iterfind(".//{*}rootfile")), "")
@@ -228,7 +223,13 @@ def convert_pdf(raw: bytes) -> Converted:
 
     try:
         document = pypdfium2.PdfDocument(raw)
-        pages = without_running_lines([lines_and_margins(document[number]) for number in range(len(document))])
+        pages, margins = list[list[str]](), list[set[str]]()
+        for page in document:
+            textpage, height = page.get_textpage(), page.get_height()
+            top = lines_of(textpage.get_text_bounded(bottom=(1 - MARGIN) * height))
+            bottom = lines_of(textpage.get_text_bounded(top=MARGIN * height))
+            pages.append(lines_of(text_of_page(textpage)))
+            margins.append({running_key(line) for line in top + bottom})
         title = document.get_metadata_value("Title")
         outline: dict[int, dict[str, int]] = defaultdict(dict)  # page -> title -> level
         for bookmark in document.get_toc():
@@ -238,6 +239,11 @@ def convert_pdf(raw: bytes) -> Converted:
         if problem.err_code == PASSWORD_ERROR:
             raise NotConverted("encrypted", "a password is needed to open it") from problem
         raise NotConverted("damaged", str(problem)) from problem
+    # Lines in the margins that recur, apart from digits, are headers, footers and page numbers.
+    times = Counter(key for keys in margins for key in keys)
+    for number, keys in enumerate(margins):
+        running = {key for key in keys if times[key] >= MIN_PAGES}
+        pages[number] = [line for line in pages[number] if running_key(line) not in running]
     text = text_of(pages, outline)
     if not text:
         raise NotConverted("no text, a scan?", f"none on {len(pages):,} page(s). Run OCR on it first")
@@ -258,13 +264,6 @@ def lines_of(page: str) -> list[str]:
     return [unicodedata.normalize("NFC", BULLET.sub("- ", line)) for line in lines if line]
 
 
-def lines_and_margins(page: Any) -> tuple[list[str], set[str]]:
-    """The lines of a page, and the keys of those in its top and bottom margins."""
-    text, height = page.get_textpage(), page.get_height()
-    margins = text.get_text_bounded(bottom=(1 - MARGIN) * height), text.get_text_bounded(top=MARGIN * height)
-    return lines_of(text_of_page(text)), {running_key(line) for margin in margins for line in lines_of(margin)}
-
-
 def text_of_page(page: Any) -> str:
     # A blank that pdfium guessed stays where glyphs are apart: in wide fonts it guesses too many.
     from pypdfium2 import raw
@@ -282,15 +281,6 @@ def text_of_page(page: Any) -> str:
         characters.append(character)
         guessed, right = False, box.right
     return "".join(characters)
-
-
-def without_running_lines(pages: Sequence[tuple[list[str], set[str]]]) -> list[list[str]]:
-    """The pages without headers, footers and page numbers: lines in the margins that recur, apart from digits."""
-    times = Counter(key for _, margins in pages for key in margins)
-    return [
-        [line for line in lines if (key := running_key(line)) not in margins or times[key] < MIN_PAGES]
-        for lines, margins in pages
-    ]
 
 
 def running_key(line: str) -> str:

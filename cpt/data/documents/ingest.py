@@ -162,7 +162,6 @@ class FileConverter:
     known: frozenset[str]
 
     def __call__(self, path: Path) -> tuple[JournalEntry, dict[str, Any] | None]:
-        """A file's journal entry and its line of a shard; errors are in the entry."""
         entry = JournalEntry(str(path).encode("utf-8", "backslashreplace").decode())
         try:
             found = path.stat()
@@ -250,8 +249,6 @@ DUPLICATE = "duplicate"
 
 
 class OutputFolder:
-    """The shards and the journal, while they are written."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.own = folder, folder / ".ingest"
         self.failed_file = self.own / "failed.jsonl"
@@ -263,7 +260,6 @@ class OutputFolder:
                 self.entries[entry.path] = entry
 
     def write(self, entries: Sequence[JournalEntry], rows: Sequence[dict[str, Any]]) -> None:
-        """Write the documents and the journal of a batch of files."""
         if rows:
             write_lines(self.shard(self.number), rows)
         else:  # sources refuse an empty file

@@ -58,9 +58,8 @@ def form_of(columns: Sequence[str]) -> str:
 def with_form(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation]:
     """The recipe's sections, each source with the form that its rows are read in.
 
-    Held-out files of plain texts (txt and md files, those with a `template` or a `text_column` of their own) are
-    documents in every form: all of a text is read, in windows, and its bits per byte are those that a run on documents
-    finds.
+    Held-out plain texts (txt and md files, those with a `template` or a `text_column`) are documents in every form, so
+    all of a text is evaluated, with the bits per byte of a run on documents.
     """
     sources = [source_with_form(source, form, f"data.sources[{number}]") for number, source in enumerate(data.sources)]
     held_out = []
@@ -130,12 +129,10 @@ def refuse_layout(data: Data, form: str) -> None:
 
 
 def form_of_stage(stage: str) -> str:
-    """`document`, `conversation`, `preference`, `judged` or `prompt`."""
     return form_of(columns_of_stage(stage))
 
 
 def sections_of(recipe: Recipe) -> tuple[Data, Evaluation]:
-    """The recipe's sections of data, each source with the form that its stage reads it in."""
     form = form_of_stage(recipe.stage)
     refuse_layout(recipe.data, form)
     return with_form(recipe.data, recipe.evaluation, form)
@@ -165,11 +162,7 @@ def columns_of_turns(named: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, str]:
-    """Part of the example -> its column, or a template of columns.
-
-    Args:
-        found: the columns that are there.
-    """
+    """Part of the example -> its column, or a template of columns; `found` are the columns that are there."""
     form, named = form_of_source(source), columns_named(source)
     has_tools = "tools" in named or "tools" in found and form != "document"
     tools = {"tools": named.get("tools", "tools")} if has_tools else {}
@@ -223,11 +216,7 @@ def row_columns(row: Mapping[str, object], source: DocumentSource) -> Mapping[st
 
 
 def columns_of(source: DocumentSource, found: Sequence[str] | None = None) -> Sequence[str]:
-    """The columns that the text is made of, and the one that it is ordered by.
-
-    Args:
-        found: the columns that are there, of which examples take some.
-    """
+    """The columns of the text, and the one that it is ordered by; `found` are the columns that are there."""
     form, named = form_of_source(source), columns_of_turns(columns_named(source))
     texts: Sequence[str]
     if source.chat is None:

@@ -53,8 +53,7 @@ class Judged(NamedTuple):
     set_name: str
     where: str
     text: str
-    is_held_out: bool = True
-    """The run keeps equal texts from training by their hash, so that one among the sources is no contamination."""
+    is_held_out: bool = True  # then the run drops equal texts by their hash, and a copy is no contamination
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,7 @@ class Overlap:
     set_name: str
     where: str
     words: str
-    share: float
-    """Of the evaluation document's words, those in shared runs."""
+    share: float  # of the evaluation document's words, those in shared runs
     is_contaminated: bool
 
 
@@ -88,8 +86,7 @@ class Runs:
         self._table[self.hashes & np.uint64((1 << TABLE_BITS) - 1)] = True
 
     def find(self, text: str) -> Overlap | None:
-        """What the text shares with an evaluation document; None for nothing, and for a held-out document itself,
-        which the hash of its text keeps from training."""
+        """What the text shares with an evaluation document; None for nothing, and for a held-out document itself."""
         words = words_of(text)
         if len(words) < WORDS:
             return None
@@ -121,10 +118,8 @@ class Runs:
         return place < len(self.own) and bool(self.own[place] == wanted)
 
     def save(self, folder: Path) -> Path:
-        """Write them to a file for worker processes.
-
-        The first part of its name is a hash of all that decides what the filter drops, the second of the places too.
-        """
+        """Write them to a file for worker processes. The first part of its name is a hash of all that decides what the
+        filter drops, the second of the places too."""
         arrays: dict[str, Any] = {"hashes": self.hashes, "owners": self.owners, "places": self.places, "own": self.own}
         set_names = json.dumps([FORMAT, [set_name for set_name, _ in self.documents]]).encode()
         decides = xxh3_128_hexdigest(b"".join([set_names, *(array.tobytes() for array in arrays.values())]))
@@ -175,7 +170,6 @@ def read_runs(documents: Iterable[Judged]) -> Runs:
 
 @lru_cache(maxsize=4)
 def load_runs(path: str) -> Runs:
-    """Read what `Runs.save` wrote."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             form, documents, too_short = json.loads(arrays["about"].tobytes())
@@ -190,12 +184,12 @@ def load_runs(path: str) -> Runs:
 def decontaminate(
     document: DocumentView, *, index: str | None = None, against: Sequence[str] = (), own_evaluation: bool = True
 ) -> str | None:
-    """The filter: a document that holds half of what the model is judged by, or is half made of it.
+    """Drop a document that contains half of an evaluation document, or is half made of it.
 
     Args:
         index: a file of `Runs.save`, of the recipe's own evaluation: see `contamination.with_decontamination`.
-        against: files, folders and globs of further evaluation documents, read as held-out sets are.
-        own_evaluation: false leaves the recipe's own evaluation out, which is looked for by default.
+        against: files, folders and globs of further evaluation documents, read like held-out sets.
+        own_evaluation: false ignores the recipe's own evaluation.
     """
     for runs in (load_runs(index) if index is not None else None, runs_of_files(tuple(against)) if against else None):
         overlap = runs.find(document["text"]) if runs is not None else None

@@ -26,8 +26,7 @@ class Piece:
     path: str
     start: int
     stop: int | None
-    number: int
-    """Among the pieces of the source, in the order of the documents."""
+    number: int  # among the pieces of the source, in the order of the documents
 
     @property
     def is_whole(self) -> bool:
@@ -37,8 +36,7 @@ class Piece:
 class File(NamedTuple):
     name: str
     size: int
-    version: str
-    """Time of change, or the server's tag of the content: equal versions, equal content."""
+    version: str  # time of change, or the server's tag of the content: equal versions, equal content
 
 
 COUNTABLE_BYTES = 2**30  # of a file whose lines are counted to locate a row; that takes a second or less
@@ -47,12 +45,9 @@ COUNTED: dict[str, tuple[int, int]] = {}  # file -> a byte and the lines before 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the rows of a piece come from; shared by all of them."""
-
     path: str
     unit: Literal["line", "row", "item", "document"]
-    start: int = 0
-    """First byte of the file whose lines are counted; the rest of a line there counts as one."""
+    start: int = 0  # first byte of the file whose lines are counted; the rest of a line there counts as one
 
     def where(self, number: int) -> str:
         """`corpus/a.jsonl:17`, `a.parquet: row 17` or `a.txt`, counted from 1 over the whole file.
@@ -103,21 +98,17 @@ class Document(NamedTuple):
 
     @property
     def near(self) -> str:
-        """The same, without reading anything."""
         return self.origin.near(self.number)
 
 
 @dataclass(frozen=True)
 class BadRow:
-    reason: str
-    """A few words that many rows share, to count by: `not valid JSON`."""
+    reason: str  # a few words that many rows share, to count by: `not valid JSON`
     detail: str
     origin: Origin
     number: int
-    byte: int | None = None
-    """Of the decompressed file: where the row begins or, where that is known, goes wrong."""
-    num_rows: int = 1
-    """Rows that are lost: more than one for a whole file or the rest of it."""
+    byte: int | None = None  # of the decompressed file: where the row begins or, if that is known, goes wrong
+    num_rows: int = 1  # that are lost: more than one for a whole file or the rest of it
 
     @property
     def where(self) -> str:
@@ -151,19 +142,16 @@ FILE_NAME = "bad_rows.jsonl"
 SHOWN = 5
 ABSURD_SHARE = 0.2  # of a source's tokens in one document
 REMEDY = "Fix or remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
+ROW_OR_TEXT = "Fix or remove the row, or set another `{key}.text_column`."
+ROW_OR_CHAT = "Fix or remove the row, or set other columns: `{key}.chat`."
 REMEDIES = {
     "missing column": "Set `{key}.text_column`.",
-    "null": "Fix or remove the row, or set another `{key}.text_column`.",
-    "wrong type": "Fix or remove the row, or set another `{key}.text_column`.",
     "missing columns": "Write it in `{key}`.",
-    "texts and messages": "Fix or remove the row, or set other columns: `{key}.chat`.",
-    "no value": "Fix or remove the row, or set other columns: `{key}.chat`.",
-    "wrong value": "Fix or remove the row, or set other columns: `{key}.chat`.",
-    "not a chat": "Fix or remove the row, or set another `{key}.chat`.",
+    **dict.fromkeys(("null", "wrong type"), ROW_OR_TEXT),
+    **dict.fromkeys(("texts and messages", "no value", "wrong value", "not a chat"), ROW_OR_CHAT),
     "invalid UTF-8": f"Convert it (iconv -f latin1 -t utf-8). {REMEDY}",
     "UTF-16": f"Convert it (iconv -f utf-16 -t utf-8). {REMEDY}",
-    "empty file": "Fill it, or leave it out of `{key}.path`.",
-    "no rows": "Fill it, or leave it out of `{key}.path`.",
+    **dict.fromkeys(("empty file", "no rows"), "Fill it, or leave it out of `{key}.path`."),
     "damaged file": "Write the file anew, or leave it out of `{key}.path`.",
 }
 

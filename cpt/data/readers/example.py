@@ -1,13 +1,12 @@
 """A row as text: a column or a template of a document; all parts of an example, which are read back from the text.
 
 Filters and transforms read the text. It is the same for every tokenizer: its hash decides what is held out, and its
-bytes are those of bits per byte. What the model reads is what the tokenizer's chat template makes of the messages
+bytes count in bits per byte. The model reads what the tokenizer's chat template makes of the messages
 (`chat_template.py`).
 
-A message is a line with its role behind U+001E (the control character "record separator"), then its content. Other
-keys of a message (tool calls, a name, the reasoning) follow its role as JSON. Before each part of an example is U+001D
-("group separator") with the part's name. A part is a transcript, a plain text, or JSON (`tools`, `columns`). A chat
-without tools is the transcript alone, and a plain text is itself."""
+A message is a line with its role after U+001E ("record separator"), then its content. Other keys of a message (tool
+calls, a name) follow its role as JSON. U+001D ("group separator") and a name begin each part of an example: a
+transcript, a plain text, or JSON (`tools`, `columns`). A chat without tools is the transcript alone."""
 
 import datetime
 import decimal
@@ -72,8 +71,7 @@ ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation":
 CALLS = "function_call"
 PART = "\x1d"
 MARK = "\x1e"
-NOT_TOKEN = "\x1f"
-"""Breaks up what looks like a special token in a message, until it is encoded (`chat_encoder.py`)."""
+NOT_TOKEN = "\x1f"  # breaks up what looks like a special token in a message, until it is encoded (`chat_encoder.py`)
 CONTROL = (PART, MARK, NOT_TOKEN)
 Message = dict[str, Any]
 
@@ -213,13 +211,8 @@ SIDES = {"user": "prompt", "assistant": "completion", "chosen": "chosen", "rejec
 def with_turns(
     values: dict[str, Any], columns: Mapping[str, str], *, whole: bool
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The parts of an example, those that are turns as lists of messages, and the column of each.
-
-    Args:
-        values: the value of each of `chat`'s columns.
-        columns: what `chat` names.
-        whole: a question and its answer are one conversation, with the system prompt and earlier turns.
-    """
+    """The parts of an example, with turns as lists of messages, and the column of each. If `whole`, a question and its
+    answer are one conversation."""
     system, history = values.pop("system", None), values.pop("history", None)
     values = {name: [value] if isinstance(value, dict) else value for name, value in values.items()}  # a message alone
     named = dict(columns)
@@ -292,7 +285,6 @@ class Example(NamedTuple):
 
 
 def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mapping[str, str]) -> str:
-    """The text of the example that a row is."""
     values = {
         name: unpacked(filled_lines(column, row) if "{" in column else row.get(column))
         for name, column in columns.items()

@@ -4,7 +4,7 @@ import csv
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import orjson
 import pyarrow as pa
@@ -129,7 +129,13 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
             yield Document(text, origin, number)
         elif line.strip():
             try:
-                yield document_of(parse_object(line, columns_of(source)[0]), source, origin, number)
+                refuse_long(line)
+                row = orjson.loads(line)
+                if not isinstance(row, dict):
+                    raise not_an_object(row, columns_of(source)[0])
+                yield document_of(row, source, origin, number)
+            except orjson.JSONDecodeError as problem:
+                yield why_not_json(line, problem).at(origin, number, byte)
             except BadValue as bad:
                 yield bad.at(origin, number, byte)
         else:
@@ -138,17 +144,6 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
     if is_empty and piece.is_whole:
         detail = f"no rows, only blank lines. Expected one JSON object a line with the key `{columns_of(source)[0]}`"
         yield BadRow("no rows", detail, origin, 1)
-
-
-def parse_object(line: bytes, column: str) -> dict[str, Any]:
-    refuse_long(line)
-    try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError as problem:
-        raise why_not_json(line, problem) from problem
-    if not isinstance(row, dict):
-        raise not_an_object(row, column)
-    return row
 
 
 def not_an_object(row: object, column: str) -> BadValue:
@@ -215,10 +210,7 @@ class Records:
         self.problem: BadValue | None = None
         csv.field_size_limit(sys.maxsize)  # Python's own limit is 128 KiB a field
         self._delimiter = "\t" if format_of(piece.path) == ".tsv" else ","
-        self._reader = self._read_on()
-
-    def _read_on(self) -> Iterator[list[str]]:
-        return csv.reader(self._text(), delimiter=self._delimiter, strict=True)
+        self._reader: Iterator[list[str]] | None = None
 
     def _text(self) -> Iterator[str]:
         for number, byte, line in self.lines:
@@ -237,10 +229,11 @@ class Records:
 
     def next(self) -> list[str] | None:
         self.num_lines, self.problem = 0, None
+        self._reader = self._reader or csv.reader(self._text(), delimiter=self._delimiter, strict=True)
         try:
             record = next(self._reader, None)
         except BadValue:
-            self._reader = self._read_on()
+            self._reader = None  # the next record begins after this line
             raise
         except csv.Error as problem:
             raise BadValue("not valid CSV", f"not valid CSV ({problem})", self.byte) from problem

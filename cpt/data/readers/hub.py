@@ -175,7 +175,6 @@ def find(asked: HubRequest, key: str) -> HubDataset:
 
 
 def ask(asked: HubRequest, key: str) -> HubDataset:
-    """The dataset as the Hub has it now."""
     import datasets
     import fsspec
 

@@ -40,7 +40,7 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = self.ask(self.size) if whence == io.SEEK_END else self._at if whence == io.SEEK_CUR else 0
+        base = self.use(end_of) if whence == io.SEEK_END else self._at if whence == io.SEEK_CUR else 0
         self._at = base + offset
         return self._at
 
@@ -49,7 +49,13 @@ class RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         limit = self._stop - self._at if self._at < self._stop else PAST_STOP
-        data = self.ask(lambda: self.read_at(min(len(buffer), limit)))
+        num_bytes = max(0, min(len(buffer), limit, self.use(end_of) - self._at))
+
+        def read(file: Any) -> bytes:
+            file.seek(self._at)
+            return bytes(file.read(num_bytes))
+
+        data = self.use(read)
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
@@ -59,25 +65,15 @@ class RemoteFile(io.RawIOBase):
             self._file.close()
         super().close()
 
-    def size(self) -> int:
-        try:
-            return int(self._file.seek(0, io.SEEK_END))
-        except ValueError:  # fsspec's error for a stream
-            self.fetch_whole()
-            return int(self._file.seek(0, io.SEEK_END))
-
-    def read_at(self, wanted: int) -> bytes:
-        size = self.size()
-        for _ in range(2):
+    def use(self, function: Callable[[Any], Result]) -> Result:
+        def call() -> Result:
             try:
-                self._file.seek(self._at)
-                return bytes(self._file.read(max(0, min(wanted, size - self._at))))
-            except ValueError:  # fsspec's error for a server without ranges
-                self.fetch_whole()
-        raise AssertionError("a file in memory can be read")
+                return function(self._file)
+            except ValueError:  # fsspec's error for a stream, and for a server without ranges
+                self._file = io.BytesIO(self._system.cat_file(self._name))
+                return function(self._file)
 
-    def fetch_whole(self) -> None:
-        self._file = io.BytesIO(self._system.cat_file(self._name))
+        return self.ask(call)
 
     def ask(self, function: Callable[[], Result]) -> Result:
         """Retry on HTTP servers; fsspec's other file systems retry by themselves."""
@@ -89,6 +85,10 @@ class RemoteFile(io.RawIOBase):
             if type(problem).__module__.startswith("httpx"):  # the Hub's, which is no OSError
                 raise OSError(str(problem) or type(problem).__name__) from problem
             raise
+
+
+def end_of(file: Any) -> int:
+    return int(file.seek(0, io.SEEK_END))
 
 
 def is_http(system: fsspec.AbstractFileSystem) -> bool:
@@ -136,7 +136,6 @@ def format_of(path: str) -> str:
 
 
 def compression_of(path: str) -> str | None:
-    """`gzip`, `zstd` or None."""
     return COMPRESSED.get(splitext(path.lower())[1])
 
 

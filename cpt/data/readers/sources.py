@@ -311,7 +311,6 @@ def states_of(source: DocumentSource, key: str) -> list[tuple[str, int, str]]:
 
 
 def hash_file(file: Path | str, key: str) -> str:
-    """xxh3-128 of a file's bytes."""
     digest = xxh3_128()
     try:
         with open_plain(str(file)) as stream:
