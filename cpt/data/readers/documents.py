@@ -220,15 +220,10 @@ def clean(text: object, column: str) -> str:
         raise BadValue(reason, f"`{column}` is {kind_of_value(text)}, expected a string")
     if "\0" in text:
         raise BadValue("NUL byte", f"a NUL byte at character {text.index(chr(0))} of `{column}`: this is no text")
-    return text
-
-
-def refuse_surrogates(text: str) -> str:
-    """Half a character is no text; files' readers notice it by themselves, Python functions may give it."""
     try:
         text.encode()
-    except UnicodeEncodeError as problem:
-        what = f"a lone surrogate (half of a character) at character {problem.start}"
+    except UnicodeEncodeError as problem:  # only Python functions can give half a character
+        what = f"a lone surrogate (half of a character) at character {problem.start} of `{column}`"
         raise BadValue("lone surrogate", what) from problem
     return text
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import cannot_keep, default_cache_dir, write_once
-from cpt.data.readers.documents import BadRow, BadValue, Document, File, Origin, first_line, refuse_surrogates
-from cpt.data.readers.example import document_of
+from cpt.data.readers.documents import BadRow, Document, File, Origin, first_line
+from cpt.data.readers.example import item_of
 from cpt.data.readers.opening import format_of
 from cpt.distributed import is_main_process
 from cpt.errors import CptError, DataError, ResourceError
@@ -265,12 +265,7 @@ def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document
             streaming=source.streaming or source.max_documents is not None,
         )
         for number, row in enumerate(rows, start=1):
-            try:
-                document = document_of(row, source, origin, number)
-                refuse_surrogates(document.text)
-                yield document
-            except BadValue as bad:
-                yield bad.at(origin, number)
+            yield item_of(row, source, origin, number)
     except (FileNotFoundError, ValueError, RuntimeError) as problem:
         raise unreadable(source.path, source.split, first_line(problem), key) from problem
     except OSError as problem:  # ConnectionError among them

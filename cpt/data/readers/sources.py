@@ -29,7 +29,6 @@ from cpt.data.readers.documents import (
     clean,
     first_line,
     kind_of_value,
-    refuse_surrogates,
 )
 from cpt.data.readers.example import document_of
 from cpt.data.readers.formats import read_arrow, read_delimited, read_json, read_json_lines, read_parquet, read_text
@@ -161,14 +160,12 @@ def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRo
             raise user_code_error(f"{origin.where(number)}: the source `{source.path}`", problem) from problem
         try:
             if isinstance(row, str):
-                document = Document(clean(row, "text"), origin, number)
+                yield Document(clean(row, "text"), origin, number)
             elif isinstance(row, Mapping):
-                document = document_of(row, source, origin, number)
+                yield document_of(row, source, origin, number)
             else:
                 what = f"{kind_of_value(row)}, expected a text or a row with the key `{source.text_column}`"
                 raise BadValue("wrong type", what)
-            refuse_surrogates(document.text)
-            yield document
         except BadValue as bad:
             yield bad.at(origin, number)
 
