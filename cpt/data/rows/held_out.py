@@ -28,13 +28,9 @@ class HeldOutSet:
     rows: Sequence[Row]
     num_documents: int
     num_tokens: int
-    num_bytes: int
-    """UTF-8 bytes of what is predicted: the documents' text, of conversations the answers."""
-    chosen: NDArray[np.int64] | None = None
-    """Which of the documents behind the rows are the set's; None where rows were made by hand, and documents cannot be
-    told apart."""
-    form: str = "document"
-    """What the rows are: see `cpt.data.readers.columns`."""
+    num_bytes: int  # UTF-8, of what is predicted: the documents' text, of conversations the answers
+    chosen: NDArray[np.int64] | None = None  # which of the rows' documents are the set's; None of rows made by hand
+    form: str = "document"  # of the rows: see `cpt.data.readers.columns`
 
 
 def held_out_set(
@@ -53,19 +49,17 @@ def held_out_set(
     most = layout.sequence_length if layout.is_one_a_row else longest
     chosen, lengths, read, _ = fitting(documents, chosen, layout.form, most)
     starts = documents.offsets[chosen]
+    form = [] if layout.form == "document" else [layout.form, "whole"]
     what = {
         "format": FORMAT,
         "documents": documents.digest,
         "chosen": xxh3_128_hexdigest(starts.tobytes()),
-        "layout": [layout.sequence_length, packing, stride]
-        + ([] if layout.form == "document" else [layout.form, "whole"]),
+        "layout": [layout.sequence_length, packing, stride, *form],
     }
     folder = publish_derived(cache_dir / "rows" / key_of(what), layout.packer(starts, lengths, 0))
-    rows = layout.open(documents, folder)
+    rows, num_bytes = layout.open(documents, folder), int(documents.num_bytes[chosen].sum())
     hold(folder, rows)
-    return HeldOutSet(
-        name, rows, len(chosen), int(read.sum()), int(documents.num_bytes[chosen].sum()), chosen, layout.form
-    )
+    return HeldOutSet(name, rows, len(chosen), int(read.sum()), num_bytes, chosen, layout.form)
 
 
 MOST_BYTES_READ = 64 * 2**20  # of a source's files by `cpt check` and `cpt init`, which takes a second or two
@@ -107,9 +101,8 @@ def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
 
 def sizes_of(data: Data, source: Source, key: str) -> tuple[NDArray[np.uint64], NDArray[np.int64], str] | None:
     """Of a small local source of documents: the hashes of the texts, their bytes, and where the largest one is."""
-    if kind_of(source.path) != "local" or form_of_source(source) != "document":
-        return None
-    if sum(size for _, size in files_with_sizes(source, key)) > MOST_BYTES_READ:
+    is_read = kind_of(source.path) == "local" and form_of_source(source) == "document"
+    if not is_read or sum(size for _, size in files_with_sizes(source, key)) > MOST_BYTES_READ:
         return None
     hashes, sizes, largest = list[int](), list[int](), ("", -1)
     for text, document in texts_of(work_of(data, source, key), pieces_of(source, key)):
@@ -122,7 +115,7 @@ def sizes_of(data: Data, source: Source, key: str) -> tuple[NDArray[np.uint64], 
 
 
 def other_share(name: str, asked: float, held_out: int, total: int, num_documents: int) -> str | None:
-    """A warning where the held-out bytes are a very different share of the source than the recipe asks for."""
+    """A warning where the held-out bytes are a very different share of the source than the recipe requests."""
     share = held_out / max(1, total)
     if asked / FAR_OFF <= share <= asked * FAR_OFF:
         return None

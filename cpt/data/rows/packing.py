@@ -19,7 +19,7 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import gcd
 from pathlib import Path
 from typing import Any, overload
@@ -40,20 +40,14 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Packing:
-    """Which pieces of documents stand in which row."""
+    """Which pieces of documents are in which row."""
 
-    first_piece: Int64
-    """Row r holds the pieces first_piece[r] to first_piece[r + 1]."""
-    starts: Int64
-    """Where a piece begins among the source's tokens."""
-    lengths: Int64
-    """How many tokens it has."""
-    by_length: NDArray[np.integer]
-    """The pieces, by number, sorted by length."""
-    rank: NDArray[np.integer]
-    """Where each piece stands in `by_length`."""
-    first_of_length: Int64
-    """Where the pieces of each length begin in `by_length`."""
+    first_piece: Int64  # row r holds the pieces first_piece[r] to first_piece[r + 1]
+    starts: Int64  # where each piece begins among the source's tokens
+    lengths: Int64  # its tokens
+    by_length: NDArray[np.integer]  # the pieces, by number, sorted by length
+    rank: NDArray[np.integer]  # where each piece is in `by_length`
+    first_of_length: Int64  # where the pieces of each length begin in `by_length`
 
     @property
     def num_rows(self) -> int:
@@ -72,10 +66,8 @@ class Packing:
         if not epoch:
             return self.starts[first:after], lengths
         begins, ends = self.first_of_length[lengths].tolist(), self.first_of_length[lengths + 1].tolist()
-        places = []
-        for rank, begin, end, length in zip(
-            self.rank[first:after].tolist(), begins, ends, lengths.tolist(), strict=True
-        ):
+        ranks, places = self.rank[first:after].tolist(), []
+        for rank, begin, end, length in zip(ranks, begins, ends, lengths.tolist(), strict=True):
             factor, offset = exchange(end - begin, length, epoch)
             places.append(begin + (factor * (rank - begin) + offset) % (end - begin))
         return self.starts[self.by_length[places]], lengths
@@ -110,15 +102,13 @@ def pack(
 
 @lru_cache(maxsize=2**14)
 def exchange(count: int, length: int, epoch: int) -> tuple[int, int]:
-    """Factor and offset of the map by which the `count` pieces of one length change places; without a common divisor
-    it is one to one."""
+    """Factor and offset of the map by which the `count` pieces of one length swap places."""
     draws = (xxh3_64_intdigest(f"{epoch} {length} {number}".encode()) % count for number in itertools.count())
-    return next(draw for draw in draws if gcd(draw, count) == 1), next(draws)
+    return next(draw for draw in draws if gcd(draw, count) == 1), next(draws)  # no common divisor: one to one
 
 
 def cut(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tuple[Int64, Int64]:
-    """Pieces of at most `sequence_length` tokens, one each `stride` tokens until a document ends: full ones, then the
-    rest."""
+    """Pieces of at most `sequence_length` tokens, one each `stride` tokens: full ones, then the rest."""
     pieces = 1 + -(-np.maximum(0, lengths - sequence_length) // stride)
     number = np.arange(pieces.sum()) - np.repeat(pieces.cumsum() - pieces, pieces)  # 0, 1, 2 ... within each document
     piece_starts = np.repeat(starts, pieces) + number * stride
@@ -128,9 +118,8 @@ def cut(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tup
 def cut_stream(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tuple[Int64, Int64]:
     """Pieces of the documents laid end to end: a cut where a document ends, and where a row does."""
     begins = lengths.cumsum() - lengths
-    bounds = np.unique(
-        np.concatenate([begins, np.arange(0, lengths.sum(), sequence_length), lengths.sum(keepdims=True)])
-    )
+    rows = np.arange(0, lengths.sum(), sequence_length)
+    bounds = np.unique(np.concatenate([begins, rows, lengths.sum(keepdims=True)]))
     document = np.searchsorted(begins, bounds[:-1], side="right") - 1
     return starts[document] + bounds[:-1] - begins[document], np.diff(bounds)
 
@@ -173,14 +162,6 @@ def best_fit(lengths: Int64, sequence_length: int) -> Int64:
     return row_of
 
 
-def in_order(lengths: Int64, sequence_length: int) -> Int64:
-    return (lengths.cumsum() - lengths) // sequence_length
-
-
-def one_per_row(lengths: Int64, sequence_length: int) -> Int64:
-    return np.arange(len(lengths))
-
-
 def alike(lengths: Int64, sequence_length: int) -> Int64:
     """Pieces by falling length; a row takes as many as fit when all are as long as its first."""
     order = np.argsort(-lengths, kind="stable")
@@ -196,19 +177,11 @@ def alike(lengths: Int64, sequence_length: int) -> Int64:
 Cut = Callable[[Int64, Int64, int, int], tuple[Int64, Int64]]
 PACKINGS: dict[str, tuple[Cut, Callable[[Int64, int], Int64]]] = {
     "best_fit": (cut, best_fit),
-    "concatenate": (cut_stream, in_order),
+    "concatenate": (cut_stream, lambda lengths, sequence_length: (lengths.cumsum() - lengths) // sequence_length),
     "sliding_window": (cut, best_fit),
-    "none": (cut, one_per_row),
+    "none": (cut, lambda lengths, sequence_length: np.arange(len(lengths))),
     "token_budget": (cut, alike),
 }
-
-
-def fill_packing(
-    starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed: int, stride: int | None, folder: Path
-) -> None:
-    packed = pack(starts, lengths, sequence_length, packing, seed, stride)
-    for field in fields(packed):
-        np.save(folder / f"{field.name}.npy", getattr(packed, field.name))
 
 
 def open_packing(folder: Path) -> Packing:
@@ -229,21 +202,21 @@ class PackedRows(Sequence[Row]):
     as a separate document without labels.
     """
 
-    def __init__(self, documents: StoredDocuments, packing_folder: Path, sequence_length: int, pad: int) -> None:
-        self.documents, self.packing_folder = documents, packing_folder
-        self.sequence_length, self.pad = sequence_length, pad
+    def __init__(self, documents: StoredDocuments, packing_folder: Path, layout: "Layout") -> None:
+        self.documents, self.packing_folder, self.layout = documents, packing_folder, layout
+        self.sequence_length, self.pad = layout.sequence_length, layout.pad
         self.packing = open_packing(packing_folder)
-        self._counting = np.arange(sequence_length)
+        self._counting = np.arange(self.sequence_length)
 
-    def __reduce__(self) -> tuple[type["PackedRows"], tuple[StoredDocuments, Path, int, int]]:
-        return type(self), (self.documents, self.packing_folder, self.sequence_length, self.pad)
+    def __reduce__(self) -> tuple[type["PackedRows"], tuple[StoredDocuments, Path, "Layout"]]:
+        return type(self), (self.documents, self.packing_folder, self.layout)
 
     def __len__(self) -> int:
         return self.packing.num_rows
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the rows, without padding; more than the documents have if windows overlap."""
+        """Without padding; more than the documents have if windows overlap."""
         return int(self.packing.lengths.sum())
 
     @property
@@ -264,8 +237,6 @@ class PackedRows(Sequence[Row]):
         return self.row(number, epoch=0)
 
     def row(self, number: int, epoch: int) -> Row:
-        """Row `number` as it is in an epoch: in each, documents of one length change places, so that others share a
-        row."""
         arrays = np.empty((3, self.sequence_length), np.int64)
         self.fill(number, epoch, *arrays)
         return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
@@ -273,8 +244,8 @@ class PackedRows(Sequence[Row]):
     def fill(self, number: int, epoch: int, input_ids: Int64, labels: Int64, position_ids: Int64) -> None:
         """Write a row into arrays of `sequence_length`, which may be lines of a batch."""
         at, counting, begins = 0, self._counting, []
-        starts, lengths = self.packing.pieces(number, epoch)
-        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        pieces = [array.tolist() for array in self.packing.pieces(number, epoch)]
+        for start, length in zip(*pieces, strict=True):
             begins.append(at)
             after = at + length
             input_ids[at:after] = self.documents.tokens(start, length)
@@ -286,10 +257,7 @@ class PackedRows(Sequence[Row]):
         labels[:at] = input_ids[:at]
         labels[at:] = IGNORED
         if self.documents.are_examples:
-            segments = [
-                self.documents.segments(start, length)
-                for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
-            ]
+            segments = [self.documents.segments(start, length) for start, length in zip(*pieces, strict=True)]
             labels[:at][np.concatenate(segments) == CONTEXT] = IGNORED
         for begin in begins:
             labels[begin] = IGNORED
@@ -305,35 +273,26 @@ class PaddedRows(PackedRows):
     @property
     def num_positions(self) -> int:
         """Tokens, and the padding up to the longest document of each row."""
-        packing = self.packing
-        return int(
-            (np.diff(packing.first_piece) * np.maximum.reduceat(packing.lengths, packing.first_piece[:-1])).sum()
-        )
+        first, lengths = self.packing.first_piece, self.packing.lengths
+        return int((np.diff(first) * np.maximum.reduceat(lengths, first[:-1])).sum())
 
     def row(self, number: int, epoch: int) -> Row:
-        """Row `number` as it is in an epoch: in each, documents of one length change places."""
         starts, lengths = self.packing.pieces(number, epoch)
         position_ids = np.tile(np.arange(lengths.max()), (len(lengths), 1))
         attention_mask = (position_ids < lengths[:, None]).astype(np.int64)
         input_ids = np.full(position_ids.shape, self.pad, np.int64)
-        for line, start, length in zip(input_ids, starts.tolist(), lengths.tolist(), strict=True):
-            line[:length] = self.documents.tokens(start, length)
-        labels = np.where((position_ids == 0) | (attention_mask == 0), IGNORED, input_ids)
-        for line, start, length in (
-            zip(labels, starts.tolist(), lengths.tolist(), strict=True) if self.documents.are_examples else ()
-        ):
-            line[:length][self.documents.segments(start, length) == CONTEXT] = IGNORED
-        arrays = {
-            "input_ids": input_ids,
-            "labels": labels,
-            "position_ids": position_ids,
-            "attention_mask": attention_mask,
-        }
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        is_context = np.zeros(position_ids.shape, bool)
+        for line, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+            input_ids[line, :length] = self.documents.tokens(start, length)
+            if self.documents.are_examples:
+                is_context[line, :length] = self.documents.segments(start, length) == CONTEXT
+        labels = np.where((position_ids == 0) | (attention_mask == 0) | is_context, IGNORED, input_ids)
+        arrays = (input_ids, labels, position_ids, attention_mask)
+        return dict(zip((*NAMES, "attention_mask"), map(torch.from_numpy, arrays), strict=True))
 
 
 def stack_rows(rows: Sequence[Row]) -> Row:
-    """Rows of [T] to a batch of [B, T]; one row of [documents, longest] is a batch already."""
+    """[B, T] of rows of [T]; a row of `packing: token_budget` is a batch already."""
     if rows[0]["input_ids"].dim() == 2:
         (row,) = rows
         return row
@@ -348,32 +307,22 @@ class ExampleRows(PackedRows):
     file's row, with the prompt as "prompt".
     """
 
-    def __init__(
-        self, documents: StoredDocuments, packing_folder: Path, sequence_length: int, pad: int, form: str
-    ) -> None:
-        super().__init__(documents, packing_folder, sequence_length, pad)
-        self.form = form
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.documents, self.packing_folder, self.sequence_length, self.pad, self.form)
-
     @property
     def num_positions(self) -> int:
         """Rows are not padded before a trainer batches them."""
         return self.num_tokens
 
     def row(self, number: int, epoch: int) -> dict[str, Any]:  # type: ignore[override]
-        """Row `number` as it is in an epoch: in each, examples of one length change places."""
         starts, lengths = self.packing.pieces(number, epoch)
         start, length = int(starts[0]), int(lengths[0])
         ids, segments = self.documents.tokens(start, length), self.documents.segments(start, length)
-        if self.form == "prompt":
+        if self.layout.form == "prompt":
             row: dict[str, Any] = json.loads(ids[segments == ROW].astype(np.uint8).tobytes())
             return row
         prompt = ids[segments == CONTEXT].tolist()
         room = self.sequence_length - len(prompt)
         wanted, unwanted = (ids[segments == segment][:room].tolist() for segment in (LEARNED, UNWANTED))
-        if self.form == "preference":
+        if self.layout.form == "preference":
             return {"prompt_ids": prompt, "chosen_ids": wanted, "rejected_ids": unwanted}
         return {"prompt_ids": prompt, "completion_ids": wanted or unwanted, "label": bool(wanted)}
 
@@ -396,12 +345,17 @@ class Layout:
 
     def packer(self, starts: Int64, lengths: Int64, seed: int) -> Callable[[Path], None]:
         """A function that writes the packing into an empty folder; an example with its own row is never cut."""
+        sequence_length, packing, stride = self.sequence_length, self.packing, self.stride
         if self.is_one_a_row:
-            return partial(fill_packing, starts, lengths, int(lengths.max()), "none", seed, None)
-        return partial(fill_packing, starts, lengths, self.sequence_length, self.packing, seed, self.stride)
+            sequence_length, packing, stride = int(lengths.max()), "none", None
+
+        def fill(folder: Path) -> None:
+            packed = pack(starts, lengths, sequence_length, packing, seed, stride)
+            for field in fields(packed):
+                np.save(folder / f"{field.name}.npy", getattr(packed, field.name))
+
+        return fill
 
     def open(self, documents: StoredDocuments, folder: Path) -> PackedRows:
-        if self.is_one_a_row:
-            return ExampleRows(documents, folder, self.sequence_length, self.pad, self.form)
-        rows = PaddedRows if self.packing == "token_budget" else PackedRows
-        return rows(documents, folder, self.sequence_length, self.pad)
+        rows = ExampleRows if self.is_one_a_row else PaddedRows if self.packing == "token_budget" else PackedRows
+        return rows(documents, folder, self)
