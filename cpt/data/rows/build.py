@@ -18,7 +18,7 @@ from cpt.data.readers.documents import absurd_share
 from cpt.data.rows.contamination import with_decontamination
 from cpt.data.rows.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share
 from cpt.data.rows.loader import ReadAhead
-from cpt.data.rows.mixture import MixtureRows, Stretch, Turns, asked_shares, lengths_of_phases, shares_over
+from cpt.data.rows.mixture import MixtureRows, Turns, asked_shares, lengths_of_phases, shares_over
 from cpt.data.rows.open_sources import open_sources
 from cpt.data.rows.packing import Layout
 from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
@@ -195,8 +195,7 @@ class PreparedData:
         ]
         if not ahead:
             return None
-        _, stretch, place = self.rows.stretch_at(first_row)
-        shares, counts = stretch.turns.shares(place), self.rows.counts(first_row)
+        shares, counts = self.rows.turns.shares(first_row), self.rows.counts(first_row)
         chosen = [self.windowed[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead]
         return ReadAhead(*chosen, self.disk_bytes)
 
@@ -208,8 +207,7 @@ class PreparedData:
             for report, rows, turn in zip(self.sources, self.windowed, counts, strict=True)
             if rows.tokenized.plan.is_streamed
         }
-        stretch, _, row = self.rows.stretch_at(first_row)
-        return {"fingerprint": self.fingerprint, "stretch": stretch, "row": row, "windows": windows}
+        return {"fingerprint": self.fingerprint, "windows": windows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Prepare to resume at the position of a checkpoint; a DataError if the data have changed since."""
@@ -369,7 +367,7 @@ class Builder:
         filled = np.array([rows.filled for rows in windowed])
         # A source that fills its rows to one half needs twice the rows for the same tokens.
         turns = Turns([(first, (shares / filled).tolist()) for first, shares in asked])
-        mixture = MixtureRows([Stretch(windowed, turns, lengths_of_phases(self.data))], self.seed)
+        mixture = MixtureRows(windowed, turns, self.seed, lengths_of_phases(self.data))
         shares = shares_over(asked, self.num_rows(reports)).tolist()
         return mixture, [replace(report, share=share) for report, share in zip(reports, shares, strict=True)]
 
@@ -423,14 +421,14 @@ class Builder:
 
     def fingerprint(self, mixture: MixtureRows, windowed: Sequence[WindowedRows]) -> str:
         """A hash of all that decides the rows: documents, packing, weights, seed, and the beginning of the order."""
-        (stretch,) = mixture.stretches
+        turns = mixture.turns
         return key_of(
             {
                 "sources": [rows.fingerprint for rows in windowed],
-                "proportions": list(zip(stretch.turns.first_rows, stretch.turns.proportions, strict=True)),
+                "proportions": list(zip(turns.first_rows, turns.proportions, strict=True)),
                 "seed": mixture.seed,
                 "layout": self.layout.content(),
-                **({"lengths": stretch.lengths} if stretch.lengths else {}),
+                **({"lengths": mixture.lengths} if mixture.lengths else {}),
                 "order": [[*mixture.turn(number), shuffled(number, 1000, mixture.seed)] for number in range(100)],
             }
         )

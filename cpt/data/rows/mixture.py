@@ -182,16 +182,6 @@ class Turns:
         return counts
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """The rows of a run from `first_row` on, as one `data` section describes them. Rows are counted from there."""
-
-    sources: Sequence[SourceRows]
-    turns: Turns
-    lengths: Sequence[tuple[int, int]] = ()  # see `lengths_of_phases`
-    first_row: int = 0
-
-
 class MixtureRows(Dataset[Row]):
     """Endless rows of a weighted mixture, by global number.
 
@@ -199,11 +189,11 @@ class MixtureRows(Dataset[Row]):
     the weights change in between. Among the first n rows each source has its share of n, to within one row per source.
 
     Args:
-        stretches: the history of the run's data, in the order of rows, the first from row 0 on.
+        lengths: the curriculum of context lengths, if there is one.
     """
 
-    def __init__(self, stretches: Sequence[Stretch], seed: int) -> None:
-        self.stretches, self.seed = list(stretches), seed
+    def __init__(self, sources: Sequence[SourceRows], turns: Turns, seed: int, lengths: Lengths | None = None) -> None:
+        self.sources, self.turns, self.seed, self.lengths = sources, turns, seed, lengths or []
 
     def __len__(self) -> int:
         return ENDLESS
@@ -211,16 +201,15 @@ class MixtureRows(Dataset[Row]):
     def __getitem__(self, number: int) -> Row:
         rows, row, epoch = self.row_at(number)
         found = rows.row(row, epoch)
-        if self.stretch_at(number)[1].lengths:
+        if self.lengths:
             self.cut(number, found["position_ids"].numpy(), found["labels"].numpy())
         return found
 
     def cut(self, number: int, position_ids: Int64, labels: Int64) -> None:
         """To the length that holds at row `number`, in place."""
-        _, stretch, place = self.stretch_at(number)
-        if stretch.lengths:
-            change = bisect_right(stretch.lengths, place, key=lambda change: change[0]) - 1
-            cut_documents(position_ids, labels, stretch.lengths[change][1])
+        if self.lengths:
+            change = bisect_right(self.lengths, number, key=lambda change: change[0]) - 1
+            cut_documents(position_ids, labels, self.lengths[change][1])
 
     def batch(self, numbers: Sequence[int]) -> Row:
         """Rows as one batch, [B, T], as of `stack_rows`, but written at once."""
@@ -238,28 +227,20 @@ class MixtureRows(Dataset[Row]):
         rows, row, epoch = self.row_at(number)
         return rows.packing.pieces(row, epoch)[1]
 
-    def stretch_at(self, number: int) -> tuple[int, Stretch, int]:
-        """The stretch of a global row, its number, and the row's place in it."""
-        if not 0 <= number < ENDLESS:
-            raise IndexError(f"row {number}: rows go from 0 to {ENDLESS - 1}")
-        found = bisect_right(self.stretches, number, key=lambda stretch: stretch.first_row) - 1
-        return found, self.stretches[found], int(number) - self.stretches[found].first_row
-
     def turn(self, number: int) -> tuple[int, int]:
         """The source whose turn a global row is, and how many it had before."""
-        _, stretch, place = self.stretch_at(number)
-        return stretch.turns.turn(place)
+        if not 0 <= number < ENDLESS:
+            raise IndexError(f"row {number}: rows go from 0 to {ENDLESS - 1}")
+        return self.turns.turn(int(number))
 
     def counts(self, number: int) -> list[int]:
         """How many rows each source had before a global row."""
-        _, stretch, place = self.stretch_at(number)
-        return stretch.turns.counts(place)
+        return self.turns.counts(number)
 
     def row_at(self, number: int) -> tuple[PackedRows, int, int]:
-        """A global row: the rows of its source among which it is, its number there, and the time through."""
-        _, stretch, place = self.stretch_at(number)
-        source, turn = stretch.turns.turn(place)
-        return stretch.sources[source].row_at(turn, f"{self.seed} {source}")
+        """A global row: the rows of its source among which it is, its number there, and the epoch."""
+        source, turn = self.turn(number)
+        return self.sources[source].row_at(turn, f"{self.seed} {source}")
 
 
 def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float]) -> tuple[list[int], dict[int, float]]:

@@ -44,8 +44,7 @@ def map_in_order(
         Exception: what the function raised. If several arguments fail, the first one's.
     """
     arguments = iter(arguments)
-    first = next(arguments, None)
-    if first is None:
+    if (first := next(arguments, None)) is None:
         return
     arguments = chain([first], arguments)
     if num_workers == 0:
@@ -96,16 +95,14 @@ def call(function: bytes, argument: Any) -> Any:
         raise
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # the function may hold a tokenizer
 def unpickled(function: bytes) -> Callable[[Any], Any]:
-    """The function, made once a worker: it may hold a tokenizer."""
     return pickle.loads(function)  # type: ignore[no-any-return]
 
 
 def num_workers() -> int:
     """CPT_WORKERS, or the number of cores that this process may use."""
-    asked = os.environ.get("CPT_WORKERS", "")
-    if not asked:
+    if not (asked := os.environ.get("CPT_WORKERS", "")):
         return count_cpu_cores()
     if not asked.isdecimal():
         raise ResourceError(f"CPT_WORKERS: expected a whole number of worker processes, 0 for none, got `{asked}`.")

@@ -19,6 +19,7 @@ import tokenizers
 from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
+from cpt.data.readers.documents import first_line
 from cpt.errors import RecipeError
 
 if TYPE_CHECKING:  # worker processes do without transformers, which takes seconds to import
@@ -76,13 +77,9 @@ class Gigatoken:
         return {"model_json": self.model_json}
 
     def __call__(self, texts: Sequence[str]) -> Flat:
-        """The ids of all texts, and how many each has.
-
-        Our worker processes share the cores already, so each uses one thread (CPT_WORKER).
-        """
-        encoded = self._tokenizer.encode_batch(
-            list(texts), parallel=False if os.environ.get("CPT_WORKER") else None
-        ).layout
+        """The ids of all texts, and how many each has."""
+        parallel = False if os.environ.get("CPT_WORKER") else None  # our worker processes share the cores already
+        encoded = self._tokenizer.encode_batch(list(texts), parallel=parallel).layout
         lengths = np.diff(np.asarray(encoded.offsets.data)).astype(np.int64, copy=False)
         if len(lengths) != len(texts):
             raise RuntimeError(f"gigatoken gave {len(lengths)} documents for {len(texts)}")
@@ -92,23 +89,16 @@ class Gigatoken:
     def _tokenizer(self) -> Any:
         import gigatoken
 
-        return gigatoken.Tokenizer.from_json(without_special_tokens(self.model_json))
+        content = json.loads(self.model_json)  # special tokens are read as text, as by `encode_special_tokens`
+        content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
+        return gigatoken.Tokenizer.from_json(json.dumps(content))
 
 
 def gigatoken_version() -> str | None:
-    """`gigatoken 0.10.0`, or None where it is not installed."""
     try:
         return f"gigatoken {metadata.version('gigatoken')}"
     except metadata.PackageNotFoundError:
         return None
-
-
-def without_special_tokens(model: str) -> str:
-    """The tokenizer with special tokens read as text, which is what `encode_special_tokens` means to Hugging
-    Face's."""
-    content = json.loads(model)
-    content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
-    return json.dumps(content)
 
 
 def why_not(model: str, by_hugging_face: Encode, by_gigatoken: Encode, documents: Sequence[str]) -> str | None:
@@ -118,29 +108,22 @@ def why_not(model: str, by_hugging_face: Encode, by_gigatoken: Encode, documents
         return f"it is made for byte-level BPE, and this is {content['model']['type']}"
     texts = [text[:PIECE] for text in (*HARD_STRINGS, *around_added_tokens(content), *documents)]
     try:
-        text = first_difference(texts, by_hugging_face, by_gigatoken)
+        (ids, lengths), (other_ids, other_lengths) = by_hugging_face(texts), by_gigatoken(texts)
     except (RuntimeError, ValueError) as problem:  # what it raises for a tokenizer that it does not know
-        return (str(problem).splitlines() or [type(problem).__name__])[0]
-    return None if text is None else f"its ids differ for {shortened(text)!r}"
+        return first_line(problem)
+    if np.array_equal(lengths, other_lengths) and np.array_equal(ids, other_ids):
+        return None
+    parts, other_parts = np.split(ids, lengths.cumsum()), np.split(other_ids, other_lengths.cumsum())
+    pairs = zip(texts, parts, other_parts, strict=False)
+    text = next(text for text, one, other in pairs if not np.array_equal(one, other))
+    shown = text if len(text) <= 80 else f"{text[:60]} ..."
+    return f"its ids differ for {shown!r}"
 
 
 def around_added_tokens(content: Mapping[str, Any]) -> Iterator[str]:
     """Texts with the added tokens inside, special or not, whole, doubled and cut short."""
     for token in [token["content"] for token in content["added_tokens"]][:1000]:
         yield from (token, f"a{token}b", f" {token} {token}{token}\n", f"a {token[:-1]}", f"{token.upper()} {token}s")
-
-
-def first_difference(texts: Sequence[str], one: Encode, other: Encode) -> str | None:
-    """The first text that two encoders do not give the same ids."""
-    (ids, lengths), (other_ids, other_lengths) = one(texts), other(texts)
-    if np.array_equal(lengths, other_lengths) and np.array_equal(ids, other_ids):
-        return None
-    parts, other_parts = (np.split(*flat) for flat in ((ids, lengths.cumsum()), (other_ids, other_lengths.cumsum())))
-    return next(text for text, a, b in zip(texts, parts, other_parts, strict=False) if not np.array_equal(a, b))
-
-
-def shortened(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:60]} ..."
 
 
 log = logging.getLogger("cpt")
@@ -181,9 +164,13 @@ class DocumentEncoder:
         self.dtype = np.dtype(np.uint16 if max(vocabulary.values()) < 2**16 else np.uint32)
         self.engine = f"tokenizers {tokenizers.__version__}" if tokenizer.is_fast else type(tokenizer).__name__
         self.slow_tokenizer = None if tokenizer.is_fast else tokenizer
-        self.model_json = (
-            backend_as_text(tokenizer) if tokenizer.is_fast else json.dumps([self.engine, sorted(vocabulary.items())])
-        )
+        if tokenizer.is_fast:
+            backend = copy.deepcopy(tokenizer.backend_tokenizer)  # the user's own keeps its settings
+            backend.no_truncation()  # cuts would lose tokens, and padding invent some
+            backend.no_padding()
+            self.model_json: str = backend.to_str()
+        else:
+            self.model_json = json.dumps([self.engine, sorted(vocabulary.items())])
         self.fingerprint = xxh3_128_hexdigest(
             f"{self.model_json} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}".encode()
         )
@@ -196,13 +183,12 @@ class DocumentEncoder:
         edges = np.flatnonzero(np.diff(self.is_special, prepend=False, append=False)).tolist()
         self._special_ranges = list(zip(edges[::2], edges[1::2], strict=True))
         self._gigatoken: Gigatoken | None = None
-        self.chat_template = chat_template_of(tokenizer)
+        templates = tokenizer.chat_template
+        self.chat_template: str | None = templates.get("default") if isinstance(templates, dict) else templates
         self.named_tokens: dict[str, Any] = dict(tokenizer.special_tokens_map)
         added = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self.control_tokens: dict[str, int] = {
-            **added,
-            **dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)),
-        }
+        named = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+        self.control_tokens: dict[str, int] = {**added, **named}
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for a worker process, which builds the fast tokenizer from its text when needed."""
@@ -211,10 +197,9 @@ class DocumentEncoder:
     def proven_for(self, documents: Sequence[str]) -> "DocumentEncoder":
         """An encoder of the same ids for texts like these: gigatoken's where all of them, and many hard strings, come
         out the same."""
-        version = gigatoken_version()
         if self.slow_tokenizer is not None:
             return self
-        if version is None:
+        if (version := gigatoken_version()) is None:
             log.info(
                 "gigatoken is not installed; Hugging Face's tokenizer does the work, many times more slowly. pip"
                 " install gigatoken"
@@ -231,8 +216,7 @@ class DocumentEncoder:
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
         """The ids of all texts, one document after the other, and how many each has."""
-        ids, lengths = self._encode_batch(texts)
-        ids, lengths = self._without_special(ids.astype(self.dtype, copy=False), lengths)
+        ids, lengths = self._without_special(*self._encode_batch(texts))
         before = self.bos is not None
         lengths = lengths + (2 if before else 1)
         ends = lengths.cumsum()
@@ -255,11 +239,9 @@ class DocumentEncoder:
         return np.fromiter(map(len, raw), np.int64, len(raw))
 
     def reason_to_drop(self, text: str) -> str | None:
-        """Why a document cannot be encoded; any text can be."""
         return None
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token of the vocabulary, None where it is not one."""
         return self.fast_tokenizer.token_to_id(token) if self.slow_tokenizer is None else None
 
     def _encode_batch(self, texts: Sequence[str]) -> Flat:
@@ -267,10 +249,8 @@ class DocumentEncoder:
 
     def _by_hugging_face(self, texts: Sequence[str]) -> Flat:
         if self.slow_tokenizer is None:
-            parts = [
-                np.array(encoding.ids, self.dtype)
-                for encoding in self.fast_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-            ]
+            encodings = self.fast_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+            parts = [np.array(encoding.ids, self.dtype) for encoding in encodings]
         else:
             options = {"add_special_tokens": False, "split_special_tokens": True}
             encoded = self.slow_tokenizer(list(texts), **options)["input_ids"] if texts else []
@@ -286,6 +266,7 @@ class DocumentEncoder:
     def _without_special(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> Flat:
         """Replace special ids that are ordinary vocabulary too (SentencePiece's `</s>`) by the ids of their spelling
         in pieces."""
+        ids = ids.astype(self.dtype, copy=False)
         # Most texts have none, and comparing is ten times as fast as looking up.
         if not any(np.any(ids - ids.dtype.type(first) < last - first) for first, last in self._special_ranges):
             return ids, lengths
@@ -313,23 +294,8 @@ class DocumentEncoder:
         return ids
 
 
-def backend_as_text(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """The fast tokenizer as the text of a tokenizer.json, without cuts and padding, which would lose or invent
-    tokens."""
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)  # our settings must not reach the one that the user holds
-    backend.no_truncation()
-    backend.no_padding()
-    text: str = backend.to_str()
-    return text
-
-
-def chat_template_of(tokenizer: "PreTrainedTokenizerBase") -> str | None:
-    templates = tokenizer.chat_template
-    return templates.get("default") if isinstance(templates, dict) else templates
-
-
 def adds_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """True if the tokenizer itself puts its BOS in front of a text."""
+    """Whether the tokenizer itself puts its BOS in front of a text."""
     with_special: list[int] = tokenizer("a")["input_ids"]  # type: ignore[assignment]
     without: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]  # type: ignore[assignment]
     bos = tokenizer.bos_token_id
