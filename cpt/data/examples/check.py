@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from cpt.data.examples.chat_template import ASSISTANT
@@ -23,6 +22,7 @@ from cpt.data.readers.documents import Document, Origin
 from cpt.data.readers.example import Example, Message, example_of
 from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.store.shards import batches
+from cpt.data.store.token_files import Int64, Mask
 
 NO_END = "no token that ends a turn is learned"
 MASKED = "all labels masked"
@@ -159,7 +159,7 @@ def spoken(messages: Sequence[Message], before: str) -> Iterator[tuple[str, str]
         before = content
 
 
-def unended(lengths: NDArray[np.int64], segments: Segments, is_control: NDArray[np.bool_]) -> list[int]:
+def unended(lengths: Int64, segments: Segments, is_control: Mask) -> list[int]:
     """The examples of which some turn is learned without a token that ends it."""
     bounds = lengths.cumsum()
     number_of = np.repeat(np.arange(len(lengths)), lengths)
@@ -173,9 +173,7 @@ def unended(lengths: NDArray[np.int64], segments: Segments, is_control: NDArray[
     return sorted({int(np.searchsorted(bounds, place, "right")) for place in at[~ended].tolist()})
 
 
-def faults_of_length(
-    lengths: NDArray[np.int64], segments: Segments, form: str, sequence_length: int
-) -> dict[str, list[int]]:
+def faults_of_length(lengths: Int64, segments: Segments, form: str, sequence_length: int) -> dict[str, list[int]]:
     """Examples that are cut, or of which nothing is left to learn."""
     begins = lengths.cumsum() - lengths
     context, learned, unwanted = (

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 from cpt.data.examples.chat_template import ExampleWriter, Refused, Written, same_every_day
 from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.example import NOT_TOKEN, example_of
-from cpt.data.store.token_files import StoredDocuments, TokenFiles
+from cpt.data.store.token_files import Int64, Mask, StoredDocuments, TokenFiles
 from cpt.data.store.tokenization import DocumentEncoder, Ids
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import DocumentSource, Source
@@ -25,7 +25,6 @@ CONTEXT, LEARNED, UNWANTED, ROW = 0, 1, 2, 3
 """Read and not learned; learned (the assistant's words, what was chosen or wanted); rejected or unwanted; a byte of
 the row."""
 Segments = NDArray[np.uint8]
-Int64 = NDArray[np.int64]
 NOTHING_LEARNED = "nothing to learn within sequence_length"
 LONG_PROMPT = "prompt longer than sequence_length"
 
@@ -60,13 +59,13 @@ def fitting(documents: StoredDocuments, chosen: Int64, form: str, sequence_lengt
     return Fitting(chosen[fits], cut[fits], tokens[fits], left_out)
 
 
-def learns_of(part: TokenFiles, sequence_length: int) -> NDArray[np.bool_]:
+def learns_of(part: TokenFiles, sequence_length: int) -> Mask:
     """Whether each document has a token to learn among its first `sequence_length`, the very first excepted."""
     begins, ends = part.offsets[:-1], part.offsets[1:]
     lasts = np.minimum(ends, begins + sequence_length)
     bounds = np.stack([np.minimum(begins + 1, ends - 1), lasts], axis=1).ravel()
     found = np.maximum.reduceat(np.append(part.segments, np.uint8(CONTEXT)), bounds)[::2]
-    learns: NDArray[np.bool_] = (found == LEARNED) & (lasts - begins > 1)
+    learns: Mask = (found == LEARNED) & (lasts - begins > 1)
     return learns
 
 
@@ -176,7 +175,7 @@ class ExampleEncoder(DocumentEncoder):
         both = np.concatenate([ids, np.frombuffer(row, np.uint8).astype(self.dtype)])
         return both, np.repeat(np.array([CONTEXT, ROW], np.uint8), [len(ids), len(row)])
 
-    def with_bos_and_eos(self, written: Written, tokens: Tokens) -> tuple[Ids, NDArray[np.bool_]]:
+    def with_bos_and_eos(self, written: Written, tokens: Tokens) -> tuple[Ids, Mask]:
         """With BOS and EOS, each once; and whether each token is learned."""
         ids, learned = tokens.ids, learned_tokens(tokens, written)
         before = [] if self.bos is None or written.is_chat and ids[:1].tolist() == [self.bos] else [self.bos]
@@ -232,7 +231,7 @@ class ExampleEncoder(DocumentEncoder):
         return tokenizers.Tokenizer.from_str(self.model_json)
 
 
-def learned_tokens(tokens: Tokens, written: Written) -> NDArray[np.bool_]:
+def learned_tokens(tokens: Tokens, written: Written) -> Mask:
     """Which tokens have their first non-blank character in a span, or any character (`by_overlap`); the spans come in
     order.
 
@@ -285,7 +284,7 @@ class MiddleEncoder(DocumentEncoder):
             )
         self.fingerprint = xxh3_128_hexdigest(f"{encoder.fingerprint} {self.marks} {self.options}".encode())
 
-    def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
+    def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
         parts = [self.parts_of(text) for text in texts]
         ids, lengths = super().encode([part for some in parts for part in some])
         first = 0 if self.bos is None else 1

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from cpt.cache import default_cache_dir, key_of
@@ -24,6 +23,7 @@ from cpt.data.rows.packing import Layout
 from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
 from cpt.data.rows.windows import WindowedRows
 from cpt.data.store.shards import shuffled
+from cpt.data.store.token_files import Hashes
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, Wanted, make_shards
 from cpt.distributed import is_main_process, main_process_first
@@ -32,7 +32,8 @@ from cpt.recipe.load import load_mixture
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Budget, Data, Evaluation, Source
 
-Key = TypeVar("Key")
+Sources = Sequence[TokenizedSource]
+Windowed = Sequence[WindowedRows]
 log = logging.getLogger("cpt")
 
 
@@ -54,28 +55,23 @@ class SourceReport:
 
 
 def report_on(rows: WindowedRows) -> SourceReport:
-    (known, windows), source = rows.known_so_far(), rows.tokenized.work.source
-    plan, total = rows.tokenized.plan, rows.total
-    scale = 1.0 if total is not None else sum(plan.num_bytes) / max(1, plan.bytes_upto[windows])
-
-    def scaled(counts: Mapping[Key, int]) -> dict[Key, int]:
-        return {name: round(scale * count) for name, count in counts.items()}
-
-    description = rows.tokenized.description
+    (known, windows), source, description = rows.known_so_far(), rows.tokenized.work.source, rows.tokenized.description
+    plan, is_estimate = rows.tokenized.plan, rows.total is None
+    scale = sum(plan.num_bytes) / max(1, plan.bytes_upto[windows]) if is_estimate else 1.0
     return SourceReport(
         name=reported_name(source),
         documents=round(scale * known.documents),
         held_out=round(scale * known.held_out),
-        dropped=scaled(known.left_out),
-        bad_rows=scaled(known.bad_rows),
-        lengths=dict(sorted(scaled(known.lengths).items())),
+        dropped={reason: round(scale * count) for reason, count in known.left_out.items()},
+        bad_rows={reason: round(scale * count) for reason, count in known.bad_rows.items()},
+        lengths={length: round(scale * count) for length, count in sorted(known.lengths.items())},
         tokens=round(scale * known.tokens),
         rows=round(scale * known.rows),
         padding=1 - known.tokens_in_rows / max(1, known.positions),
         share=0.0,
         files=description.files if description else {},
         licence=source.licence if isinstance(source, Source) else None,
-        is_estimate=total is None,
+        is_estimate=is_estimate,
     )
 
 
@@ -96,8 +92,7 @@ def log_report(report: SourceReport, rows: WindowedRows) -> None:
 
 
 def rows_of_run(data: Data, budget: Budget, rows_of_epoch: int) -> int:
-    """Rows of the whole run. Without `global_batch_tokens` the run may be up to one step longer, because only the
-    launch decides how long a step is.
+    """Of the whole run; up to one step more without `global_batch_tokens`: the launch decides how long a step is.
 
     Args:
         rows_of_epoch: rows of all sources. An epoch counts rows, padding included: counted in tokens it would end
@@ -127,14 +122,17 @@ def exceeds_max_epochs(data: Data, name: str, epochs: float, tokens: int) -> str
 
 def check_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceReport], rows: int) -> None:
     """Warn about sources that a run reads more than once, and refuse what `max_epochs` does not allow."""
-    epochs = [(report, count / report.rows) for report, count in zip(reports, mixture.counts(rows), strict=True)]
-    if lacking := [
-        why for report, times in epochs if (why := exceeds_max_epochs(data, report.name, times, report.tokens))
-    ]:
+    lacking, repeated = [], []
+    for report, count in zip(reports, mixture.counts(rows), strict=True):
+        epochs = count / report.rows
+        if why := exceeds_max_epochs(data, report.name, epochs, report.tokens):
+            lacking.append(why)
+        elif epochs > 1:
+            repeated.append(f"{report.name} {epochs:.2f} times ({report.tokens:,} tokens)")
+    if lacking:
         raise RecipeError(
             f"{'; '.join(lacking)}. Lower its weight or the budget, add documents, or raise `max_epochs`."
         )
-    repeated = [f"{report.name} {times:.2f} times ({report.tokens:,} tokens)" for report, times in epochs if times > 1]
     if repeated and is_main_process():
         log.warning(
             f"The run reads more than there is: {', '.join(repeated)}, each time in another order. "
@@ -201,13 +199,9 @@ class PreparedData:
 
     def state(self, first_row: int) -> dict[str, Any]:
         """The position of a checkpoint. With it a run resumes at `first_row`, on an empty store too."""
-        counts = self.rows.counts(first_row)
-        windows = {
-            report.name: rows.state(turn)
-            for report, rows, turn in zip(self.sources, self.windowed, counts, strict=True)
-            if rows.tokenized.plan.is_streamed
-        }
-        return {"fingerprint": self.fingerprint, "windows": windows}
+        turns = zip(self.sources, self.windowed, self.rows.counts(first_row), strict=True)
+        windows = {report.name: rows.state(turn) for report, rows, turn in turns if rows.tokenized.plan.is_streamed}
+        return {"fingerprint": self.fingerprint, "row": first_row, "windows": windows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Prepare to resume at the position of a checkpoint; a DataError if the data have changed since."""
@@ -280,8 +274,8 @@ class Builder:
 
     def build(self, *, whole: bool) -> PreparedData:
         opened = open_sources(self.data, self.evaluation, self.encoder, self.cache_dir, self.seed)
-        judges = [opened[f"evaluation.perplexity[{number}]"] for number in range(len(self.evaluation.perplexity))]
-        sources = [opened[f"data.sources[{number}]"] for number in range(len(self.data.sources))]
+        judges = [source for key, source in opened.items() if key.startswith("evaluation.perplexity[")]
+        sources = [source for key, source in opened.items() if key.startswith("data.sources[")]
         needs_all = whole or why_all(self.data, self.budget) is not None
         refuse_small_disk(self.data, self.budget, sources, needs_all=needs_all)
         wanted = everything(judges)
@@ -314,9 +308,7 @@ class Builder:
         fingerprint, limit = self.fingerprint(mixture, windowed), self.data.disk_bytes
         return PreparedData(mixture, windowed, held_out_sets, reports, fingerprint, limit, self.form, files, judges)
 
-    def windowed_rows(
-        self, sources: Sequence[TokenizedSource], judges: Sequence[TokenizedSource]
-    ) -> list[WindowedRows]:
+    def windowed_rows(self, sources: Sources, judges: Sources) -> list[WindowedRows]:
         judged = np.concatenate([judge.documents(judge.plan.held_out).hashes for judge in judges] or [NO_HASHES])
         repeated: Sequence[Repeated | None] = [None] * len(sources)
         if self.data.deduplicate is not None:
@@ -324,26 +316,16 @@ class Builder:
             groups = [sources] if across else [[source] for source in sources]
             repeated = [one for group in groups for one in repeated_documents(group, kind, self.cache_dir)]
         longest, also_held_out = self.held_out_across(sources)
-        return [
-            WindowedRows(
-                source,
-                Selection(
-                    self.evaluation.held_out_share,
-                    np.union1d(judged, also_held_out[number]),
-                    repeated[number],
-                    recipe.max_tokens,
-                    longest[number],
-                ),
-                self.layout,
-                self.seed,
-                self.cache_dir,
-                max_epochs=recipe.max_epochs,
-                is_bounded=self.data.disk_bytes is not None and source.plan.is_streamed,
-            )
-            for number, (source, recipe) in enumerate(zip(sources, self.data.sources, strict=True))
-        ]
+        share, windowed = self.evaluation.held_out_share, []
+        for number, (source, recipe) in enumerate(zip(sources, self.data.sources, strict=True)):
+            hashes = np.union1d(judged, also_held_out[number])
+            selection = Selection(share, hashes, repeated[number], recipe.max_tokens, longest[number])
+            is_bounded = self.data.disk_bytes is not None and source.plan.is_streamed
+            where = self.layout, self.seed, self.cache_dir
+            windowed.append(WindowedRows(source, selection, *where, recipe.max_epochs, is_bounded))
+        return windowed
 
-    def held_out_across(self, sources: Sequence[TokenizedSource]) -> tuple[list[int | None], list[NDArray[np.uint64]]]:
+    def held_out_across(self, sources: Sources) -> tuple[list[int | None], list[Hashes]]:
         """Of each source: the bytes of the longest document that may be held out, None for examples, which are short;
         and the texts that are held out of another source and too long to be held out here: neither trains on them."""
         share = self.evaluation.held_out_share
@@ -360,7 +342,7 @@ class Builder:
         hashes, num_bytes = (np.concatenate(arrays) for arrays in zip(*held_out, strict=True))
         return longest, [hashes[:0] if limit is None else hashes[num_bytes > limit] for limit in longest]
 
-    def mix(self, windowed: Sequence[WindowedRows]) -> tuple[MixtureRows, list[SourceReport]]:
+    def mix(self, windowed: Windowed) -> tuple[MixtureRows, list[SourceReport]]:
         """The mixture with the requested shares of tokens, and the reports with these shares."""
         reports = [report_on(rows) for rows in windowed]
         asked = asked_shares(self.data, [report.tokens for report in reports])
@@ -377,9 +359,7 @@ class Builder:
             return 1
         return rows_of_run(self.data, self.budget, sum(report.rows for report in reports))
 
-    def scarce(
-        self, windowed: Sequence[WindowedRows], mixture: MixtureRows, reports: Sequence[SourceReport]
-    ) -> list[WindowedRows]:
+    def scarce(self, windowed: Windowed, mixture: MixtureRows, reports: Sequence[SourceReport]) -> list[WindowedRows]:
         """Sources of estimated size that the run may use up and `max_epochs` does not let it repeat."""
         counts = mixture.counts(self.num_rows(reports))
         return [
@@ -390,9 +370,7 @@ class Builder:
             and count > CLOSE_TO_ALL * rows.max_epochs * report.rows
         ]
 
-    def held_out_sets(
-        self, windowed: Sequence[WindowedRows], judges: Sequence[TokenizedSource]
-    ) -> dict[str, HeldOutSet]:
+    def held_out_sets(self, windowed: Windowed, judges: Sources) -> dict[str, HeldOutSet]:
         """The held-out share of each source, and the sets of `evaluation.perplexity`."""
         sets, num_documents, share = {}, 0, self.evaluation.held_out_share
         for rows in windowed if share is not None else []:
@@ -419,7 +397,7 @@ class Builder:
             sets[name] = held_out_set(name, documents, np.arange(len(documents)), layout, self.cache_dir)
         return sets
 
-    def fingerprint(self, mixture: MixtureRows, windowed: Sequence[WindowedRows]) -> str:
+    def fingerprint(self, mixture: MixtureRows, windowed: Windowed) -> str:
         """A hash of all that decides the rows: documents, packing, weights, seed, and the beginning of the order."""
         turns = mixture.turns
         return key_of(
@@ -434,7 +412,7 @@ class Builder:
         )
 
 
-def everything(sources: Sequence[TokenizedSource]) -> list[Wanted]:
+def everything(sources: Sources) -> list[Wanted]:
     return [(source, number) for source in sources for number in range(len(source.plan.shards))]
 
 
@@ -449,17 +427,15 @@ def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evalu
 
 def why_all(data: Data, budget: Budget | None) -> str | None:
     """The key that needs the whole of every source before the first row."""
-    if data.deduplicate is not None:
-        return "data.deduplicate"
-    if data.temperature is not None:
-        return "data.temperature"
-    return "budget.epochs" if budget is not None and budget.epochs is not None else None
+    needs = {
+        "data.deduplicate": data.deduplicate,
+        "data.temperature": data.temperature,
+        "budget.epochs": budget and budget.epochs,
+    }
+    return next((key for key, value in needs.items() if value is not None), None)
 
 
-def refuse_small_disk(
-    data: Data, budget: Budget | None, sources: Sequence[TokenizedSource], *, needs_all: bool
-) -> None:
-    """Check that `data.disk_bytes` holds some windows of each source, and that nothing needs all of one."""
+def refuse_small_disk(data: Data, budget: Budget | None, sources: Sources, *, needs_all: bool) -> None:
     large = [source for source in sources if source.plan.is_streamed]
     if data.disk_bytes is None or not large:
         return

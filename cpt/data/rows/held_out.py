@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, publish_derived
@@ -16,7 +15,7 @@ from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of
 from cpt.data.rows.contamination import texts_of, work_of
 from cpt.data.rows.packing import FORMAT, Layout, Row
 from cpt.data.rows.selection import is_held_out, longest_held_out
-from cpt.data.store.token_files import StoredDocuments
+from cpt.data.store.token_files import Hashes, Int64, StoredDocuments
 from cpt.errors import DataError
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Evaluation, Source
@@ -29,13 +28,11 @@ class HeldOutSet:
     num_documents: int
     num_tokens: int
     num_bytes: int  # UTF-8, of what is predicted: the documents' text, of conversations the answers
-    chosen: NDArray[np.int64] | None = None  # which of the rows' documents are the set's; None of rows made by hand
+    chosen: Int64 | None = None  # which of the rows' documents are the set's; None of rows made by hand
     form: str = "document"  # of the rows: see `cpt.data.readers.columns`
 
 
-def held_out_set(
-    name: str, documents: StoredDocuments, chosen: NDArray[np.int64], layout: Layout, cache_dir: Path
-) -> HeldOutSet:
+def held_out_set(name: str, documents: StoredDocuments, chosen: Int64, layout: Layout, cache_dir: Path) -> HeldOutSet:
     """A set of the chosen documents; the same rows for every seed, so that runs can be compared."""
     # Windows that overlap more would count tokens twice, and rows that cut a document wherever they are full would
     # leave tokens out. These overlap by one token, which is not predicted a second time: so figures depend neither on
@@ -99,7 +96,7 @@ def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
     return warnings
 
 
-def sizes_of(data: Data, source: Source, key: str) -> tuple[NDArray[np.uint64], NDArray[np.int64], str] | None:
+def sizes_of(data: Data, source: Source, key: str) -> tuple[Hashes, Int64, str] | None:
     """Of a small local source of documents: the hashes of the texts, their bytes, and where the largest one is."""
     is_read = kind_of(source.path) == "local" and form_of_source(source) == "document"
     if not is_read or sum(size for _, size in files_with_sizes(source, key)) > MOST_BYTES_READ:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from cpt.data.rows.packing import IGNORED, NAMES, PackedRows, PaddedRows, Row, stack_rows
+from cpt.data.store.token_files import Int64
 from cpt.errors import RecipeError
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data
@@ -57,7 +58,6 @@ def shift_past_skipped(row: int, left_out: Iterable[RowRange]) -> int:
     return row
 
 
-Int64 = NDArray[np.int64]
 Lengths = list[tuple[int, int]]  # (row, tokens that are read at once from this row on), in the order of rows
 
 

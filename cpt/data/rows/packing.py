@@ -32,10 +32,9 @@ from xxhash import xxh3_64_intdigest
 from cpt.cache import open_array
 from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED
 from cpt.data.readers.columns import ONE_A_ROW
-from cpt.data.store.token_files import StoredDocuments
+from cpt.data.store.token_files import Int64, StoredDocuments
 
 FORMAT = 3  # of the stored packing; counts up when the same documents are packed, or change places, another way
-Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, open_array, publish_derived
 from cpt.data.store.shards import ORDERED_PARTS
-from cpt.data.store.token_files import StoredDocuments, TokenFiles
+from cpt.data.store.token_files import Hashes, Int64, Mask, StoredDocuments, TokenFiles
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import ResourceError
 
@@ -47,7 +47,7 @@ class Repeated:
         """A hash of what was compared and how, and the source's place in it."""
         return f"{self.folder.name} {self.first_documents[0]}"
 
-    def of_shards(self, shards: Sequence[int]) -> dict[str, NDArray[np.bool_]]:
+    def of_shards(self, shards: Sequence[int]) -> dict[str, Mask]:
         """For the documents of some shards, one after the other; at most one reason each."""
         bounds = [(self.first_documents[shard], self.first_documents[shard + 1]) for shard in shards]
         return {
@@ -88,7 +88,7 @@ def repeated_documents(sources: Sequence[TokenizedSource], deduplicate: str, cac
     return [Repeated(folder, bounds[first : after + 1]) for first, after in pairwise(last)]
 
 
-def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> NDArray[np.bool_]:
+def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> Mask:
     """True for documents much like an earlier one (MinHash, doi.org/10.1109/SEQUEN.1997.666900).
 
     A document is compared with the first one that has equal hashes in one of the `BANDS` groups. A document like a
@@ -128,9 +128,7 @@ def minhashes(store: TokenFiles) -> Iterator[NDArray[np.uint32]]:
         first = after
 
 
-def shingles(
-    tokens: NDArray[np.unsignedinteger], offsets: NDArray[np.int64]
-) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+def shingles(tokens: NDArray[np.unsignedinteger], offsets: Int64) -> tuple[Hashes, Hashes]:
     """A hash of each run of `SHINGLE` tokens of a document, and where each document's begin; one for a shorter one."""
     padded = np.concatenate([tokens.astype(np.uint64), np.zeros(SHINGLE, np.uint64)])
     lengths = np.diff(offsets)
@@ -158,7 +156,7 @@ LARGEST_PART, LARGEST_OF_AVERAGE = 1 / 5, 4
 class Chosen:
     """The documents that are trained on, by number, and how many of the others were held out or left out."""
 
-    documents: NDArray[np.int64]
+    documents: Int64
     held_out: int
     left_out: dict[str, int]
     is_limit_reached: bool  # whether `max_tokens` leaves nothing of what comes after
@@ -177,7 +175,7 @@ class Selection:
     """
 
     held_out_share: float | None
-    judged: NDArray[np.uint64]
+    judged: Hashes
     repeated: Repeated | None
     max_tokens: int | None
     longest_held_out: int | None = None
@@ -206,23 +204,21 @@ class Selection:
         held_out = int(is_first.sum()) - len(chosen)
         return Chosen(chosen[:number], held_out, left_out, is_limit_reached=number < len(chosen))
 
-    def held_out(self, documents: StoredDocuments, shards: Sequence[int]) -> NDArray[np.int64]:
+    def held_out(self, documents: StoredDocuments, shards: Sequence[int]) -> Int64:
         """The documents that the hash of their text keeps from training, each text once."""
         is_repeated = np.logical_or.reduce([*self.is_repeated(shards).values(), np.zeros(len(documents), bool)])
         return np.flatnonzero(self.is_held_out(documents) & ~is_repeated)
 
-    def is_held_out(self, documents: StoredDocuments) -> NDArray[np.bool_]:
+    def is_held_out(self, documents: StoredDocuments) -> Mask:
         if self.held_out_share is None:
             return np.zeros(len(documents), bool)
         return is_held_out(documents.hashes, documents.num_bytes, self.held_out_share, self.longest_held_out)
 
-    def is_repeated(self, shards: Sequence[int]) -> dict[str, NDArray[np.bool_]]:
+    def is_repeated(self, shards: Sequence[int]) -> dict[str, Mask]:
         return {} if self.repeated is None else self.repeated.of_shards(shards)
 
 
-def is_held_out(
-    hashes: NDArray[np.uint64], num_bytes: NDArray[np.int64], share: float, longest: int | None = None
-) -> NDArray[np.bool_]:
+def is_held_out(hashes: Hashes, num_bytes: Int64, share: float, longest: int | None = None) -> Mask:
     is_chosen = hashes < np.uint64(int(share * 2**64))
     return is_chosen if longest is None else is_chosen & (num_bytes <= longest)
 
@@ -232,9 +228,7 @@ def longest_held_out(total_bytes: int, num_documents: int, share: float) -> int:
     return int(total_bytes * max(LARGEST_PART * share, LARGEST_OF_AVERAGE / max(1, num_documents)))
 
 
-def part_by_score(
-    documents: StoredDocuments, chosen: NDArray[np.int64], part: int, sequence_length: int
-) -> NDArray[np.int64]:
+def part_by_score(documents: StoredDocuments, chosen: Int64, part: int, sequence_length: int) -> Int64:
     """A part of the chosen documents, by score: equally many tokens each; fewer parts where each would be tiny."""
     order = chosen[np.argsort(documents.scores[chosen], kind="stable")]
     ends = np.diff(documents.offsets)[order].cumsum()

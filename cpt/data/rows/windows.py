@@ -16,7 +16,6 @@ from shutil import rmtree
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import has_sound_files, hold, key_of, publish_derived, size_of, write_once
@@ -24,7 +23,7 @@ from cpt.data.examples.encoder import LONG_PROMPT, NOTHING_LEARNED, fitting
 from cpt.data.rows.packing import FORMAT, Layout, PackedRows
 from cpt.data.rows.selection import AFTER_MAX_TOKENS, Chosen, Selection, part_by_score
 from cpt.data.store.shards import seed_of, shuffled
-from cpt.data.store.token_files import StoredDocuments
+from cpt.data.store.token_files import Int64, StoredDocuments
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import DataError
 from cpt.files import read_sealed, sealed
@@ -83,7 +82,7 @@ def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-def by_power_of_two(lengths: NDArray[np.int64]) -> dict[int, int]:
+def by_power_of_two(lengths: Int64) -> dict[int, int]:
     """How many lengths there are from each power of two to the next; lengths are 1 at least."""
     exponents, counts = np.unique(np.frexp(lengths)[1] - 1, return_counts=True)
     return {2**exponent: count for exponent, count in zip(exponents.tolist(), counts.tolist(), strict=True)}

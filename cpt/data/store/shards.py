@@ -14,7 +14,6 @@ from os.path import commonpath
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from cpt.cache import key_of, publish_once
@@ -31,6 +30,7 @@ from cpt.data.readers.documents import (
 from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.store.token_files import (
+    Int64,
     ShardDescription,
     SourceDescription,
     TokenFiles,
@@ -327,7 +327,7 @@ def shuffled(place: int, size: int, seed: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def permutation(size: int, seed: int) -> NDArray[np.int64]:
+def permutation(size: int, seed: int) -> Int64:
     return np.random.default_rng(seed).permutation(size)
 
 

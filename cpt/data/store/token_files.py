@@ -23,6 +23,9 @@ from cpt.data.readers.documents import first_line
 from cpt.errors import DataError, ResourceError
 from cpt.files import NO_SPACE, make_durable, sealed, size_and_hash, unsealed
 
+Int64 = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+Mask = NDArray[np.bool_]
 FORMAT = 5  # of stored tokens; counts up when old folders must not be read
 DESCRIPTION = "description.json"
 OTHER_ARRAYS = {"offsets": "int64", "hashes": "uint64", "num_bytes": "int64", "scores": "float64", "segments": "uint8"}
@@ -58,9 +61,9 @@ class TokenWriter:
     def append(
         self,
         ids: NDArray[Any],
-        lengths: NDArray[np.int64],
-        hashes: NDArray[np.uint64],
-        num_bytes: NDArray[np.int64],
+        lengths: Int64,
+        hashes: Hashes,
+        num_bytes: Int64,
         scores: NDArray[np.float64] | None = None,
         segments: NDArray[np.uint8] | None = None,
     ) -> None:
@@ -114,9 +117,9 @@ class TokenFiles:
             self.written = (folder / DESCRIPTION).stat().st_mtime_ns
             documents, tokens = known.documents, known.tokens
             self.tokens: NDArray[np.unsignedinteger] = open_raw(folder / "tokens.bin", known.dtype, tokens)
-            self.offsets: NDArray[np.int64] = open_raw(folder / "offsets.bin", "int64", documents + 1)
-            self.hashes: NDArray[np.uint64] = open_raw(folder / "hashes.bin", "uint64", documents)
-            self.num_bytes: NDArray[np.int64] = open_raw(folder / "num_bytes.bin", "int64", documents)
+            self.offsets: Int64 = open_raw(folder / "offsets.bin", "int64", documents + 1)
+            self.hashes: Hashes = open_raw(folder / "hashes.bin", "uint64", documents)
+            self.num_bytes: Int64 = open_raw(folder / "num_bytes.bin", "int64", documents)
             self.scores, self.segments = np.empty(0), np.empty(0, np.uint8)
             if known.scored:
                 self.scores = open_raw(folder / "scores.bin", "float64", documents)
@@ -169,17 +172,17 @@ class StoredDocuments:
         return key_of({"parts": [part.description.digest for part in self.parts]})
 
     @property
-    def offsets(self) -> NDArray[np.int64]:
+    def offsets(self) -> Int64:
         """Where each document begins among the tokens, and where the last one ends."""
         begins = [part.offsets[:-1] + first for part, first in zip(self.parts, self._first_tokens, strict=False)]
         return np.concatenate([*begins, np.array([self.num_tokens], np.int64)])
 
     @property
-    def hashes(self) -> NDArray[np.uint64]:
+    def hashes(self) -> Hashes:
         return np.concatenate([np.empty(0, np.uint64), *(part.hashes for part in self.parts)])
 
     @property
-    def num_bytes(self) -> NDArray[np.int64]:
+    def num_bytes(self) -> Int64:
         return np.concatenate([np.empty(0, np.int64), *(part.num_bytes for part in self.parts)])
 
     @property

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.data.readers.documents import first_line
+from cpt.data.store.token_files import Int64
 from cpt.errors import RecipeError
 
 if TYPE_CHECKING:  # worker processes do without transformers, which takes seconds to import
     from transformers import PreTrainedTokenizerBase
 
-Lengths = NDArray[np.int64]
-Flat = tuple[NDArray[Any], Lengths]  # all ids, one text after the other, and how many each text has
+Flat = tuple[NDArray[Any], Int64]  # all ids, one text after the other, and how many each text has
 Encode = Callable[[Sequence[str]], Flat]
 PIECE = 50_000  # characters of a text in the proof: Hugging Face's encoder is what takes time there
 
@@ -214,7 +214,7 @@ class DocumentEncoder:
         proven.engine, proven._gigatoken = version, gigatoken
         return proven
 
-    def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
+    def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
         """The ids of all texts, one document after the other, and how many each has."""
         ids, lengths = self._without_special(*self._encode_batch(texts))
         before = self.bos is not None
@@ -230,11 +230,11 @@ class DocumentEncoder:
         encoded[is_text] = ids
         return encoded, lengths
 
-    def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64], NDArray[np.uint8] | None]:
+    def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, Int64, NDArray[np.uint8] | None]:
         """The same, with the segment of each id, which only examples have."""
         return *self.encode(texts), None
 
-    def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> NDArray[np.int64]:
+    def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> Int64:
         """UTF-8 bytes of what is learned of each text, which bits per byte are over: of a document all of it."""
         return np.fromiter(map(len, raw), np.int64, len(raw))
 
@@ -263,7 +263,7 @@ class DocumentEncoder:
         fast.encode_special_tokens = True  # is not part of the text
         return fast
 
-    def _without_special(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> Flat:
+    def _without_special(self, ids: NDArray[Any], lengths: Int64) -> Flat:
         """Replace special ids that are ordinary vocabulary too (SentencePiece's `</s>`) by the ids of their spelling
         in pieces."""
         ids = ids.astype(self.dtype, copy=False)
