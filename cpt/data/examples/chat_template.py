@@ -34,12 +34,7 @@ class Frame(NamedTuple):
 
 
 class ChatTemplate:
-    """A tokenizer's chat template.
-
-    Args:
-        named_tokens: `bos_token`, `eos_token`, ... as the template knows them.
-        control_tokens: the texts that become special tokens; in messages they are marked by NOT_TOKEN.
-    """
+    """A tokenizer's chat template; in messages, the texts of control tokens are marked by NOT_TOKEN."""
 
     def __init__(self, template: str, named_tokens: Mapping[str, Any], control_tokens: Sequence[str]) -> None:
         self.template, self.named_tokens, self.control = template, named_tokens, control_pattern(control_tokens)
@@ -57,10 +52,10 @@ class ChatTemplate:
         return rendered(messages, tools, self.template, self.named_tokens, return_assistant_tokens_mask=True)
 
     def turns(self, messages: Sequence[Message], tools: Tools, text: str) -> list[Span]:
-        """Where the words of each of the assistant's messages are in what was written, with the token that ends them.
+        """Where the assistant's messages are in the text, each with the token that ends it.
 
-        They are between what the template writes before and after them, if control tokens mark it, as no message can
-        write these. Or else they begin where the prompt of the messages before ends. Or they are searched for.
+        They are between what the template writes around them, if control tokens mark it, as no message can write
+        these. Or else they begin where the prompt of the messages before ends. Or they are searched for.
         """
         spans = self._turns(messages, tools, text)
         if any(message["role"] == TOOL for message in messages):
@@ -126,8 +121,7 @@ class ChatTemplate:
         return start + len(before) if self.control.search(before) and text.startswith(before, start) else start
 
     def _found(self, message: Message, text: str, opening: str, upto: str, at: int) -> Span:
-        """The content of a message that a template writes differently once others follow: behind its opening, or where
-        nothing is like it.
+        """The content of a message that a template writes differently once others follow.
 
         It ends with what the template wrote behind it, or the control token that follows immediately.
         """

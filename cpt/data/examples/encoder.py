@@ -1,6 +1,4 @@
-"""Turn examples into ids, with the segment that each token belongs to: context, learned, or unwanted.
-
-Also documents with gaps to fill, and what of an example fits into a row."""
+"""Turn examples into ids, with the segment of each token: context, learned, or unwanted; and documents with gaps."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,9 +19,9 @@ from cpt.data.store.tokenization import DocumentEncoder, Ids
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import DocumentSource, Source
 
+# Read and not learned; learned (the assistant's words, what was chosen or wanted); rejected or unwanted; a byte of the
+# row.
 CONTEXT, LEARNED, UNWANTED, ROW = 0, 1, 2, 3
-"""Read and not learned; learned (the assistant's words, what was chosen or wanted); rejected or unwanted; a byte of
-the row."""
 Segments = NDArray[np.uint8]
 NOTHING_LEARNED = "nothing to learn within sequence_length"
 LONG_PROMPT = "prompt longer than sequence_length"
@@ -39,8 +37,7 @@ class Fitting(NamedTuple):
 def fitting(documents: StoredDocuments, chosen: Int64, form: str, sequence_length: int) -> Fitting:
     """Which of the chosen documents fit, and how much of each: a document all of it, an example cut at its end.
 
-    A conversation needs a token to learn behind its first one; others need room for a completion behind their prompt,
-    or for the prompt.
+    A conversation needs a token to learn behind its first one, others room for a completion or for the prompt.
     """
     lengths = np.diff(documents.offsets)[chosen]
     if form == "document":
@@ -79,10 +76,9 @@ class Tokens(NamedTuple):
 
 
 class ExampleEncoder(DocumentEncoder):
-    """Encodes the texts of examples: id for id what transformers makes of what the chat template writes.
+    """Encodes examples: id for id what transformers makes of what the chat template writes.
 
-    BOS comes first where the tokenizer puts one, and EOS last, each unless the template wrote it there (blanks after
-    it not counted). A token belongs to the segment of its first non-blank character.
+    BOS comes first where the tokenizer puts one, and EOS last, each unless the template wrote it there.
     """
 
     def __init__(self, encoder: DocumentEncoder, source: DocumentSource, key: str) -> None:
@@ -133,8 +129,7 @@ class ExampleEncoder(DocumentEncoder):
         return ids, np.array([len(ids) for ids, _ in parts], np.int64), segments
 
     def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> Int64:
-        """UTF-8 bytes of a conversation's answers, as the template writes them, without control tokens; at least one,
-        so that bits of an empty answer's end are over something."""
+        """UTF-8 bytes of a conversation's answers without control tokens; 1 if empty: its end has bits."""
         if self.form != "conversation":
             return super().bytes_learned(texts, raw)
         counts = []
@@ -232,8 +227,7 @@ class ExampleEncoder(DocumentEncoder):
 
 
 def learned_tokens(tokens: Tokens, written: Written) -> Mask:
-    """Which tokens have their first non-blank character in a span, or any character (`by_overlap`); the spans come in
-    order.
+    """Which tokens have their first non-blank character in a span, or any character (`by_overlap`).
 
     So an answer's first word is learned whether the blank before it is in the prompt or in the answer.
     """
@@ -264,11 +258,9 @@ MARKS = [  # before the prefix, the suffix and the middle
 
 
 class MiddleEncoder(DocumentEncoder):
-    """Encodes a share of the documents as prefix, suffix, middle, or as suffix, prefix, middle; the others as they
-    are.
+    """Encodes a share of the documents as prefix, suffix, middle, or as suffix, prefix, middle.
 
-    Which documents, and where they are cut, follows from the hash of their text. Cuts lie between any two characters,
-    as they do where an editor asks, so the parts are encoded by themselves.
+    The hash of a text decides whether and where it is cut: between any two characters, as in an editor.
     """
 
     def __init__(self, encoder: DocumentEncoder, options: Mapping[Any, float], key: str) -> None:

@@ -94,9 +94,7 @@ def log_report(report: SourceReport, rows: WindowedRows) -> None:
 def rows_of_run(data: Data, budget: Budget, rows_of_epoch: int) -> int:
     """Of the whole run; up to one step more without `global_batch_tokens`: the launch decides how long a step is.
 
-    Args:
-        rows_of_epoch: rows of all sources. An epoch counts rows, padding included: counted in tokens it would end
-            before the last rows.
+    An epoch counts rows, padding included: counted in tokens it would end before the last rows.
     """
     step = max(1, (budget.global_batch_tokens or 0) // data.sequence_length)
     if budget.tokens is not None:
@@ -326,8 +324,10 @@ class Builder:
         return windowed
 
     def held_out_across(self, sources: Sources) -> tuple[list[int | None], list[Hashes]]:
-        """Of each source: the bytes of the longest document that may be held out, None for examples, which are short;
-        and the texts that are held out of another source and too long to be held out here: neither trains on them."""
+        """The bytes of the longest document that may be held out of each source; None for examples, which are short.
+
+        And the texts held out of another source that are too long to be held out here: neither trains on them.
+        """
         share = self.evaluation.held_out_share
         if share is None:
             return [None] * len(sources), [NO_HASHES] * len(sources)

@@ -65,11 +65,9 @@ REMEDY = "add documents, or name files of their own: `evaluation.perplexity`"
 
 
 def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
-    """Warnings about one huge document, and about what `held_out_share` holds out, for the sources that are quickly
-    read.
+    """Warnings about one huge document, and about what `held_out_share` holds out, for sources that are quickly read.
 
-    Args:
-        few: held-out documents, below which an interval means little.
+    Below `few` held-out documents, an interval means little.
     """
     share, warnings, held_out = evaluation.held_out_share, list[str](), list[tuple[int, int]]()
     for number, source in enumerate(data.sources):

@@ -113,8 +113,7 @@ class CPTDataLoader(DataLoader[Row]):
             yield batch
 
     def by_workers(self) -> Iterator[Row]:
-        """torch's own iterator. If worker processes die (usually out of memory), new ones continue with the next
-        micro-batch."""
+        """torch's own iterator. If workers die (usually out of memory), new ones continue with the next batch."""
         taken = replaced = 0
         batches: Iterator[Row] | None = None
         while True:
@@ -143,8 +142,7 @@ class CPTDataLoader(DataLoader[Row]):
             yield batch
 
     def torch_batches(self) -> Iterator[Row]:
-        """torch's own iterator without its handler of SIGCHLD, which raises wherever the main thread is, in the middle
-        of a backward pass too. Dead workers are reported when the next batch is taken."""
+        """torch's own iterator without its handler of SIGCHLD, which raises in the middle of a backward pass too."""
         in_main_thread = threading.current_thread() is threading.main_thread()
         before = signal.getsignal(signal.SIGCHLD) if in_main_thread else None
         batches: Iterator[Row] = super().__iter__()
@@ -153,10 +151,7 @@ class CPTDataLoader(DataLoader[Row]):
         return batches
 
     def made_ahead(self) -> Iterator[Row]:
-        """Micro-batches that a thread makes ahead; one, because several would share one interpreter.
-
-        An error is raised where its micro-batch would have come.
-        """
+        """Micro-batches that a thread makes ahead; one, because several would share one interpreter."""
         pins = self.pin_memory and torch.accelerator.is_available()
         device = torch.accelerator.current_device_index() if pins else 0  # a thread has a current device of its own
         rows, stacks = self.dataset, self.collates_plainly
@@ -207,7 +202,6 @@ class ReadAhead:
     It works with objects of its own, so it shares only the store with readers.
 
     Args:
-        rows: of each source.
         shares: of the run's rows that come from each source; they decide only what is made first.
         first_turns: where the run begins in each source.
         disk_bytes: that the tokens of all these sources may take, about; None for as many as there are.
@@ -284,8 +278,7 @@ class ReadAhead:
                 return
 
     def stops(self) -> Iterator[Stop]:
-        """The windows of all sources as a run comes to them, from where it begins; once through, or for ever where
-        windows are removed."""
+        """The windows as a run comes to them, from where it begins; in all epochs if windows are removed."""
         upcoming: list[tuple[float, Stop]] = []  # rows of the run before it, estimated by files' sizes
         for number, turn in enumerate(self.first_turns):
             epoch, window, _ = self.rows[number].find(turn)

@@ -1,5 +1,4 @@
-"""The order of training: which row of which source is global row i, a function of (sources, weights, seed, i) and of
-nothing else."""
+"""The order of training: which row of which source is global row i, a function of (sources, weights, seed, i) only."""
 
 import math
 from bisect import bisect_right
@@ -131,20 +130,18 @@ class SourceRows(Protocol):
     """What the mixture needs of a source: endless turns, each of which is a row."""
 
     def row_at(self, turn: int, seed: str) -> tuple[PackedRows, int, int]:
-        """The row of a turn, in an order drawn from the seed: the rows among which it is, its number there, the
-        epoch."""
+        """The row of a turn, in an order drawn from the seed: the rows among which it is, its number, the epoch."""
         ...
 
 
 class Turns:
     """The source of each global row: arithmetic, exact, and as fast at row 10**11 as at row 0.
 
-    Weights may change at given rows. Between two changes each source has its share to within two rows; the difference
-    is made up after the next change. Turns are counted across changes, so each source continues where it was.
+    Between two changes of the weights each source has its share to within two rows; the difference is made up after
+    the next change. Turns are counted across changes, so each source continues where it was.
 
     Args:
-        changes: (row, weights of the sources from this row on), in the order of rows, the first from row 0 on. A
-            weight may be 0.
+        changes: (row, weights of the sources from this row on), in the order of rows, the first from row 0 on.
     """
 
     def __init__(self, changes: Sequence[tuple[int, Sequence[float]]]) -> None:
@@ -187,9 +184,6 @@ class MixtureRows(Dataset[Row]):
 
     Each source is read completely, in an order drawn from the seed, before it starts again in another order, also if
     the weights change in between. Among the first n rows each source has its share of n, to within one row per source.
-
-    Args:
-        lengths: the curriculum of context lengths, if there is one.
     """
 
     def __init__(self, sources: Sequence[SourceRows], turns: Turns, seed: int, lengths: Lengths | None = None) -> None:
@@ -246,9 +240,7 @@ class MixtureRows(Dataset[Row]):
 def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float]) -> tuple[list[int], dict[int, float]]:
     """Rows of each source among `rows`, and what each is owed after them.
 
-    Args:
-        owed: rows that a source had too few before, below 0 too many; forgotten when other sources than these have a
-            weight.
+    `owed`: rows that a source had too few before; forgotten when other sources than these have a weight.
     """
     total = sum(weights)
     active = [source for source, weight in enumerate(weights) if weight > 0]
@@ -266,8 +258,7 @@ def share_out(number: int, proportions: Sequence[int]) -> tuple[int, int]:
     """The source whose turn it is, and how many turns it had before.
 
     Of the first n rows, the first source takes ceil(n * p / total) and leaves the others to be shared out in the same
-    way. This is what grain's MapDataset.mix does, but for its rounding of weights to 1/100 of the smallest one, which
-    turns 1.009 : 1 into 1 : 1.
+    way, as in grain's MapDataset.mix, which rounds weights to 1/100 of the smallest: 1.009 : 1 becomes 1 : 1.
     """
     before, upto, total = number, number + 1, sum(proportions)
     for source, proportion in enumerate(proportions):

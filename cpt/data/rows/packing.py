@@ -1,19 +1,10 @@
 """Pack documents into rows of exactly `sequence_length` tokens, so that no token is lost.
 
-best_fit: the fullest row that still has room takes the next document, longest documents first
-(arxiv.org/abs/2404.10830). Documents longer than a row are cut into full rows and a rest, which is packed like a
-document. There is padding only where nothing fits.
-concatenate: all documents one after the other, cut wherever a row is full; only the last row is padded, but most rows
-begin with the rest of a document whose beginning they do not see.
-sliding_window: windows of a row's length, one each `stride` tokens of a document, so that each token is read with
-something before it; tokens in several windows are learnt from several times. The windows are packed by best fit,
-because a document's last one may be short.
-none: one row for each document, or piece of one.
-token_budget: documents of similar length, as many as fit into a row's tokens when each is padded to the longest of
-them: one batch, for models that cannot keep the documents of a packed row apart.
-
-Whatever the packing, documents that share a row do so anew in each epoch: pieces of one length change places (see
-`Packing.pieces`)."""
+best_fit: the fullest row that has room takes the next document, longest first (arxiv.org/abs/2404.10830); a document
+longer than a row is cut into full rows and a rest. concatenate: documents one after the other, cut where a row is
+full. sliding_window: one window each `stride` tokens of a document, packed by best fit. none: one row for each
+document, or piece of one. token_budget: a row is a batch of documents of similar length, each padded to the longest,
+for models that cannot keep the documents of a packed row apart."""
 
 import itertools
 import json
@@ -57,8 +48,7 @@ class Packing:
 
         In epoch 0 these are the pieces that were packed together. In each later epoch the pieces of one length swap
         places, for each length by another map i -> a * i + b modulo their number. So rows stay as full as they are,
-        each piece is in one row of each epoch, and only the requested row is computed. A piece of a unique length
-        stays.
+        each piece is in one row of each epoch, and only the requested row is computed.
         """
         first, after = self.first_piece[row : row + 2]
         lengths = self.lengths[first:after]
@@ -75,14 +65,11 @@ class Packing:
 def pack(
     starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed: int, stride: int | None = None
 ) -> Packing:
-    """Lay documents out in rows.
+    """Lay documents out in rows; the seed decides which of equally long documents come together.
 
     Args:
         starts, lengths: of the documents, among the source's tokens.
-        packing: a name of PACKINGS.
-        seed: decides which of equally long documents come together.
-        stride: tokens from one piece of a long document to the next; by default all of a row, so that no token is read
-            twice.
+        stride: tokens from one piece of a long document to the next; by default all of a row.
     """
     order = np.random.default_rng(seed).permutation(len(starts))
     pieces_of, rows_of = PACKINGS[packing]
@@ -197,8 +184,7 @@ class PackedRows(Sequence[Row]):
 
     A row is {"input_ids", "labels", "position_ids"}, int64 of `sequence_length`. Positions restart with each document,
     which is all that transformers needs to keep documents apart. A document's first token has no label, because the
-    token before it belongs to another document; in an example only the learned tokens have labels. Padding comes last,
-    as a separate document without labels.
+    token before it belongs to another document. Padding comes last, as a separate document without labels.
     """
 
     def __init__(self, documents: StoredDocuments, packing_folder: Path, layout: "Layout") -> None:
@@ -265,8 +251,7 @@ class PackedRows(Sequence[Row]):
 class PaddedRows(PackedRows):
     """Rows of `packing: token_budget`: each row is a batch, whose documents do not share a sequence.
 
-    A row is {"input_ids", "labels", "position_ids", "attention_mask"}, int64 of [documents, longest]; together at most
-    `sequence_length`.
+    It has an "attention_mask" too; its arrays are int64 of [documents, longest], together at most `sequence_length`.
     """
 
     @property
@@ -299,11 +284,10 @@ def stack_rows(rows: Sequence[Row]) -> Row:
 
 
 class ExampleRows(PackedRows):
-    """Row r of a source, by number.
+    """Rows of examples, one a row, as a trainer takes them.
 
     preference: {"prompt_ids", "chosen_ids", "rejected_ids"}, lists of ids. judged: {"prompt_ids", "completion_ids",
-    "label"}. Prompt and completion are cut at their end to `sequence_length` ids together. prompt: the columns of the
-    file's row, with the prompt as "prompt".
+    "label"}. Both are cut at their end to `sequence_length` ids. prompt: the columns of the file's row.
     """
 
     @property

@@ -29,9 +29,7 @@ FILES = {"exact duplicate": "is_equal.npy", "near duplicate": "is_near.npy"}  # 
 class Repeated:
     """Which documents of a source repeat an earlier one, by reason; memory-mapped.
 
-    Args:
-        folder: holds a file for each reason.
-        first_documents: number of each shard's first document among all that were compared, and the number of all.
+    `first_documents`: number of each shard's first document among all that were compared, and the number of all.
     """
 
     def __init__(self, folder: Path, first_documents: Sequence[int]) -> None:
@@ -59,9 +57,7 @@ class Repeated:
 def repeated_documents(sources: Sequence[TokenizedSource], deduplicate: str, cache_dir: Path) -> list[Repeated]:
     """Which documents of each source are dropped as repeated; computed once and stored in `cache_dir`.
 
-    Args:
-        sources: are compared with each other too: of equal documents, the one of the first source stays.
-        deduplicate: exact, or near, which finds equal ones too.
+    Sources are compared with each other too: of equal documents, the one of the first source stays.
     """
 
     def parts_of(source: TokenizedSource, *, verified: bool) -> list[TokenFiles]:
@@ -89,11 +85,10 @@ def repeated_documents(sources: Sequence[TokenizedSource], deduplicate: str, cac
 
 
 def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> Mask:
-    """True for documents much like an earlier one (MinHash, doi.org/10.1109/SEQUEN.1997.666900).
+    """True for documents much like an earlier one (MinHash, doi.org/10.1109/SEQUEN.1997.666900), dropped or not.
 
-    A document is compared with the first one that has equal hashes in one of the `BANDS` groups. A document like a
-    dropped one is dropped too. The hashes are in a temporary file, 448 bytes a document; memory is about 100 bytes a
-    document (estimated).
+    A document is compared with the first one that has equal hashes in one of the `BANDS` groups. The hashes are in a
+    temporary file, 448 bytes a document; memory is about 100 bytes a document (estimated).
     """
     file = folder / "hashes.bin"
     hashes = np.memmap(file, np.uint32, "w+", shape=(sum(part.description.documents for part in parts), BANDS * ROWS))
@@ -164,21 +159,13 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which of a source's documents are trained on.
+    """Which of a source's documents are trained on."""
 
-    Attributes:
-        held_out_share: of the documents that is kept from training, by the hash of their text.
-        longest_held_out: bytes; a longer document is trained on whatever its hash is.
-        judged: sorted hashes of documents that the model is evaluated on.
-        repeated: the repeated documents, if these are dropped.
-        max_tokens: of the source; its documents come in the order of the windows.
-    """
-
-    held_out_share: float | None
-    judged: Hashes
+    held_out_share: float | None  # of the documents, kept from training by the hash of their text
+    judged: Hashes  # sorted, of documents that the model is evaluated on
     repeated: Repeated | None
     max_tokens: int | None
-    longest_held_out: int | None = None
+    longest_held_out: int | None = None  # bytes; a longer document is trained on whatever its hash is
 
     def content(self) -> dict[str, Any]:
         return {
@@ -190,9 +177,9 @@ class Selection:
         }
 
     def choose(self, documents: StoredDocuments, shards: Sequence[int], tokens_before: int) -> Chosen:
-        hashes = documents.hashes
         repeated = self.is_repeated(shards)
-        is_first = ~np.logical_or.reduce([*repeated.values(), np.zeros(len(hashes), bool)])
+        is_first = ~np.logical_or.reduce([*repeated.values(), np.zeros(len(documents), bool)])
+        hashes = documents.hashes
         is_allowed = is_first & ~self.is_held_out(documents) & ~np.isin(hashes, self.judged)
         left_out = {reason: int(which.sum()) for reason, which in repeated.items() if which.any()}
         chosen, number = np.flatnonzero(is_allowed), int(is_allowed.sum())

@@ -90,16 +90,13 @@ def by_power_of_two(lengths: Int64) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Total:
-    """The totals of one epoch of a source.
-
-    `rows_of` (the rows of each window) and `everything` (the sum over all windows) are None where a checkpoint
-    resumed in an empty store, which lacks the windows before it.
-    """
+    """The totals of one epoch of a source; two are None if a checkpoint resumed in an empty store, which lacks the
+    windows before it."""
 
     rows: int
     windows: int
-    rows_of: list[int] | None
-    everything: WindowEntry | None
+    rows_of: list[int] | None  # of each window
+    everything: WindowEntry | None  # the sum over all windows
 
     @cached_property
     def first_rows(self) -> list[int]:
@@ -120,8 +117,7 @@ MARKS = "readers"
 
 @dataclass(frozen=True)
 class OpenWindow:
-    first_turn: int
-    end_turn: int
+    turns: range
     order: str  # the caller's seed
     seed: int  # of the order inside the window
     epoch: int
@@ -132,11 +128,8 @@ class WindowedRows:
     """The rows of one source by turn, and what is known of its windows.
 
     In the first epoch the windows come in the order of the plan. Each later epoch has another order of windows, and
-    puts the pieces of a window into other rows.
-
-    Args:
-        max_epochs: how often the source may be read.
-        is_bounded: consumed windows are removed, so readers leave marks of where they are.
+    puts the pieces of a window into other rows. With `is_bounded`, consumed windows are removed, so readers leave
+    marks of where they are.
     """
 
     def __init__(
@@ -179,8 +172,8 @@ class WindowedRows:
     def fingerprint(self) -> str:
         """A hash of the documents and of how they are packed; moving files does not change it.
 
-        A source of several windows is hashed by its first window, its plan and the rules that choose documents; each
-        later window is compared with the entry in the checkpoint.
+        Of several windows the first, the plan and the rules that choose documents are hashed; each later window is
+        compared with the entry in the checkpoint.
         """
         is_whole = self.tokenized.plan.is_whole
         return key_of(
@@ -209,7 +202,7 @@ class WindowedRows:
     def row_at(self, turn: int, seed: str) -> tuple[PackedRows, int, int]:
         """The row of a turn, in an order drawn from the seed: the rows of its window, its number there, the epoch."""
         here = self._here
-        if here is None or not here.first_turn <= turn < here.end_turn or here.order != seed:
+        if here is None or turn not in here.turns or here.order != seed:
             with self._lock:
                 epoch, window, place = self.find(turn)
                 if self.is_bounded and (epoch, window) != self._at:
@@ -218,9 +211,9 @@ class WindowedRows:
                     (self.folder / MARKS / f"{epoch:06}-{window:06}").touch()
                 rows = self.window(window)
                 of_order = seed_of(seed, epoch) if self.tokenized.plan.is_whole else seed_of(seed, epoch, window)
-                first = turn - place
-                here = self._here = OpenWindow(first, first + len(rows), seed, of_order, epoch, rows)
-        return here.rows, shuffled(turn - here.first_turn, len(here.rows), here.seed), here.epoch
+                turns = range(turn - place, turn - place + len(rows))
+                here = self._here = OpenWindow(turns, seed, of_order, epoch, rows)
+        return here.rows, shuffled(turn - here.turns.start, len(here.rows), here.seed), here.epoch
 
     def window(self, window: int) -> PackedRows:
         if window not in self._opened:
@@ -342,11 +335,7 @@ class WindowedRows:
         return summed(entries), len(entries)
 
     def keep(self, window: int, entry: WindowEntry, *, is_last: bool) -> None:
-        """Write the entry of a window, and after the last one the totals.
-
-        Raises:
-            DataError: the documents have changed, too many rows are bad, or no document is left to train on.
-        """
+        """Write the entry of a window, and after the last one the totals; a DataError if no run may use the window."""
         if self.total is None:
             self._sum = summed([self._sum or self.known_so_far()[0], entry])
             refuse_bad_windows(self.tokenized, self._sum, window)
@@ -366,11 +355,7 @@ class WindowedRows:
         return {"window": window, "entry": asdict(self.entry(window))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Resume from `state`: write the entry of its window into an empty store, or compare it.
-
-        Raises:
-            DataError: the documents have changed.
-        """
+        """Write the entry of a checkpoint's window into an empty store; a DataError if the documents have changed."""
         window, content = int(state["window"]), state["entry"]
         known = self.known_entry(window)
         if known is None:

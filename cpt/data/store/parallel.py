@@ -1,8 +1,7 @@
 """Call one function for many arguments in worker processes, with the results in order.
 
-loky and not concurrent.futures: spawned workers of the standard library import the user's `__main__` again, which for
-`cpt/train.py` is torch and DeepSpeed, and a script without a main guard would start itself again.
-"""
+By loky: spawned workers of the standard library import the user's `__main__` again, torch and DeepSpeed for
+`cpt/train.py`, and a script without a main guard would start itself again."""
 
 import os
 import pickle
@@ -30,18 +29,16 @@ def map_in_order(
     num_workers: int,
     imports: Sequence[str] = (),
 ) -> Iterator[Result]:
-    """The results in the order of the arguments.
+    """The results in the order of the arguments; an error is the first argument's that fails.
 
     Args:
-        prepare: gives the function, importable or a picklable object with __call__. It is called while the workers
-            start.
+        prepare: gives the function, which can be pickled. It is called while the workers start.
         arguments: taken one by one, a few ahead of the workers.
         num_workers: processes; with 0 everything is done in this one.
         imports: modules that workers import when they start, if they are installed.
 
     Raises:
         ResourceError: a worker died, most likely out of memory.
-        Exception: what the function raised. If several arguments fail, the first one's.
     """
     arguments = iter(arguments)
     if (first := next(arguments, None)) is None:

@@ -1,8 +1,7 @@
 """How a source is cut into shards and windows, and how one process makes a shard: read, transform, filter, tokenise.
 
-The cut follows from the names and sizes of the files alone. A small source is one window. A large one is read window
-by window, in an order of its shards that is drawn from the seed: training begins as soon as the first, small, window
-is there, and never needs more than a few of them."""
+The names and sizes of the files alone decide the cut. A small source is one window. A large one is read window by
+window, in an order drawn from the seed: training begins when the first, small, window is there."""
 
 import math
 from collections import Counter
@@ -18,15 +17,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128
 
 from cpt.cache import key_of, publish_once
 from cpt.data.readers.columns import score_column
-from cpt.data.readers.documents import (
-    Document,
-    Listed,
-    OnBadRow,
-    Piece,
-    apply_policy,
-    count_reasons,
-    write_bad_rows,
-)
+from cpt.data.readers.documents import Document, Listed, OnBadRow, Piece, apply_policy, count_reasons, write_bad_rows
 from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.store.token_files import (
@@ -98,19 +89,19 @@ def plan_of(
     Args:
         states: of its files; empty for a stream of rows without size, which is one shard.
         window_bytes: of files, from which on there are several windows; None for a single one.
-        seed: decides the order of the windows.
         ordered: whether documents have a score that they are read by, for which all must be there.
     """
     shard_bytes = SHARD_BYTES if window_bytes is None else min(SHARD_BYTES, window_bytes)
-    pieces = pieces_of(source, key, shard_bytes)
-    size_of, sizes = {name: size for name, size, _ in states}, list[int]()
-    for piece in pieces:
+    size_of, shards, num_bytes = {name: size for name, size, _ in states}, list[Shard](), list[int]()
+    is_one = not states or source.max_documents is not None  # documents are counted from the first on
+    for piece in pieces_of(source, key, shard_bytes):
         size = size_of.get(piece.path) or size_of.get(str(Path(piece.path).absolute())) or 0
-        sizes.append(max(0, (size if piece.stop is None else piece.stop) - piece.start))
-    if not states or source.max_documents is not None:  # documents are counted from the first on
-        shards, num_bytes = [pieces], [sum(sizes)]
-    else:
-        shards, num_bytes = grouped(pieces, sizes, shard_bytes)
+        size = max(0, (size if piece.stop is None else piece.stop) - piece.start)
+        if not shards or not is_one and num_bytes[-1] + size > shard_bytes:  # small files share a shard
+            shards.append([])
+            num_bytes.append(0)
+        shards[-1].append(piece)
+        num_bytes[-1] += size
     everything = list(range(len(shards)))
     if ordered:
         return Plan(shards, num_bytes, [everything] * ORDERED_PARTS, everything, is_ordered=True)
@@ -119,19 +110,6 @@ def plan_of(
     order = np.random.default_rng(seed_of(seed, "windows")).permutation(len(shards)).tolist()
     held_out = sorted(np.random.default_rng(0).permutation(len(shards))[:HELD_OUT_SHARDS].tolist())
     return Plan(shards, num_bytes, in_windows(order, num_bytes, shard_bytes, window_bytes), held_out)
-
-
-def grouped(pieces: Sequence[Piece], sizes: Sequence[int], shard_bytes: int) -> tuple[list[Shard], list[int]]:
-    """Small files share a shard; with the size of each shard."""
-    shards: list[Shard] = []
-    num_bytes: list[int] = []
-    for piece, size in zip(pieces, sizes, strict=True):
-        if not shards or num_bytes[-1] + size > shard_bytes:
-            shards.append([])
-            num_bytes.append(0)
-        shards[-1].append(piece)
-        num_bytes[-1] += size
-    return shards, num_bytes
 
 
 def in_windows(order: Sequence[int], num_bytes: Sequence[int], first_bytes: int, window_bytes: int) -> list[list[int]]:
@@ -196,7 +174,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
     text_digest, longest = xxh3_128(), ("", 0)
     rows = (item for piece in shard for item in read_piece(work.source, piece, work.key))
     documents = islice(apply_policy(rows, work.on_bad_row, work.key, bad), work.source.max_documents)
-    for batch in batches(encodable(keep(documents, work, dropped), encoder, dropped)):
+    for batch in batches(keep(documents, work, dropped, encoder)):
         texts = [text for text, _ in batch]
         if work.prove_on_the_way and not writer.num_documents:
             encoder = encoder.proven_for(texts[:SAMPLE_DOCUMENTS])
@@ -236,8 +214,11 @@ def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
     return score
 
 
-def keep(documents: Iterable[Document], work: ShardWork, dropped: Counter[str]) -> Iterator[tuple[str, Document]]:
-    """The texts that transforms make and filters keep, each with its document; others are counted by reason."""
+def keep(
+    documents: Iterable[Document], work: ShardWork, dropped: Counter[str], encoder: DocumentEncoder | None = None
+) -> Iterator[tuple[str, Document]]:
+    """The texts that transforms make, and that filters and the encoder's chat template accept, each with its document;
+    others are counted by reason."""
     transforms, filters = build_transforms(work.transforms), build_filters(work.filters)
     name = reported_name(work.source)
     for document in documents:
@@ -246,20 +227,12 @@ def keep(documents: Iterable[Document], work: ShardWork, dropped: Counter[str]) 
         else:  # the fast path
             parts = iter([(document.text, "empty" if not document.text or document.text.isspace() else None)])
         for text, reason in parts:
+            if reason is None and encoder is not None:
+                reason = encoder.reason_to_drop(text)
             if reason is None:
                 yield text, document
             else:
                 dropped[reason] += 1
-
-
-def encodable(
-    documents: Iterable[tuple[str, Document]], encoder: DocumentEncoder, dropped: Counter[str]
-) -> Iterator[tuple[str, Document]]:
-    for text, document in documents:
-        if (reason := encoder.reason_to_drop(text)) is None:
-            yield text, document
-        else:
-            dropped[reason] += 1
 
 
 @dataclass(frozen=True)

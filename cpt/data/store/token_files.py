@@ -67,8 +67,7 @@ class TokenWriter:
         scores: NDArray[np.float64] | None = None,
         segments: NDArray[np.uint8] | None = None,
     ) -> None:
-        """Add documents: all their ids and segments, and of each its length, the hash and size of its text, and its
-        score."""
+        """Add documents: all ids and segments; of each its length, its text's hash and size, and its score."""
         offsets = self.num_tokens + lengths.cumsum()
         for name, array in zip(ARRAYS, (ids, offsets, hashes, num_bytes, scores, segments), strict=True):
             if array is not None:
@@ -100,13 +99,8 @@ class TokenWriter:
 class TokenFiles:
     """The documents of one folder, memory-mapped.
 
-    Attributes:
-        tokens: the ids of all documents, one after the other.
-        offsets: where each document begins in `tokens`, and where the last one ends.
-        hashes: xxh3-64 of each document's text.
-        num_bytes: UTF-8 bytes of each document's text.
-        scores: what documents are ordered by; empty without an order.
-        segments: the part of the example that each token belongs to; empty for documents.
+    `offsets`: where each document begins in `tokens`, and where the last one ends. `hashes` (xxh3-64) and `num_bytes`
+    (UTF-8): of each document's text. `scores`: what documents are ordered by. `segments`: of an example's tokens.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,9 +1,8 @@
 """Turn texts into ids: BOS where the tokenizer has one, the text, EOS; each once, and none of them from inside a text.
 
-gigatoken is many times faster than Hugging Face's tokenizers, but young, and it does not follow every tokenizer's
-rules. So it is used only after a proof: documents of the run and hard strings are encoded with both. It never gets the
-user's files, only texts that were read and checked, because its own readers stop silently at a bad row.
-"""
+gigatoken is many times faster than Hugging Face's tokenizers, but does not follow every tokenizer's rules. So it is
+used only after a proof: documents of the run and hard strings are encoded with both. It never gets the user's files:
+its own readers stop silently at a bad row."""
 
 import copy
 import json
@@ -134,17 +133,13 @@ class DocumentEncoder:
     """Encodes documents with the tokenizer's own rules, except that text never becomes a special token.
 
     `</s>` or `<|im_end|>` written in a document is text like any other: a document cannot end itself or open a chat
-    turn. Added tokens that are not special (new words of a domain) are found as always.
-
-    The ids are Hugging Face's; gigatoken finds them, many times faster, for documents that `proven_for` has seen it
-    encode alike.
+    turn. Added tokens that are not special (new words of a domain) are found as always. The ids are Hugging Face's.
 
     Attributes:
-        form: what the encoder is for: documents, or examples (`forms.py`).
-        engine: the library that finds the ids, with its version.
-        fingerprint: of everything that decides the ids. Not of the engine, since equal ids are what is proven of it.
-        chat_template, named_tokens, control_tokens: what `ExampleEncoder` writes chats with; the ids of texts do not
-            depend on them.
+        form: what the encoder is for: documents, or examples (`cpt.data.readers.columns`).
+        engine: the library that finds the ids, with its version; gigatoken after `proven_for`.
+        fingerprint: of everything that decides the ids, so not of the engine.
+        chat_template, named_tokens, control_tokens: what `ExampleEncoder` writes chats with.
     """
 
     form = "document"
@@ -195,8 +190,7 @@ class DocumentEncoder:
         return {name: value for name, value in vars(self).items() if name != "fast_tokenizer"}
 
     def proven_for(self, documents: Sequence[str]) -> "DocumentEncoder":
-        """An encoder of the same ids for texts like these: gigatoken's where all of them, and many hard strings, come
-        out the same."""
+        """An encoder of the same ids: gigatoken's if it encodes these texts, and many hard strings, alike."""
         if self.slow_tokenizer is not None:
             return self
         if (version := gigatoken_version()) is None:
@@ -264,8 +258,7 @@ class DocumentEncoder:
         return fast
 
     def _without_special(self, ids: NDArray[Any], lengths: Int64) -> Flat:
-        """Replace special ids that are ordinary vocabulary too (SentencePiece's `</s>`) by the ids of their spelling
-        in pieces."""
+        """Replace special ids found in text (SentencePiece's `</s>`) by the ids of their spelling in pieces."""
         ids = ids.astype(self.dtype, copy=False)
         # Most texts have none, and comparing is ten times as fast as looking up.
         if not any(np.any(ids - ids.dtype.type(first) < last - first) for first, last in self._special_ranges):

@@ -48,10 +48,7 @@ class TokenizedSource:
     """The shards of a source, by number.
 
     Any process may read a shard. A missing one is made by the process that asks for it, while others wait.
-
-    Args:
-        work: what is done to each shard; its folder holds them.
-        states: the files as they were when the plan was made.
+    `states`: the files as they were when the plan was made.
     """
 
     def __init__(self, work: ShardWork, plan: Plan, states: Sequence[FileState], max_bad_share: float) -> None:
@@ -98,9 +95,7 @@ class TokenizedSource:
     def shard(self, number: int, *, verified: bool = False) -> TokenFiles:
         """A shard, made now if it is not there.
 
-        Args:
-            verified: compare it with its digest, unless this process has done so before, and make it again if it is
-                damaged.
+        `verified`: compare it with its digest, unless this process has done so, and make a damaged one again.
         """
         folder, is_made_again = self.shard_folder(number), False
         for _ in range(TRIES):
@@ -155,8 +150,7 @@ class TokenizedSource:
 
     @property
     def description(self) -> SourceDescription | None:
-        """The description of the whole source, once all shards are there; without their list, which may have half a
-        million entries."""
+        """Of the whole source, once all shards are there; without their list, which may be half a million long."""
         if self._description is None:
             try:
                 found = read_description(self.folder)
@@ -281,14 +275,7 @@ Wanted = tuple[TokenizedSource, int]  # a shard of a source
 def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
     """Make those of the shards that are not there yet.
 
-    Args:
-        workers: processes that share the work; 0 for none but this one. By default CPT_WORKERS or the number of cores,
-            if there is enough to do. The stored tokens do not depend on it.
-
-    Raises:
-        DataError: a row is bad, or a file cannot be read.
-        RecipeError: a filter or transform fails.
-        ResourceError: the store cannot be written, or a worker died.
+    By default CPT_WORKERS or the number of cores share the work, if there is enough to do; 0 workers: this process.
     """
     missing = [(source, number) for source, number in dict.fromkeys(wanted) if source.missing([number])]
     sizes = Counter[TokenizedSource]()
