@@ -145,14 +145,6 @@ def control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
     return re.compile(f"({'|'.join(map(re.escape, sorted(tokens, key=len, reverse=True)))})(?!{NOT_TOKEN})")
 
 
-def marked(text: str, control: re.Pattern[str]) -> str:
-    return control.sub(lambda found: f"{found[0][0]}{NOT_TOKEN}{found[0][1:]}", text)
-
-
-def same_every_day(template: str) -> str:
-    return (SAME_DAY if "strftime_now" in template else "") + template
-
-
 def rendered(
     messages: Sequence[Message], tools: Tools, template: str, named_tokens: Mapping[str, Any], **options: bool
 ) -> tuple[str, list[Span]]:
@@ -167,9 +159,6 @@ def rendered(
     except (TemplateError, TypeError, ValueError) as problem:
         raise Refused(f"the chat template says: {first_line(problem)}") from problem
     return str(text), [(int(start), int(end)) for start, end in spans[0]] if spans else []
-
-
-# --- examples ---
 
 
 REMEMBERED = 4096  # texts: a filter looks at a batch of documents before it is encoded
@@ -195,7 +184,7 @@ class ExampleWriter:
 
     def _write(self, text: str) -> list[Written]:
         """The texts of an example: the chosen and the rejected one, or the only one."""
-        example = example_of(marked(text, self.control))
+        example = example_of(self.control.sub(lambda found: f"{found[0][0]}{NOT_TOKEN}{found[0][1:]}", text))
         if example is None:
             raise Refused("no example any more: a transform changed its parts")
         messages, prompt = example.messages, example.prompt

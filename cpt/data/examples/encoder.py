@@ -11,7 +11,7 @@ import tokenizers
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from cpt.data.examples.chat_template import ExampleWriter, Refused, Written, same_every_day
+from cpt.data.examples.chat_template import SAME_DAY, ExampleWriter, Refused, Written
 from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.example import NOT_TOKEN, example_of
 from cpt.data.store.token_files import Int64, Mask, StoredDocuments, TokenFiles
@@ -19,9 +19,7 @@ from cpt.data.store.tokenization import DocumentEncoder, Ids
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import DocumentSource, Source
 
-# Read and not learned; learned (the assistant's words, what was chosen or wanted); rejected or unwanted; a byte of the
-# row.
-CONTEXT, LEARNED, UNWANTED, ROW = 0, 1, 2, 3
+CONTEXT, LEARNED, UNWANTED, ROW = 0, 1, 2, 3  # of a prompt; wanted; rejected or unwanted; a byte of the row
 Segments = NDArray[np.uint8]
 NOTHING_LEARNED = "nothing to learn within sequence_length"
 LONG_PROMPT = "prompt longer than sequence_length"
@@ -87,7 +85,9 @@ class ExampleEncoder(DocumentEncoder):
             slow = f"the tokenizer `{encoder.name}` is a slow one (Python), which does not report character offsets"
             raise RecipeError(f"`{key}`: {slow}. Set `tokenizer.path` to one with a tokenizer.json.")
         self.form = form_of_source(source)
-        self.template = None if encoder.chat_template is None else same_every_day(encoder.chat_template)
+        self.template = encoder.chat_template
+        if self.template is not None and "strftime_now" in self.template:
+            self.template = SAME_DAY + self.template
         self._gigatoken = None
         if self.form == "document" and self.template is None:
             raise RecipeError(
@@ -278,12 +278,11 @@ class MiddleEncoder(DocumentEncoder):
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
         parts = [self.parts_of(text) for text in texts]
-        ids, lengths = super().encode([part for some in parts for part in some])
-        first = 0 if self.bos is None else 1
-        each = iter(part[first:-1] for part in np.split(ids, lengths.cumsum()[:-1]))  # without BOS and EOS
+        ids, lengths = self._text_ids([part for some in parts for part in some])
+        each = iter(np.split(ids, lengths.cumsum()[:-1]))
         documents = [self.joined([next(each) for _ in some], text) for some, text in zip(parts, texts, strict=True)]
-        counts = np.array([len(ids) for ids in documents], np.int64)
-        return np.concatenate([np.empty(0, self.dtype), *documents]), counts
+        lengths = np.array([len(ids) for ids in documents], np.int64)
+        return self._with_bos_and_eos(np.concatenate([np.empty(0, self.dtype), *documents]), lengths)
 
     def parts_of(self, text: str) -> list[str]:
         if drawn(text, "rate") >= self.options["rate"]:
@@ -293,21 +292,17 @@ class MiddleEncoder(DocumentEncoder):
 
     def joined(self, parts: list[Ids], text: str) -> Ids:
         """One document of the parts' ids; suffix first as StarCoder and most since (the paper's SPM, variant 2)."""
-        before, end = np.array([] if self.bos is None else [self.bos], self.dtype), np.array([self.eos], self.dtype)
         if len(parts) == 1:
-            return np.concatenate([before, parts[0], end])
+            return parts[0]
         prefix_mark, suffix_mark, middle_mark = np.array(self.marks, self.dtype)[:, None]
         prefix, middle, suffix = parts
         if drawn(text, "order") < self.options["suffix_first_rate"]:
-            return np.concatenate([before, prefix_mark, suffix_mark, suffix, middle_mark, prefix, middle, end])
-        return np.concatenate([before, prefix_mark, prefix, suffix_mark, suffix, middle_mark, middle, end])
+            return np.concatenate([prefix_mark, suffix_mark, suffix, middle_mark, prefix, middle])
+        return np.concatenate([prefix_mark, prefix, suffix_mark, suffix, middle_mark, middle])
 
 
 def drawn(text: str, purpose: str) -> float:
     return xxh3_64_intdigest(f"fill in the middle {purpose}\n{text}".encode()) / 2**64
-
-
-# --- encoders ---
 
 
 def encoder_of(source: DocumentSource, encoder: DocumentEncoder, key: str) -> DocumentEncoder:

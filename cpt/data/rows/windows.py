@@ -144,15 +144,8 @@ class WindowedRows:
     ) -> None:
         self.tokenized, self.selection, self.layout, self.seed = tokenized, selection, layout, seed
         self.cache_dir, self.max_epochs, self.is_bounded = cache_dir, max_epochs, is_bounded
-        content = {
-            "format": FORMAT,
-            "tokens": tokenized.name,
-            "plan": tokenized.plan.windows,
-            "seed": seed,
-            **layout.content(),
-            **selection.content(),
-        }
-        self.folder = cache_dir / "rows" / key_of(content)
+        content = {"format": FORMAT, "tokens": tokenized.name, "plan": tokenized.plan.windows, "seed": seed}
+        self.folder = cache_dir / "rows" / key_of({**content, **layout.content(), **selection.content()})
         hold(self.folder, self)
         self._lock = threading.RLock()  # micro-batches may be made by several threads
         self._opened: OrderedDict[int, PackedRows] = OrderedDict()

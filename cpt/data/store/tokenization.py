@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -30,15 +30,8 @@ Encode = Callable[[Sequence[str]], Flat]
 PIECE = 50_000  # characters of a text in the proof: Hugging Face's encoder is what takes time there
 
 HARD_STRINGS = [
-    "",
-    " ",
-    "  ",
-    "\n",
-    "\n\n \n",
-    "\r\n\r\n",
-    "\t\t x\t",
-    " " * 300 + "x" + " " * 299,
-    "\n" * 200,
+    *("", " ", "  ", "\n", "\n\n \n", "\r\n\r\n", "\t\t x\t"),
+    *(" " * 300 + "x" + " " * 299, "\n" * 200, "x" * 5000, "ab" * 3000),
     "a \n b  \n\n   c\u00a0\u2003\u3000d\u200be\ufeff",
     "don't DON'T I'LL we've 'S 'tis it\u2019s",
     "1 12 123 1234 12345 3.14159 1,000,000 0x1F 1e-4 \u0663\u0664 \u2167 \u00bd \u00b2",
@@ -46,51 +39,36 @@ HARD_STRINGS = [
     "https://example.org/a_b-c?d=e&f=%20#g user@example.org C:\\dir\\file",
     "!?!?...---___***///\\\\\\ <<>> ((([[[{{{",
     "\u4f60\u597d\uff0c\u4e16\u754c\u3002\u3053\u3093\u306b\u3061\u306f \uc548\ub155\ud558\uc138\uc694",
-    (
-        "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0928\u092e\u0938\u094d\u0924\u0947"
-        " \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35"
-    ),
+    "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0928\u092e\u0938\u094d\u0924\u0947",
+    "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
     "e\u0301 \u00e9 n\u0303 \u1e9b\u0323 \ufb01 \uff21\uff11 \u212b \u0130i\u0307 \u1e9e",
     "a\u0300\u0301\u0302\u0303\u0304 \u0300 \u20dd",
-    (
-        "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \U0001f44d\U0001f3fd \u2764\ufe0f"
-        " \U000e0041"
-    ),
+    "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea",
+    "\U0001f44d\U0001f3fd \u2764\ufe0f \U000e0041",
     "\x01\x02\x1b[0m\x7f\x80\x9f\u2028\u2029\u0085\x0b\x0c\x1c",
     "\ufffd\uffff\U0010ffff\ue000\U000f0000",
-    "x" * 5000,
-    "ab" * 3000,
     "Stra\u00dfe \u0391\u03a3\u03a3 \u01c5 na\u00efve \u0141\u00f3d\u017a",
     "\\u0041 &amp; <p>text</p> $x^2_{i}$ |a|b|",
     "A1b2C3 camelCaseString snake_case_string SCREAMING kebab-case",
 ]
 
 
-class Gigatoken:
-    """Encodes with gigatoken; each process builds its tables for its first text."""
+def encode_by_gigatoken(model: str, texts: Sequence[str]) -> Flat:
+    parallel = False if os.environ.get("CPT_WORKER") else None  # our worker processes share the cores already
+    encoded = gigatoken_of(model).encode_batch(list(texts), parallel=parallel).layout
+    lengths = np.diff(np.asarray(encoded.offsets.data)).astype(np.int64, copy=False)
+    if len(lengths) != len(texts):
+        raise RuntimeError(f"gigatoken gave {len(lengths)} documents for {len(texts)}")
+    return np.asarray(encoded.content.data), lengths
 
-    def __init__(self, model: str) -> None:
-        self.model_json = model
 
-    def __getstate__(self) -> dict[str, str]:
-        return {"model_json": self.model_json}
+@lru_cache(maxsize=2)  # a process builds the tables of a tokenizer once
+def gigatoken_of(model: str) -> Any:
+    import gigatoken
 
-    def __call__(self, texts: Sequence[str]) -> Flat:
-        """The ids of all texts, and how many each has."""
-        parallel = False if os.environ.get("CPT_WORKER") else None  # our worker processes share the cores already
-        encoded = self._tokenizer.encode_batch(list(texts), parallel=parallel).layout
-        lengths = np.diff(np.asarray(encoded.offsets.data)).astype(np.int64, copy=False)
-        if len(lengths) != len(texts):
-            raise RuntimeError(f"gigatoken gave {len(lengths)} documents for {len(texts)}")
-        return np.asarray(encoded.content.data), lengths
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        import gigatoken
-
-        content = json.loads(self.model_json)  # special tokens are read as text, as by `encode_special_tokens`
-        content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
-        return gigatoken.Tokenizer.from_json(json.dumps(content))
+    content = json.loads(model)  # special tokens are read as text, as by `encode_special_tokens`
+    content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
+    return gigatoken.Tokenizer.from_json(json.dumps(content))
 
 
 def gigatoken_version() -> str | None:
@@ -177,7 +155,7 @@ class DocumentEncoder:
         self.is_special[list(self.special_tokens)] = True
         edges = np.flatnonzero(np.diff(self.is_special, prepend=False, append=False)).tolist()
         self._special_ranges = list(zip(edges[::2], edges[1::2], strict=True))
-        self._gigatoken: Gigatoken | None = None
+        self._gigatoken: Encode | None = None
         templates = tokenizer.chat_template
         self.chat_template: str | None = templates.get("default") if isinstance(templates, dict) else templates
         self.named_tokens: dict[str, Any] = dict(tokenizer.special_tokens_map)
@@ -186,7 +164,7 @@ class DocumentEncoder:
         self.control_tokens: dict[str, int] = {**added, **named}
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state for a worker process, which builds the fast tokenizer from its text when needed."""
+        # A worker process builds the fast tokenizer from its text when needed.
         return {name: value for name, value in vars(self).items() if name != "fast_tokenizer"}
 
     def proven_for(self, documents: Sequence[str]) -> "DocumentEncoder":
@@ -199,30 +177,25 @@ class DocumentEncoder:
                 " install gigatoken"
             )
             return self
-        gigatoken = Gigatoken(self.model_json)
-        reason = why_not(self.model_json, self._by_hugging_face, gigatoken, documents)
+        by_gigatoken = partial(encode_by_gigatoken, self.model_json)
+        reason = why_not(self.model_json, self._by_hugging_face, by_gigatoken, documents)
         if reason is not None:
             log.info(f"{version} is not used for this tokenizer: {reason}. Hugging Face's does the work, more slowly.")
             return self
         proven = copy.copy(self)
-        proven.engine, proven._gigatoken = version, gigatoken
+        proven.engine, proven._gigatoken = version, by_gigatoken
         return proven
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
         """The ids of all texts, one document after the other, and how many each has."""
-        ids, lengths = self._without_special(*self._encode_batch(texts))
-        before = self.bos is not None
-        lengths = lengths + (2 if before else 1)
+        return self._with_bos_and_eos(*self._text_ids(texts))
+
+    def _with_bos_and_eos(self, ids: Ids, lengths: Int64) -> tuple[Ids, Int64]:
         ends = lengths.cumsum()
-        encoded = np.empty(int(ends[-1]) if len(ends) else 0, self.dtype)
-        is_text = np.ones(len(encoded), bool)
-        is_text[ends - 1] = False
-        encoded[ends - 1] = self.eos
-        if before:
-            is_text[ends - lengths] = False
-            encoded[ends - lengths] = self.bos
-        encoded[is_text] = ids
-        return encoded, lengths
+        if self.bos is None:
+            return np.insert(ids, ends, self.eos), lengths + 1
+        places = np.stack([ends - lengths, ends], axis=1).ravel()
+        return np.insert(ids, places, np.tile([self.bos, self.eos], len(lengths))), lengths + 2
 
     def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, Int64, NDArray[np.uint8] | None]:
         """The same, with the segment of each id, which only examples have."""
@@ -257,8 +230,9 @@ class DocumentEncoder:
         fast.encode_special_tokens = True  # is not part of the text
         return fast
 
-    def _without_special(self, ids: NDArray[Any], lengths: Int64) -> Flat:
-        """Replace special ids found in text (SentencePiece's `</s>`) by the ids of their spelling in pieces."""
+    def _text_ids(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
+        """Without BOS and EOS; special ids found in text (SentencePiece's `</s>`) become the ids of their spelling."""
+        ids, lengths = self._encode_batch(texts)
         ids = ids.astype(self.dtype, copy=False)
         # Most texts have none, and comparing is ten times as fast as looking up.
         if not any(np.any(ids - ids.dtype.type(first) < last - first) for first, last in self._special_ranges):
