@@ -61,23 +61,16 @@ def command(
     if cluster is not None:
         typer.echo(f"{prepare_on_ray(loaded, cache):,} shards made by Ray ({time.monotonic() - start:.1f} s).")
     if shard is not None:
-        count, missing = prepare_shard(loaded, *part_of(shard), cache)
+        part = re.fullmatch(r"(\d+)/(\d+)", shard)
+        if part is None or not 1 <= int(part[1]) <= int(part[2]):
+            raise RecipeError(f"--shard: expected I/N with I from 1 to N, such as 3/16, got `{shard}`.")
+        count, missing = prepare_shard(loaded, int(part[1]), int(part[2]), cache)
         typer.echo(f"{count:,} shards made for part {shard} ({time.monotonic() - start:.1f} s).")
         if missing:
             typer.echo(f"{missing:,} shards of other parts are missing. When all are made: cpt prepare {recipe}")
             return
-    report(prepare_recipe(loaded, cache), time.monotonic() - start)
-
-
-def part_of(words: str) -> tuple[int, int]:
-    """Part and number of parts of `3/16`."""
-    found = re.fullmatch(r"(\d+)/(\d+)", words)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise RecipeError(f"--shard: expected I/N with I from 1 to N, such as 3/16, got `{words}`.")
-    return int(found[1]), int(found[2])
-
-
-def report(prepared: PreparedData, seconds: float) -> None:
+    prepared = prepare_recipe(loaded, cache)
+    seconds = time.monotonic() - start
     if bounded := ", ".join(source.name for source in prepared.sources if source.is_estimate):
         typer.echo(f"Ready: the beginning of {bounded}; `data.disk_bytes` bounds the store ({seconds:.1f} s).")
     else:
