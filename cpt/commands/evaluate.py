@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.command_line import refuse_ignored, show_log
@@ -96,7 +95,7 @@ def command(
     if is_main_process() and as_json:
         typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     elif is_main_process():
-        print_report(found, open_console())
+        print_report(found)
     leave_processes()
 
 
@@ -110,18 +109,17 @@ def held_out_sets(
     return None if recipe is None else data_of_recipe(recipe)
 
 
-def print_report(found: EvaluationReport, console: Console) -> None:
-    """Print a table of the held-out sets, then one line of verdict for each measure."""
+def print_report(found: EvaluationReport) -> None:
+    console = open_console()
     if found.sets:
-        table = Table("held-out set", title=f"{found.model}")
-        for title in ("documents", "tokens", "loss", "perplexity", "bits per byte", "next token right"):
-            table.add_column(title, justify="right")
+        columns = ("documents", "tokens", "loss", "perplexity", "bits per byte", "next token right")
+        table = Table("held-out set", *(Column(name, justify="right") for name in columns), title=found.model)
         for one in found.sets:
             figures = (f"{one.loss:.4f}", f"{one.perplexity:,.2f}", f"{one.bits_per_byte:.4f}", f"{one.accuracy:.1%}")
             table.add_row(one.name, f"{one.documents:,}", f"{one.tokens:,}", *figures)
         console.print(table)
     if not found.verdicts():
         return
-    console.print(f"Against {found.base}:" if found.base else "Found:", highlight=False)
+    console.print(f"Against {found.base}:" if found.base else "Found:")
     for line in found.verdicts():
-        console.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"  {line}", markup=False)

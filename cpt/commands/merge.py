@@ -112,21 +112,17 @@ def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
         finish(unfinished)
         notes = ["NOT LOADED BACK: the folder has no tokenizer. Copy one into it, then: cpt serve"]
         if any((unfinished / name).is_file() for name in TOKENIZER_FILES):
-            notes = load_back(unfinished, dtype)
+            tokenizer, loaded = AutoTokenizer.from_pretrained(unfinished), AutoConfig.from_pretrained(unfinished)
+            vocabulary = check_vocabulary(loaded.vocab_size, tokenizer)
+            logits = logits_in_another_process(unfinished, proof_text(tokenizer, loaded), dtype)
+            if not logits.isfinite().all():
+                raise CheckpointError(
+                    f"the merged model gives NaN or infinite logits in {name_of(dtype)}. Use --dtype float32, or check"
+                    " the models that were merged."
+                )
+            largest = f"largest logit {logits.abs().max():.3g}"
+            notes = [f"Loaded back by plain transformers, in a process without cpt: {largest}.", vocabulary]
+            notes += model_warnings(unfinished, tokenizer)
         shards = len(weight_files(unfinished))
     yield from notes
     yield f"Wrote {output}: {name_of(dtype)} in {shards} safetensors file{'s' if shards > 1 else ''}."
-
-
-def load_back(folder: Path, dtype: torch.dtype) -> list[str]:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    config = AutoConfig.from_pretrained(folder)
-    vocabulary = check_vocabulary(config.vocab_size, tokenizer)
-    logits = logits_in_another_process(folder, proof_text(tokenizer, config), dtype)
-    if not logits.isfinite().all():
-        raise CheckpointError(
-            f"the merged model gives NaN or infinite logits in {name_of(dtype)}. Use --dtype float32, or check the"
-            " models that were merged."
-        )
-    loaded = f"Loaded back by plain transformers, in a process without cpt: largest logit {logits.abs().max():.3g}."
-    return [loaded, vocabulary, *model_warnings(folder, tokenizer)]
