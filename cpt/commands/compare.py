@@ -18,10 +18,7 @@ from cpt.runs.folder import BITS_PER_BYTE, EVALUATED, find_run
 
 
 def command(
-    runs: Annotated[
-        list[str],
-        typer.Argument(help="Folders of two runs or more, or their names below runs/; compared with the first."),
-    ],
+    runs: Annotated[list[str], typer.Argument(help="Folders or names below runs/, compared with the first.")],
     html: Annotated[Path | None, typer.Option(help="Also write an HTML page with curves.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:

@@ -108,9 +108,7 @@ def preview_command(
     overrides: Overrides = None,
     source: OneSource = None,
     rows: Annotated[int, typer.Option(min=0, help="Packed rows, or examples, to show of each source.")] = 3,
-    documents: Annotated[
-        int, typer.Option(min=1, help="How many documents of each source to look at, from its beginning.")
-    ] = 1000,
+    documents: Annotated[int, typer.Option(min=1, help="Read only the first documents of each source.")] = 1000,
 ) -> None:
     """Show which of the first documents a run keeps, which it drops and why, and how they are packed; of examples what
     is learned.
@@ -200,16 +198,10 @@ def ingest_command(
         list[Path],
         typer.Argument(help="Files and folders (with all below) of pdf, html, docx, epub, md, txt, also .gz, .zst."),
     ],
-    output: Annotated[
-        Path, typer.Option(help="Folder for the jsonl files; what is in it already is not converted again.")
-    ],
-    on_bad: Annotated[
-        Literal["error", "skip"], typer.Option(help="Exit code where files give no document. error: 2; skip: 0.")
-    ] = "error",
+    output: Annotated[Path, typer.Option(help="Folder for the jsonl files; files converted before are skipped.")],
+    on_bad: Annotated[Literal["error", "skip"], typer.Option(help="error: exit code 2 if a file fails.")] = "error",
     max_seconds: Annotated[float, typer.Option(min=1, help="Give up on a file after so many seconds.")] = 120,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try files again that could not be converted before.")
-    ] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try files again that failed before.")] = False,
 ) -> None:
     """Convert documents into text that a recipe reads: with headings, lists, tables and code, without menus and
     running headers.
@@ -271,30 +263,20 @@ def show_ingested(console: Console, done: "Ingested") -> None:
 
 
 def rewrite_command(
-    source: Annotated[
-        str, typer.Argument(help="Documents, as a recipe's `path` means them: files, a folder, a URL, a dataset's id.")
-    ],
+    source: Annotated[str, typer.Argument(help="As a recipe's `path`: files, a folder, a URL, a dataset's id.")],
     model: Annotated[str, typer.Option(help="Folder or Hub id of the model that writes.")],
     output: Annotated[Path, typer.Option(help="Folder for the jsonl files; what is in it already is not made again.")],
     text_column: Annotated[str, typer.Option(help="Column or JSON key that holds the text.")] = "text",
     max_documents: Annotated[int | None, typer.Option(min=1, help="Only so many documents.")] = None,
     prompt: Annotated[str, typer.Option(help=f"{', '.join(PROMPTS)}; or a file with {{text}} in it.")] = "clear_prose",
     revision: Annotated[str | None, typer.Option(help="The model's commit, tag or branch on the Hub.")] = None,
-    max_input_tokens: Annotated[
-        int, typer.Option(min=8, help="Longer documents are cut at the ends of paragraphs.")
-    ] = WRAP_TOKENS,
+    max_input_tokens: Annotated[int, typer.Option(min=8, help="Split longer documents at paragraphs.")] = WRAP_TOKENS,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
     temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.7,
-    top_p: Annotated[
-        float, typer.Option(min=0, max=1, help="Draw among the tokens that have this probability together.")
-    ] = TOP_P,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Sample from this share of the probability.")] = TOP_P,
     seed: Annotated[int, typer.Option(min=0, help="Each text's own seed follows from it and the text.")] = SEED,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Texts at a time: for the speed. In float32 it does not change the answers.")
-    ] = 8,
-    cut_off: Annotated[
-        Literal["drop", "keep"], typer.Option(help="Answers that had not ended at --max-new-tokens.")
-    ] = "drop",
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time; in float32 no answer depends on it.")] = 8,
+    cut_off: Annotated[Literal["drop", "keep"], typer.Option(help="Answers cut off at --max-new-tokens.")] = "drop",
     min_characters: Annotated[int, typer.Option(min=1, help="Drop shorter answers.")] = 40,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code of the model; --revision must be a commit.")

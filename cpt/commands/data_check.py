@@ -55,14 +55,10 @@ OneSource = Annotated[str | None, typer.Option(help="Only the source of this nam
 
 
 def check_command(
-    recipe: Annotated[
-        Path, typer.Argument(metavar="RECIPE", help="The recipe's YAML file, or a folder or file of documents.")
-    ],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, or a folder or file of documents.")],
     overrides: Overrides = None,
     source: OneSource = None,
-    output: Annotated[
-        Path | None, typer.Option(help="List all bad rows in this file, one JSON object a line.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="List all bad rows in this file, as JSON lines.")] = None,
     truncated_share: Annotated[
         float,
         typer.Option(
@@ -272,9 +268,7 @@ def report_examples(
 def contamination_command(
     recipe: RecipePath,
     overrides: Overrides = None,
-    task: Annotated[
-        list[str] | None, typer.Option(help="Look for the questions of this lm-eval task too. Repeat it.")
-    ] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Also search for this lm-eval task. Repeat it.")] = None,
     task_folder: Annotated[Path | None, typer.Option(help="YAML files of your own lm-eval tasks.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with up to 100 places of each source.")] = False,
 ) -> None:

@@ -156,9 +156,7 @@ class Commands:
 def command(
     folder: Annotated[Path, typer.Option(help="Where texts, tokenizer, runs and summary go.")] = FOLDER,
     seeds: Annotated[str, typer.Option(help="One continued pre-training for each, separated by commas.")] = SEEDS,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="key.path=value, any key of the recipes, for all runs.")
-    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, for the recipes of all runs.")] = None,
 ) -> None:
     """Run the whole path, offline in minutes: documents, init, check, train, verdict, served answer.
 

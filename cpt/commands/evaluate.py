@@ -26,30 +26,16 @@ from cpt.runs.folder import RECIPE
 
 def command(
     model: Annotated[str, typer.Argument(help="A Hub id, a folder, or a run's folder.")],
-    against: Annotated[
-        str | None, typer.Option(help="Another model, its base say: paired differences with intervals.")
-    ] = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="Take the held-out sets of this recipe; by default of the run.")
-    ] = None,
+    against: Annotated[str | None, typer.Option(help="Another model, such as the base, to compare with.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="Recipe with the held-out sets; by default the run's.")] = None,
     text: Annotated[list[str] | None, typer.Option(help="A held-out set of your own, name=path. Repeat it.")] = None,
-    domain_test: Annotated[
-        list[str] | None, typer.Option(help="Make questions of this held-out set. Repeat it.")
-    ] = None,
-    task: Annotated[
-        list[str] | None, typer.Option(help="A task or group of lm-eval: hellaswag, mmlu, gsm8k. Repeat it.")
-    ] = None,
+    domain_test: Annotated[list[str] | None, typer.Option(help="Make questions from this set. Repeat it.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Task or group of lm-eval: mmlu, gsm8k. Repeat it.")] = None,
     task_folder: Annotated[Path | None, typer.Option(help="YAML files of your own lm-eval tasks.")] = None,
-    allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Execute code that the model writes (HumanEval).")
-    ] = False,
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="Run code that the model writes.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions of each task.")] = None,
-    num_fewshot: Annotated[
-        int | None, typer.Option(min=0, help="Solved examples before each question; by default the task's.")
-    ] = None,
-    sequence_length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens the model sees at once, with --text.")
-    ] = None,
+    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Solved examples before each question.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(min=2, help="Tokens in a row, with --text.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass; no figure depends on it.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:

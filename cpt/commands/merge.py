@@ -28,12 +28,8 @@ Method = Literal["lora", "task_arithmetic", "average"]
 def command(
     output: Annotated[Path, typer.Option("--output", "-o", help="The new folder.")],
     method: Annotated[Method, typer.Option(help="How they become one.")],
-    models: Annotated[
-        list[Path] | None, typer.Argument(help="lora: BASE ADAPTER. average: two folders or more.")
-    ] = None,
-    after: Annotated[
-        Path | None, typer.Option(help="task_arithmetic: the model after continued pre-training.")
-    ] = None,
+    models: Annotated[list[Path] | None, typer.Argument(help="lora: BASE ADAPTER. average: two or more.")] = None,
+    after: Annotated[Path | None, typer.Option(help="task_arithmetic: the continued model.")] = None,
     base: Annotated[Path | None, typer.Option(help="task_arithmetic: the model that both were made from.")] = None,
     chat: Annotated[Path | None, typer.Option(help="task_arithmetic: the base's chat model.")] = None,
     scale: Annotated[float, typer.Option(help="task_arithmetic: how much of (chat - base) is added.")] = 1.0,
@@ -41,9 +37,7 @@ def command(
         Literal["stored", "bfloat16", "float16", "float32"], typer.Option(help="What the weights are written in.")
     ] = "stored",
     max_shard_size: Annotated[str, typer.Option(help="Largest file: 5GB, 500MB.")] = "5GB",
-    tolerance: Annotated[
-        float | None, typer.Option(min=0, help="lora: largest difference allowed, of the largest logit.")
-    ] = None,
+    tolerance: Annotated[float | None, typer.Option(min=0, help="lora: allowed difference, as a share.")] = None,
 ) -> None:
     """Merge an adapter into its base, add a chat vector, or average checkpoints.
 

@@ -63,19 +63,11 @@ class Pipeline:
 
 def command(
     file: Annotated[Path, typer.Argument(help="A YAML file with `name` and `steps`, a list of recipes.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="key.path=value, on top of every step's recipe.")
-    ] = None,
-    supervise: Annotated[
-        bool, typer.Option("--supervise", help="Watch each run, and start it again where it ends too early.")
-    ] = False,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, on top of every recipe.")] = None,
+    supervise: Annotated[bool, typer.Option("--supervise", help="Restart a run that ends too early.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="Processes of each run, on this machine.")] = 1,
-    launcher: Annotated[
-        str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check all recipes and show where each run stands; start nothing.")
-    ] = False,
+    launcher: Annotated[str | None, typer.Option(help='Launcher of each run, such as "accelerate launch".')] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the recipes and show the status.")] = False,
 ) -> None:
     """Run recipes one after the other; type the same command again to resume.
 

@@ -14,6 +14,7 @@ import typer
 
 from cpt.cache import cannot_keep, default_cache_dir
 from cpt.command_line import show_log
+from cpt.commands.store import StoreFolder
 from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, as_asked, build_data
 from cpt.data.rows.contamination import with_decontamination
@@ -38,16 +39,9 @@ PASSED_ON = ("CPT_STORE", "HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT"
 def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
-    cache: Annotated[
-        Path | None, typer.Option("--cache", help="The store's folder; by default $CPT_CACHE or ~/.cache/cpt.")
-    ] = None,
-    shard: Annotated[
-        str | None,
-        typer.Option("--shard", help="Only part I of N, such as 3/16. All parts share one store."),
-    ] = None,
-    cluster: Annotated[
-        Literal["ray"] | None, typer.Option("--with", help="ray: make each shard as a task of a Ray cluster.")
-    ] = None,
+    cache: StoreFolder = None,
+    shard: Annotated[str | None, typer.Option(help="Only part I of N, such as 3/16, of a shared store.")] = None,
+    cluster: Annotated[Literal["ray"] | None, typer.Option("--with", help="Make shards on a Ray cluster.")] = None,
 ) -> None:
     """Fill the store. What is there is not made again, so a command that was killed can be repeated.
 

@@ -28,9 +28,7 @@ TRANSLATORS: dict[str, tuple[str, Callable[[Translation], None]]] = {
 
 
 def command(
-    copy: Annotated[
-        Path | None, typer.Option(help="Folder that gets recipes/, deepspeed_configs/ and launch/.", metavar="FOLDER")
-    ] = None,
+    copy: Annotated[Path | None, typer.Option(help="Copy them into this folder.", metavar="FOLDER")] = None,
 ) -> None:
     """List the recipes that come with cpt, or copy them into a folder of yours.
 
@@ -62,9 +60,7 @@ def command(
 def import_command(
     config: Annotated[Path, typer.Argument(help="The YAML file of a run of axolotl or LLaMA-Factory.")],
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
-    gpus: Annotated[
-        int, typer.Option(help="GPUs of the run there: what it counts in steps is in tokens here.", min=1)
-    ] = 1,
+    gpus: Annotated[int, typer.Option(help="GPUs of that run, to turn its steps into tokens.", min=1)] = 1,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
     """Translate a config of axolotl or LLaMA-Factory into a recipe, and list the keys that were not translated.

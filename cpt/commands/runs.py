@@ -21,13 +21,9 @@ TEXTS = ("run", "stage", "state", "tags")
 def command(
     folder: Annotated[Path, typer.Argument(help="Where the runs lie: `output_dir` of their recipes.")] = Path("runs"),
     where: Annotated[
-        list[str] | None,
-        typer.Option(help="Only runs with state=finished, tag=x, loss<2.5; may be given again."),
+        list[str] | None, typer.Option(help="Only runs with state=finished, tag=x, loss<2.5; may be given again.")
     ] = None,
-    sort: Annotated[
-        str | None,
-        typer.Option(help="A column: loss for the smallest first, -loss for the largest; else the newest first."),
-    ] = None,
+    sort: Annotated[str | None, typer.Option(help="Column, -loss for descending; else newest first.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON list.")] = False,
 ) -> None:
     """List the runs below a folder: state, steps, tokens, loss, held-out bits per byte, speed, age, tags.

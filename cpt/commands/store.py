@@ -60,12 +60,12 @@ COMMANDS = {  # name -> module:function
     "verify": "cpt.commands.store:verify_command",
     "prune": "cpt.commands.store:prune_command",
 }
-Folder = Annotated[
+StoreFolder = Annotated[
     Path | None, typer.Option("--cache", help="The store's folder; by default $CPT_CACHE or ~/.cache/cpt.")
 ]
 
 
-def list_command(cache: Folder = None) -> None:
+def list_command(cache: StoreFolder = None) -> None:
     """List the stored entries, the last used first.
 
     Example: cpt store list
@@ -85,7 +85,7 @@ def list_command(cache: Folder = None) -> None:
     console.print(f"{cache or default_cache_dir()}: {len(found)} entries, {total}", markup=False)
 
 
-def verify_command(cache: Folder = None) -> None:
+def verify_command(cache: StoreFolder = None) -> None:
     """Read all stored tokens and compare them with their digests; exit code 2 if any is damaged.
 
     Example: cpt store verify --cache /data/cpt
@@ -120,13 +120,9 @@ def find_damage(folder: Path, description: SourceDescription) -> str | None:
 
 
 def prune_command(
-    cache: Folder = None,
-    unused_days: Annotated[
-        float | None, typer.Option(min=0, help="Remove entries that no run has opened for this many days.")
-    ] = None,
-    keep_gib: Annotated[
-        float | None, typer.Option(min=0, help="Remove the least recently used entries until this much is left.")
-    ] = None,
+    cache: StoreFolder = None,
+    unused_days: Annotated[float | None, typer.Option(min=0, help="Remove entries unused for this many days.")] = None,
+    keep_gib: Annotated[float | None, typer.Option(min=0, help="Keep at most this much, the last used.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
 ) -> None:
     """Remove old entries and leftovers of killed runs and of other versions of cpt. Entries in use stay.

@@ -71,9 +71,7 @@ class TextReader:
 
 def train_command(
     output: Annotated[Path, typer.Option(help="Folder for the tokenizer; it must not exist, or be empty.")],
-    vocabulary: Annotated[
-        int, typer.Option(help="Tokens it is to have: 4,000 suit a small model, 32,000 and up a large one.")
-    ],
+    vocabulary: Annotated[int, typer.Option(help="Number of tokens: 4,000 suit a small model, 32,000 a large one.")],
     text: Texts = None,
     text_column: TextColumn = "text",
     max_mb: MaxBytes = 1000,

@@ -76,9 +76,7 @@ class VocabularyFigures:
 def report_command(
     model: Annotated[str, typer.Argument(help="Folder or Hub id of a model or tokenizer.")],
     text: Texts = None,
-    against: Annotated[
-        str | None, typer.Option(help="Folder or Hub id of a second tokenizer to compare with.")
-    ] = None,
+    against: Annotated[str | None, typer.Option(help="Folder or Hub id of a tokenizer to compare with.")] = None,
     text_column: TextColumn = "text",
     max_mb: MaxBytes = 1000,
     as_data: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,

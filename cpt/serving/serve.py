@@ -171,10 +171,7 @@ class Servable(NamedTuple):
 
 def serve(
     model: ModelName,
-    host: Annotated[
-        str,
-        typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in, and nothing asks them for a key."),
-    ] = "localhost",
+    host: Annotated[str, typer.Option(help="Address; 0.0.0.0 is open to all, without a key.")] = "localhost",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     dtype: Annotated[Dtype, typer.Option(help="What the weights are held in; auto: as they are stored.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda:0.")] = "auto",
@@ -212,13 +209,9 @@ def wait_for_signal(received: ReceivedSignals) -> None:
 
 def chat(
     model: ModelName,
-    flags: Annotated[
-        list[str] | None, typer.Argument(help="Of generate: max_new_tokens=200 do_sample=False temperature=0.7")
-    ] = None,
+    flags: Annotated[list[str] | None, typer.Argument(help="For generate: max_new_tokens=200 temperature=0.7")] = None,
     browser: Annotated[bool, typer.Option("--browser", help="On a page in the browser.")] = False,
-    host: Annotated[
-        str, typer.Option(help="Address of the page; 0.0.0.0 lets other machines in, without a password.")
-    ] = HOST,
+    host: Annotated[str, typer.Option(help="Address of the page; 0.0.0.0: open to all, no password.")] = HOST,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = PORT,
     system_prompt: Annotated[str | None, typer.Option(help="In the terminal: what the model is told first.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="What the weights are held in; auto: as they are stored.")] = "auto",
