@@ -112,9 +112,8 @@ def check_command(
         output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in bad_rows))
     for mistake in mistakes:
         console.print(f"{type(mistake).__name__}: {mistake}", style="red", markup=False)
-    console.print(
-        f"{recipe}: {len(mistakes)} mistake(s)." if mistakes else f"{recipe}: a run can read all of it.", markup=False
-    )
+    outcome = f"{len(mistakes)} mistake(s)." if mistakes else "a run can read all of it."
+    console.print(f"{recipe}: {outcome}", markup=False)
     raise typer.Exit(2 if mistakes else 0)
 
 
@@ -127,11 +126,6 @@ def chosen_sources(recipe: Recipe, name: str | None) -> Iterator[tuple[str, Docu
 
 
 def inspector_of(data: Data, source: DocumentSource, key: str, plain_encoder: DocumentEncoder) -> Inspector:
-    """What checks a source's examples.
-
-    Raises:
-        RecipeError: the tokenizer does not go with its template.
-    """
     encoder = encoder_of(source, plain_encoder, key)
     assert isinstance(encoder, ExampleEncoder)
     if missing := missing_tokens(encoder):
@@ -140,8 +134,8 @@ def inspector_of(data: Data, source: DocumentSource, key: str, plain_encoder: Do
             " of the tokenizer. Add it as a special token, or use the template that belongs to the tokenizer."
         )
     filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
-    are_repeats_wrong = data.deduplicate is None
-    return Inspector(reported_name(source), filters, transforms, encoder, data.sequence_length, are_repeats_wrong)
+    name, are_repeats_wrong = reported_name(source), data.deduplicate is None
+    return Inspector(name, filters, transforms, encoder, data.sequence_length, are_repeats_wrong)
 
 
 @dataclass
@@ -165,11 +159,7 @@ class SourceInspection:
 
 
 def read_source(source: DocumentSource, key: str, inspector: Inspector | None = None) -> SourceInspection:
-    """Read a source once, in several processes if it is large.
-
-    Raises:
-        CptError: the source is missing, or a file cannot be read at all.
-    """
+    """Read a source once, in several processes if it is large."""
     pieces = pieces_of(source, key, PIECE_BYTES if inspector is None else EXAMPLE_PIECE_BYTES)
     # A limit counts over all pieces in order, which only one process can do.
     jobs = [[piece] for piece in pieces] if source.max_documents is None else [pieces]

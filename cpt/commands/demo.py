@@ -81,12 +81,8 @@ class Commands:
     variables: Mapping[str, str]
 
     def run(self, *words: Word) -> None:
-        """Wait for a command. A signal is forwarded to it, so that a run can save a checkpoint.
-
-        Raises:
-            TrainingError: it failed.
-            KeyboardInterrupt: it was stopped by a signal.
-        """
+        """Wait for a command; TrainingError if it fails. A signal is forwarded to it, so that a run can save a
+        checkpoint; then KeyboardInterrupt."""
         code, forwarded = Child(self.printed(*words), environment=self.environment()).wait_for_end()
         if forwarded:
             raise KeyboardInterrupt
@@ -96,11 +92,7 @@ class Commands:
             )
 
     def ask_server(self, model: Path, prompt: str) -> str | None:
-        """Serve a model, complete a prompt with OpenAI's client, stop it; None if a package for it is not installed.
-
-        Raises:
-            LaunchError: the server did not start.
-        """
+        """Serve a model, complete a prompt with OpenAI's client, stop it; None if a package for it is missing."""
         if any(importlib.util.find_spec(package) is None for package in ("fastapi", "uvicorn", "openai")):
             self.print("Not served: fastapi, uvicorn or openai is not installed (pip install 'cpt[serving]').")
             return None
@@ -180,12 +172,7 @@ def command(
 
 
 def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence[str] = ()) -> int:
-    """Run all of it and print the table; 0 if every seed passed, else 1.
-
-    Raises:
-        ResourceError: the folder cannot be written.
-        TrainingError: one of the commands failed.
-    """
+    """Run all of it and print the table; 0 if every seed passed, else 1."""
     console = open_console()
     cpt = Commands(console, {"CPT_CACHE": str(folder / "cache")})
     cpt.title("1  Text: code and prose out of this Python's standard library")
@@ -290,7 +277,6 @@ def read_result(run: Run) -> SeedResult:
 
 
 def print_results(results: Sequence[SeedResult], headline: str, console: Console, folder: Path) -> None:
-    """Print the table, whether the demo passed, and where everything is."""
     columns = ("domain before", "after", "change", "general before", "after", "change", "tokens/s")
     figures = [Column(name, justify="right") for name in columns]
     table = Table("", *figures, title="Bits per byte on held-out documents")

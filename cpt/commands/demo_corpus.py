@@ -33,11 +33,8 @@ SKIPPED_FOLDERS = {
 
 
 def write_files(folder: Path, library: Path | None = None) -> dict[tuple[Kind, Part], Path]:
-    """Write folders of text files, one file for each module or topic; folders that exist already stay.
-
-    Args:
-        library: the folder to read; by default this Python's standard library.
-    """
+    """Write folders of text files, one file for each module or topic of `library`, by default this Python's standard
+    library; folders that exist already stay."""
     names: dict[Kind, str] = {"domain": "documents", "general": "general"}
     folders: dict[tuple[Kind, Part], Path] = {}
     for kind, name in names.items():

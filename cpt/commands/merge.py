@@ -72,7 +72,6 @@ def command(
 def merge_adapter(
     folders: list[Path], output: Path, dtype: torch.dtype | None, max_shard_size: str, tolerance: float | None
 ) -> Iterator[str]:
-    """As `cpt export` does it, with the base named."""
     if len(folders) != 2:
         raise RecipeError(f"--method lora takes two folders, BASE and ADAPTER, not {len(folders)}.")
     base, adapter = folders
@@ -91,11 +90,7 @@ def average(folders: list[Path], output: Path, *, dtype: torch.dtype | None, max
 
 
 def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
-    """Write, make it loadable by others, and load it in another process.
-
-    Raises:
-        CheckpointError: plain transformers cannot load it, or its logits are not finite.
-    """
+    """Write, make it loadable by others, and load it in another process."""
     with written_whole_or_not(output) as unfinished:
         yield from write(unfinished)
         dtype = stored_dtype(unfinished)

@@ -56,11 +56,8 @@ class Forecast:
 
 
 def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
-    """Compute from the prepared data what this recipe's run will read; no row is opened.
-
-    Raises:
-        RecipeError: a phase ends at a learning rate that the schedule does not come to.
-    """
+    """Compute from the prepared data what this recipe's run will read; no row is opened. RecipeError if a phase ends
+    at a learning rate that the schedule does not come to."""
     section = phases_in_tokens(recipe)
     rows = rows_of_run(recipe.data, recipe.budget, data.num_rows)
     asked = shares_over(asked_shares(section, [report.tokens for report in data.sources]), rows).tolist()

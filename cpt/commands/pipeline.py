@@ -127,12 +127,8 @@ def run_step(step: Step, words: Sequence[str]) -> tuple[int, int]:
 
 
 def end(pipeline: Pipeline, step: Step, file: Path, code: int, forwarded: int) -> None:
-    """Report how the step ended and how to resume.
-
-    Raises:
-        Interrupted: it was stopped by a signal.
-        typer.Exit: it failed; with its exit code.
-    """
+    """Report how the step ended and how to resume; raise Interrupted if it was stopped by a signal, else typer.Exit
+    with its exit code."""
     print_status(pipeline)
     status = step.run.status()
     again = f"The same command resumes there: cpt pipeline {file}"
@@ -159,14 +155,8 @@ def print_status(pipeline: Pipeline) -> None:
 
 
 def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
-    """Read the file and all of its recipes.
-
-    Args:
-        overrides: `key.path=value` on top of every step.
-
-    Raises:
-        RecipeError: every mistake of the file and of the recipes, with its line.
-    """
+    """Read the file and all of its recipes, with `overrides` on top of each; RecipeError lists every mistake with its
+    line."""
     mistakes = Mistakes()
     root = read_or_raise(path, mistakes)
     written = root.value

@@ -73,10 +73,8 @@ def command(
 
 
 def prepare_recipe(recipe: Recipe, cache_dir: Path | None = None) -> PreparedData:
-    """Make everything that the recipe's run reads, and upload it to $CPT_STORE if that is set.
-
-    With `data.disk_bytes`, only what the run begins with is made.
-    """
+    """Make everything that the recipe's run reads; with `data.disk_bytes`, only what the run begins with. Upload it to
+    $CPT_STORE if that is set."""
     prepared = build_data(
         phases_in_tokens(recipe),
         load_tokenizer(recipe.tokenizer, recipe.model),
@@ -112,12 +110,9 @@ def upload_shard(folder: Path, store: Bucket) -> None:
 
 
 def prepare_shard(recipe: Recipe, part: int, of: int, cache_dir: Path | None = None) -> tuple[int, int]:
-    """Make part `part` of `of` parts, counted from 1. Parts may be made at the same time, on any machines.
-
-    Returns:
-        How many shards of tokens this call made, and how many are still missing in the store.
-    """
-    shards, store = all_shards(open_all(recipe, cache_dir or default_cache_dir())), bucket()
+    """Make part `part` of `of` parts, counted from 1; return how many shards this call made, and how many are still
+    missing in the store. Parts may be made at the same time, on any machines."""
+    shards, store = all_shards(recipe, cache_dir or default_cache_dir()), bucket()
     mine = unmade(shards[part - 1 :: of])
     workers = min(num_workers(), len(mine)) if len(mine) > 1 else 0
     for source, number in made(mine, workers, list({source for source, _ in mine})):
@@ -127,22 +122,15 @@ def prepare_shard(recipe: Recipe, part: int, of: int, cache_dir: Path | None = N
 
 
 def prepare_on_ray(recipe: Recipe, cache_dir: Path | None = None) -> int:
-    """Make the missing shards as tasks of the Ray cluster that RAY_ADDRESS names, by default of this machine.
-
-    All machines must share the store's folder, or CPT_STORE. Returns the number of tasks.
-
-    Raises:
-        LaunchError: a task died too often.
-        ResourceError: Ray is not installed.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    """Make the missing shards as tasks of the Ray cluster that RAY_ADDRESS names, by default of this machine; return
+    their number. All machines must share the store's folder, or CPT_STORE."""
     try:
         import ray
     except ImportError as problem:
         raise ResourceError("--with ray needs Ray: pip install 'cpt[ray]'.") from problem
     cache = (cache_dir or default_cache_dir()).absolute()
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    missing = unmade(all_shards(open_all(recipe, cache)))
+    missing = unmade(all_shards(recipe, cache))
     ray.init(ignore_reinit_error=True, logging_level=logging.ERROR, runtime_env={"env_vars": environment})
     try:
         task = ray.remote(num_cpus=1, max_retries=RETRIES, retry_exceptions=False)(make_remotely)
@@ -173,22 +161,14 @@ def make_remotely(work: ShardWork, shard: Shard, name: str, folder: str) -> None
         upload_shard(work.folder / name, store)
 
 
-def open_all(recipe: Recipe, cache_dir: Path) -> list[TokenizedSource]:
-    """Every source and held-out set, as the run opens them.
-
-    Raises:
-        RecipeError: the recipe bounds its store, which only a run can fill.
-    """
+def all_shards(recipe: Recipe, cache_dir: Path) -> list[Wanted]:
+    """Every shard of the sources and held-out sets that the run opens, in an order that all processes share."""
     if recipe.data.disk_bytes is not None:
         raise RecipeError("`data.disk_bytes` bounds the store, which the run fills. Remove it to prepare shards.")
     data, evaluation, _ = as_asked(phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage))
     clean = with_decontamination(data, evaluation, cache_dir)
     encoder = DocumentEncoder(load_tokenizer(recipe.tokenizer, recipe.model))
-    return list(open_sources(clean, evaluation, encoder, cache_dir, recipe.seed).values())
-
-
-def all_shards(sources: Sequence[TokenizedSource]) -> list[Wanted]:
-    """Every shard, in an order that all processes share."""
+    sources = open_sources(clean, evaluation, encoder, cache_dir, recipe.seed).values()
     return [(source, number) for source in sources for number in range(len(source.plan.shards))]
 
 

@@ -79,14 +79,8 @@ def import_command(
 
 
 def translated(path: Path, gpus: int = 1) -> Translation:
-    """Translate a config without writing anything.
-
-    Args:
-        gpus: of the run there, for what it counts in steps.
-
-    Raises:
-        RecipeError: it is not a config of either tool, or names no model or no dataset.
-    """
+    """Translate a config of a run on `gpus` GPUs without writing anything; RecipeError if it is not a config of either
+    tool, or names no model or no dataset."""
     mistakes = Mistakes()
     root = read_or_raise(path, mistakes)
     mistakes.raise_if_any()

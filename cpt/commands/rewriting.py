@@ -128,9 +128,6 @@ def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda
 
     Raises:
         RecipeError: the model's window is too small, or `output` holds texts of another task.
-        DataError: the source does not exist, or a row is bad.
-        CheckpointError: the weights are missing or damaged.
-        ResourceError: the Hub cannot be reached, memory is too small, or the disk is full or not writable.
         LaunchError: another process writes there.
     """
     path, revision = str(task.model.path), task.model.revision
@@ -175,11 +172,8 @@ def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda
 
 
 def load_answerer(task: Task, tokenizer: PreTrainedTokenizerBase, question: RewriteQuestion) -> Answerer:
-    """Load the model: on the GPU in bfloat16 where there is one, else in float32.
-
-    Raises:
-        RecipeError: question and answer do not fit into the model's window.
-    """
+    """Load the model, on the GPU in bfloat16 where there is one, else in float32; RecipeError if question and answer
+    do not fit into its window."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = build_model(task.model, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
     assert isinstance(model, PreTrainedModel), "no adapters were asked for"
@@ -273,10 +267,9 @@ class RewrittenFolder:
         """Write the texts, then the counts, which mark the group as done."""
         texts, counts_file = self.files(number)
         counts_file.unlink(missing_ok=True)
+        texts.unlink(missing_ok=True)
         if rows:
             write_atomic(texts, b"".join(orjson.dumps(row) + b"\n" for row in rows), durable=True)
-        else:
-            texts.unlink(missing_ok=True)
         content = {"asked_sha256": hash_of(given), "texts": counts.texts, "dropped": counts.dropped}
         write_atomic(counts_file, orjson.dumps(content), durable=True)
 
@@ -299,13 +292,7 @@ def hash_of(texts: Sequence[str]) -> str:
 
 @contextmanager
 def open_output(folder: Path, task: Mapping[str, object]) -> Iterator[RewrittenFolder]:
-    """The folder, for this process and this task alone.
-
-    Raises:
-        RecipeError: it holds texts of another task.
-        LaunchError: another process writes there.
-        ResourceError: the disk is full or not writable.
-    """
+    """The folder, for this process alone; RecipeError if it holds texts of another task."""
     file = folder / OWN_FOLDER / "task.json"
     with output_locked(folder, file.with_name("lock"), "cpt data rewrite"):
         now = orjson.loads(orjson.dumps(task))
@@ -320,11 +307,7 @@ def open_output(folder: Path, task: Mapping[str, object]) -> Iterator[RewrittenF
 
 
 def find_prompt(name: str) -> Prompt:
-    """A prompt by its name, or from a file with `{text}` in it.
-
-    Raises:
-        RecipeError: there is no such prompt, or it has no `{text}`.
-    """
+    """A prompt by its name, or from a file with `{text}` in it; RecipeError if there is none."""
     if name in PROMPTS:
         return Prompt(name, PROMPTS[name])
     path = Path(name).expanduser()

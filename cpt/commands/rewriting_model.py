@@ -38,8 +38,6 @@ class Answer:
 
 
 class Answerer:
-    """Generates answers with a model and its tokenizer."""
-
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, batch_size: int
     ) -> None:
@@ -92,11 +90,8 @@ class Answerer:
 
 
 class SeededDraws(LogitsProcessor):
-    """Leaves only the token that the random numbers of each row's own seed choose.
-
-    transformers samples with one stream of random numbers for the whole batch: a text's answer would change with its
-    neighbours.
-    """
+    """Leaves only the token that the random numbers of each row's own seed choose: transformers has one stream of them
+    for the whole batch, so a text's answer would change with its neighbours."""
 
     def __init__(self, seeds: Sequence[int], prompt_length: int, max_new_tokens: int) -> None:
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]  # on the CPU: the same on any device
@@ -113,11 +108,8 @@ class SeededDraws(LogitsProcessor):
 
 
 class RewriteQuestion:
-    """A template, made ready for a tokenizer.
-
-    A text never becomes a special token: `<|im_end|>` in a document is text like any other, so a document cannot end
-    its turn of the chat.
-    """
+    """A template, made ready for a tokenizer. `<|im_end|>` in a document is text like any other, so a document cannot
+    end its turn of the chat."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
         self.tokenizer = tokenizer

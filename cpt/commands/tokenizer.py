@@ -153,11 +153,7 @@ def extend_command(
 
 
 def open_texts(texts: Sequence[str] | None, text_column: str, max_mb: int) -> dict[str, TextReader]:
-    """The texts that `--text` names, by name.
-
-    Raises:
-        RecipeError: none is given, or two have one name.
-    """
+    """The texts that `--text` names, by name; RecipeError if none is given, or two have one name."""
     readers: dict[str, TextReader] = {}
     for text in texts or ():
         name, _, path = text.partition("=")
@@ -223,13 +219,8 @@ def write_extended(
     sample: Sequence[str],
     record: Mapping[str, Any],
 ) -> dict[str, float]:
-    """Write the folder whole or not at all, and return bytes per token of the sample before and after, as the written
-    tokenizer has them.
-
-    Raises:
-        RecipeError: the tokenizer that was read back differs from the one that was made, or makes a text longer.
-        CheckpointError: the disk is full or not writable.
-    """
+    """Write the folder whole or not at all, and return bytes per token of the sample before and after; RecipeError if
+    the tokenizer that is read back differs from the one that was made, or makes a text longer."""
     with written_whole_or_not(output) as unfinished:
         extension.tokenizer.save_pretrained(unfinished)
         written = from_folder_or_hub(str(unfinished), None, trust_remote_code=False)

@@ -67,11 +67,7 @@ ModelName = Annotated[
 def serving(
     model: str, has_chat_template: bool, *, host: str, port: int, dtype: str, device: str, log_level: str = "error"
 ) -> Iterator[str]:
-    """Load the model and serve it; yields the URL.
-
-    Raises:
-        LaunchError: the server did not start.
-    """
+    """Load the model and serve it; yields the URL. LaunchError if the server does not start."""
     from transformers.cli.serve import Serve
 
     # Without uvicorn's lines about starting and stopping: by a filter, since uvicorn sets levels when it starts.
@@ -138,11 +134,8 @@ def adapt_requests(app: Any, model: str, has_chat_template: bool) -> None:
 
 def translated(body: dict[str, Any]) -> dict[str, Any]:
     """The request with what Hugging Face's server reads differently from OpenAI's: it samples only if
-    `generation_config` says so, takes biases as floats, and streams by default.
-
-    Raises:
-        ValueError: the server would ignore a parameter.
-    """
+    `generation_config` says so, takes biases as floats, and streams by default. ValueError if it would ignore a
+    parameter."""
     body = {name: value for name, value in body.items() if value is not None}
     for name, same in WITHOUT_EFFECT.items():
         if name in body and not any(body[name] == one and type(body[name]) is type(one) for one in same):
@@ -162,10 +155,7 @@ def translated(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class Servable(NamedTuple):
-    """A model as Hugging Face's server knows it."""
-
-    name: str
-    """Folder or Hub id; requests have the same in `model`."""
+    name: str  # folder or Hub id, which requests repeat in `model`
     has_chat_template: bool
 
 
@@ -257,7 +247,6 @@ def chat(
 
 
 def show_page(model: Servable, url: str, host: str, port: int) -> None:
-    """Serve Gradio's page until a signal."""
     received, page = ReceivedSignals(), build_page(model, url)
     from gradio.themes import Default  # after build_page, which switches Gradio's telemetry off
 
@@ -293,14 +282,10 @@ def build_page(model: Servable, url: str) -> Any:
 
 
 def check_servable(model: str, module: str | None = None) -> Servable:
-    """A folder's files, one by one, or that the Hub's cache has the id; of a finished run its exported model.
+    """Check a folder's files, one by one, or that the Hub's cache has the id; of a finished run its exported model.
 
     Args:
         module: the user's own `package.module` that registers the model's family; by default that of the run's recipe.
-
-    Raises:
-        CheckpointError: the folder is no complete model, or an adapter, or in a format that only this package reads.
-        ResourceError: the id cannot be found, or the packages for serving are missing.
     """
     if not is_serve_available():
         raise ResourceError("serving needs fastapi, uvicorn and openai. Install them: pip install 'cpt[serving]'")
@@ -383,11 +368,8 @@ def check_architecture(folder: Path, module: str | None = None) -> None:
 
 
 def can_be_served(architecture: str, model_type: str) -> bool:
-    """Whether the server will find the class: transformers' own, or one that is registered with AutoModelForCausalLM.
-
-    The server of transformers 5.23 takes `getattr(transformers, architecture)` (cli/serving/model_manager.py), so a
-    registered one is put there.
-    """
+    """Whether the server will find the class: transformers' own, or one registered with AutoModelForCausalLM. The
+    server of transformers 5.23 takes `getattr(transformers, architecture)`, so a registered one is put there."""
     if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         return True
     if model_type not in CONFIG_MAPPING:
