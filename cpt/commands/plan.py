@@ -11,7 +11,7 @@ import typer
 from transformers import PreTrainedConfig
 
 from cpt.command_line import refuse_ignored
-from cpt.distributed import tell
+from cpt.distributed import groups_of_rows, tell
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
@@ -43,7 +43,6 @@ from cpt.planning.speed import (
     measured_speed,
     named_gpus,
     planned_speed,
-    refuse_too_many,
 )
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.recipe.load import dump_recipe, load_recipe
@@ -287,7 +286,14 @@ def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int, share: fl
     Raises:
         CptError: the recipe cannot run there, or the model's config cannot be read.
     """
-    refuse_too_many(recipe, gpus)
+    tokens, length = recipe.budget.global_batch_tokens, recipe.data.sequence_length
+    # each process, or group of processes that share rows, needs a row of each step
+    readers = groups_of_rows(recipe.training, gpus)
+    if tokens is not None and tokens // length < readers:
+        raise RecipeError(
+            f"`budget.global_batch_tokens` is {tokens:,}: {tokens // length} rows of {length:,} tokens, fewer than the"
+            f" {readers} that {gpus} GPUs take at once. Use fewer GPUs, shorter rows, or {readers * length:,} tokens."
+        )
     check_release(recipe, deepspeed=bool(recipe.training.get("deepspeed")), processes=gpus)
     refuse_for_any_machine(recipe)
     config = config_without_weights(recipe.model)
