@@ -71,12 +71,6 @@ class Activations:
     """Gradients of a compiled layer's parameters, which its backward pass returns together. Not in `backward`; 0 if
     layers are not compiled."""
 
-    def of_rows(self, rows: int, two: "Activations") -> "Activations":
-        """From these, of one row, and those of two: copies of weights and of positions are there once."""
-        first, second = asdict(self), asdict(two)
-        sizes: dict[str, Any] = {name: first[name] + (rows - 1) * (second[name] - first[name]) for name in SIZES}
-        return replace(self, **sizes)
-
     def times(self, factor: float) -> "Activations":
         """Scale to rows that are `factor` times as long, if no size grows with the square of their length."""
         sizes: dict[str, Any] = {name: int(factor * asdict(self)[name]) for name in SIZES}
@@ -88,9 +82,6 @@ class Activations:
             return self.kept
         again = math.ceil(self.layers / how.every_n_layers) / self.layers
         return again * (self.layer_inputs + (self.attention if how.selective else 0)) + (1 - again) * self.kept
-
-    def in_one_layer(self, *, checkpointing: bool) -> int:
-        return self.again if checkpointing else self.backward
 
     def offloaded_with(self, *, checkpointing: bool, how: Recomputing) -> float:
         """The part that waits on the host: all but two layers, which are on their way."""
@@ -107,7 +98,10 @@ class ActivationCounts:
     two: Activations
 
     def of_rows(self, rows: int) -> Activations:
-        return self.one.of_rows(rows, self.two)
+        """Copies of weights and of positions are there once."""
+        first, second = asdict(self.one), asdict(self.two)
+        sizes: dict[str, Any] = {name: first[name] + (rows - 1) * (second[name] - first[name]) for name in SIZES}
+        return replace(self.one, **sizes)
 
 
 class SavedBytes:
@@ -163,8 +157,8 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> ActivationCount
         for one in (setup, replace(setup, packed=False)):
             # routers and their kernels raise these
             with suppress(*CANNOT_FAKE, RuntimeError):
-                return ActivationCounts(counted(model, one, 1).times(tokens), counted(model, one, 2).times(tokens))
-        return ActivationCounts(estimated(model, setup, 1).times(tokens), estimated(model, setup, 2).times(tokens))
+                return ActivationCounts(*(counted(model, one, rows).times(tokens) for rows in (1, 2)))
+        return ActivationCounts(*(estimated(model, setup, rows).times(tokens) for rows in (1, 2)))
 
 
 def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
@@ -197,14 +191,17 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     known = saved.known.keys() - {storage for call in calls for storage in call.storages}
     inputs = {id(each): each.nbytes() for call in calls for each in call.inputs.values() if id(each) not in known}
     largest = max(calls, key=lambda call: call.kept)
-    forward = forward_of_layer(largest.layer, largest.given, largest.options, setup)
+    with PeakOfStorages() as storages, torch.no_grad(), computing_as(setup):
+        for tensor in (*largest.layer.parameters(), *largest.layer.buffers()):
+            storages.ignore(tensor.untyped_storage())
+        largest.layer(*largest.given, **largest.options)
     attention = attention_outputs(model, setup, rows)
     sizes = compiled_sizes(calls, outside, known, setup) if setup.compiles else None
     if sizes is None:
-        backward, again = peaks_of_layer(largest.layer, largest.given, largest.options, setup)
+        backward, again = peaks_of_layer(largest, setup)
         sizes = {"kept": saved.total, "backward": backward, "again": again}
     fixed: dict[str, Any] = {"layer_inputs": outside + sum(inputs.values()), "layers": len(calls)}
-    return Activations(**sizes, **fixed, attention=attention, forward=forward)
+    return Activations(**sizes, **fixed, attention=attention, forward=storages.peak)
 
 
 def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Setup) -> dict[str, Any] | None:
@@ -222,9 +219,7 @@ def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Se
                 return None
             try:
                 with computing_as(setup):
-                    kinds[kind] = count_compiled(
-                        call.layer, call.given, call.options, selective=setup.recomputing.selective
-                    )
+                    kinds[kind] = count_compiled(call, selective=setup.recomputing.selective)
             except Exception as problem:  # torch's tracer raises whatever a model's own code meets in it
                 log.debug("torch cannot trace a layer", exc_info=problem)
                 return None
@@ -236,27 +231,18 @@ def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Se
     return {"kept": kept, **peaks}
 
 
-def forward_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], setup: Setup) -> int:
-    """Peak bytes of its forward pass without gradients."""
-    with PeakOfStorages() as storages, torch.no_grad():
-        for tensor in (*layer.parameters(), *layer.buffers()):
-            storages.ignore(tensor.untyped_storage())
-        with computing_as(setup):
-            layer(*given, **options)
-        return storages.peak
-
-
-def peaks_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], setup: Setup) -> tuple[int, int]:
+def peaks_of_layer(call: LayerCall, setup: Setup) -> tuple[int, int]:
     """Peak bytes of its backward pass beyond what it keeps, and of both passes together."""
     inputs = [
-        t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in given
+        t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in call.given
     ]
+    layer = call.layer
     hooks = [p.register_post_accumulate_grad_hook(drop_gradient) for p in layer.parameters() if p.requires_grad]
     with PeakOfStorages() as storages:
         for tensor in (*layer.parameters(), *layer.buffers()):
             storages.ignore(tensor.untyped_storage())
         with computing_as(setup):
-            output = layer(*inputs, **options)
+            output = layer(*inputs, **call.options)
         output = output[0] if isinstance(output, tuple) else output
         there, together = storages.now, storages.peak
         storages.peak = storages.now
@@ -324,17 +310,17 @@ class CompiledLayer:
     """Gradients of the layer's parameters, which the backward graph returns together."""
 
 
-def count_compiled(
-    module: nn.Module, given: tuple[Any, ...], options: dict[str, Any], *, selective: bool
-) -> CompiledLayer:
+def count_compiled(layer_call: LayerCall, *, selective: bool) -> CompiledLayer:
     """Trace a layer and count the bytes of its graphs. Runs inside a FakeTensorMode, on fake inputs.
 
     Args:
         selective: a checkpointed layer keeps the outputs of attention.
     """
-    leaves, layout = tree_flatten((given, options))
-    positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    num_positional = len(tree_flatten(given)[0])  # rotary embeddings and masks are keywords, and need no gradients
+    module, leaves, layout = layer_call.layer, *tree_flatten((layer_call.given, layer_call.options))
+    positions = list(layer_call.inputs)
+    num_positional = len(
+        tree_flatten(layer_call.given)[0]
+    )  # rotary embeddings and masks are keywords, and need no gradients
     state: dict[str, torch.Tensor] = dict((*module.named_parameters(), *module.named_buffers()))
     num_outputs = 0
 

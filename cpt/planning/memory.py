@@ -124,10 +124,10 @@ def snapshots_of_run(facts: ModelSizes, setup: Setup, activations: ActivationCou
         note += ", compiled" if rows.layer_gradients else ", as if not compiled: an upper bound"
     size = rows.kept_with(checkpointing=setup.checkpointing, how=setup.recomputing) - offloaded_bytes(setup, rows)
     kept = Term("activations", size, note)
-    one_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=setup.checkpointing))
+    one_layer = Term("one layer's backward pass", rows.again if setup.checkpointing else rows.backward)
     of_layer = Term("a layer's gradients", float(rows.layer_gradients), "all at once from a compiled layer")
     is_separate = bool(waiting or setup.releases)  # else a layer's gradients are among all gradients
-    first_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=True))
+    first_layer = Term("one layer's backward pass", rows.again)
     last = (first_layer, of_layer) if is_separate else (first_layer,)
     head = Term("gradient of the head", head_gradient(facts, setup))
     # a tied one waits for the embedding's, at the other end
