@@ -259,25 +259,19 @@ def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     layer."""
     config = model.config.get_text_config()
     width, layers, each = int(config.hidden_size), int(config.num_hidden_layers), 2 if setup.half else 4
-    values = config.to_dict()
+    values, numbers = config.to_dict(), 0.0
     chosen = int(values.get("num_experts_per_tok") or 1)
-    experts = next(
-        (int(values[name]) for name in ("num_local_experts", "num_experts", "n_routed_experts") if values.get(name)),
-        chosen,
-    )
-    numbers = 0.0
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    experts = next((int(values[name]) for name in names if values.get(name)), chosen)
     widest = width
     for name, layer in adaptable(model):
         shape = layer.get_parameter("weight").shape
         numbers += max(shape) * (chosen / experts if ".experts." in name else 1)
         widest = max(widest, *shape)
-    norms = layers * 2 * width * (4 + each)
-    tokens = rows * setup.length
-    kept = int(tokens * (numbers * each + norms))
-    backward = 3 * tokens * widest * each
+    norms, tokens = layers * 2 * width * (4 + each), rows * setup.length
+    kept, backward = int(tokens * (numbers * each + norms)), 3 * tokens * widest * each
+    inputs, again = tokens * layers * width * each, kept // layers + backward
     attention = attention_outputs(model, setup, rows)
-    inputs = tokens * layers * width * each
-    again = kept // layers + backward
     return Activations(
         kept, inputs, backward, again, is_counted=False, attention=attention, layers=layers, forward=backward
     )
@@ -316,11 +310,9 @@ def count_compiled(layer_call: LayerCall, *, selective: bool) -> CompiledLayer:
     Args:
         selective: a checkpointed layer keeps the outputs of attention.
     """
-    module, leaves, layout = layer_call.layer, *tree_flatten((layer_call.given, layer_call.options))
-    positions = list(layer_call.inputs)
-    num_positional = len(
-        tree_flatten(layer_call.given)[0]
-    )  # rotary embeddings and masks are keywords, and need no gradients
+    module, positions = layer_call.layer, list(layer_call.inputs)
+    leaves, layout = tree_flatten((layer_call.given, layer_call.options))
+    num_positional = len(tree_leaves(layer_call.given))  # rotary embeddings and masks are keywords without gradients
     state: dict[str, torch.Tensor] = dict((*module.named_parameters(), *module.named_buffers()))
     num_outputs = 0
 
@@ -329,7 +321,7 @@ def count_compiled(layer_call: LayerCall, *, selective: bool) -> CompiledLayer:
         inputs = dict(zip(positions, flat[len(state) :], strict=True))
         arguments, keywords = tree_unflatten([inputs.get(index, leaf) for index, leaf in enumerate(leaves)], layout)
         result = torch.func.functional_call(module, dict(zip(state, flat, strict=False)), arguments, keywords)
-        outputs = tuple(leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor))
+        outputs = tuple(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         num_outputs = len(outputs)
         return outputs
 

@@ -22,7 +22,7 @@ from cpt.models.inventory import runs_along_the_row
 from cpt.models.recomputing import SWITCHES, Recomputing, read_recomputing
 from cpt.optim.adamw import automatic_dtype
 from cpt.planning.model_sizes import KINDS, MASKED_FORMS, StageNeeds, read_stage_needs
-from cpt.recipe.keys import AUTO, COMPILING
+from cpt.recipe.keys import ACCUMULATION, AUTO, COMPILING, DEFAULT_MICRO_BATCH, MICRO_BATCH
 from cpt.recipe.schema import Recipe
 
 BUCKET = 500_000_000  # elements; DeepSpeed's own defaults
@@ -162,8 +162,8 @@ def read_setup(
     training = recipe.training
     parallelism = read_parallelism(training)
     length = recipe.data.sequence_length // parallelism.sp_size  # what a process has of a row
-    micro_batch = int(training.get("per_device_train_batch_size", 8))
-    accumulation = int(training.get("gradient_accumulation_steps", 1))
+    micro_batch = int(training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH))
+    accumulation = int(training.get(ACCUMULATION, 1))
     if recipe.budget.global_batch_tokens is not None:
         accumulation = max(1, round(recipe.budget.global_batch_tokens / (micro_batch * gpus * length)))
     zero = read_deepspeed_sharding(profile) if profile is not None else read_fsdp_sharding(training)
