@@ -18,7 +18,7 @@ from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS, SAMPLES
 from cpt.runs.record import Run
 from cpt.stages.models import PACKED, REFERENCED, build_teacher, reference_model
-from cpt.training.arguments import RunLength, find_stage, length_of, load_class, training_arguments
+from cpt.training.arguments import RunLength, find_stage, load_class, run_length, training_arguments
 from cpt.training.callbacks import (
     ConsoleProgress,
     MetricsFile,
@@ -79,7 +79,7 @@ def build_trainer(
     """
     if arguments is None:
         arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
-    length = length_of(recipe, data, Path(str(arguments.output_dir)))
+    length = run_length(recipe, data.num_rows, Path(str(arguments.output_dir)))
     trainer = stage_trainer(recipe, model, tokenizer, data, arguments, length)
     if not isinstance(trainer, CPTTrainer):
         raise RecipeError(

@@ -55,8 +55,7 @@ UNPROVEN = {
         ' "zero_hpz_partition_size".',
     ),
 }
-OWN_LOSS = ("pretrain", "cpt", "sft")
-"""Stages whose loss is that of the next token, in rows of tokens."""
+OWN_LOSS = ("pretrain", "cpt", "sft")  # stages whose loss is that of the next token, in rows of tokens
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,7 @@ class Stage:
 
     CONFIG: Any
     COLUMNS: tuple[str, ...]
-    build_trainer: Callable[..., Trainer] | None = None
-    """Of a user's stage."""
+    build_trainer: Callable[..., Trainer] | None = None  # of a user's stage
 
 
 def find_stage(name: str) -> Stage:
@@ -93,11 +91,7 @@ def find_stage(name: str) -> Stage:
 
 
 def load_class(path: str, stage: str) -> Any:
-    """The class `package.module:Class` of a built-in stage.
-
-    Raises:
-        ResourceError: TRL has no such class in the installed version.
-    """
+    """The class `package.module:Class` of a built-in stage; a ResourceError where the installed TRL lacks it."""
     module, _, name = path.partition(":")
     try:
         return getattr(import_module(module), name)
@@ -118,12 +112,10 @@ class RunLength:
     rows_per_step: int
     gradient_accumulation_steps: int
     tokens_per_step: int
-    micro_batch: int
-    """Rows that one process takes at once: the recipe's, or what an earlier start learned to fit."""
+    micro_batch: int  # rows that one process takes at once: the recipe's, or what an earlier start learned to fit
 
     @property
     def rows(self) -> int:
-        """Rows of the whole run."""
         return self.steps * self.rows_per_step
 
     @property
@@ -135,13 +127,9 @@ class RunLength:
         """The interval in optimizer steps; None if the recipe gives none."""
         if every_tokens is not None:
             return max(1, round(every_tokens / self.tokens_per_step))
-        return (
-            None
-            if every_steps is None
-            else int(every_steps)
-            if every_steps >= 1
-            else math.ceil(every_steps * self.steps)
-        )
+        if every_steps is None or every_steps >= 1:
+            return None if every_steps is None else int(every_steps)
+        return math.ceil(every_steps * self.steps)
 
 
 def training_arguments(
@@ -160,9 +148,9 @@ def training_arguments(
     Raises:
         RecipeError: Hugging Face refuses a value under `training:`.
     """
-    length = length_of(recipe, data, folder)
+    length = run_length(recipe, data.num_rows, folder)
     warn_of_rounding(recipe, length)
-    config_class = find_stage(recipe.stage).CONFIG
+    config_class, checkpoints, evaluation = find_stage(recipe.stage).CONFIG, recipe.checkpoints, recipe.evaluation
     ours = {
         "output_dir": str(folder),
         "run_name": folder.name,
@@ -178,9 +166,15 @@ def training_arguments(
         "remove_unused_columns": False,
         "use_cpu": bool(recipe.training.get("use_cpu")) or not torch.accelerator.is_available(),
         "parallelism_config": parallelism_config(recipe.training),
-        **saving_arguments(recipe, length),
-        **evaluation_arguments(recipe, length, evaluates=bool(data.held_out)),
+        # Without an interval only the end is saved.
+        "save_strategy": "steps",
+        "save_steps": length.steps_between(checkpoints.every_tokens, checkpoints.every_steps) or length.steps,
+        "save_total_limit": None,  # we remove old checkpoints ourselves: the Trainer sorts them by file time
+        "eval_strategy": "no",
     }
+    if data.held_out:  # without an interval the first and the last step are evaluated; the Trainer adds the last one
+        every = length.steps_between(evaluation.every_tokens, evaluation.every_steps)
+        ours |= {"eval_strategy": "steps", "eval_steps": every or length.steps, "eval_on_start": True}
     if "project" in recipe.training:  # transformers passes it to Trackio alone
         os.environ.setdefault("WANDB_PROJECT", recipe.training["project"])
     defaults = {
@@ -189,8 +183,7 @@ def training_arguments(
         # Hugging Face's default of 8 rows would run out of memory where the training's batch just fits.
         "per_device_eval_batch_size": recipe.training.get("per_device_train_batch_size", 8),
     }
-    fields = config_class.__dataclass_fields__
-    if "max_length" in fields:
+    if "max_length" in config_class.__dataclass_fields__:
         ours["max_length"] = recipe.data.sequence_length
     if config_class is not TrainingArguments:  # TRL has other defaults; here all stages have the same
         defaults |= {"gradient_checkpointing": False, "bf16": False}
@@ -203,37 +196,12 @@ def training_arguments(
         raise RecipeError(f"`training`: {config_class.__name__} says: {problem}") from problem
 
 
-def saving_arguments(recipe: Recipe, length: RunLength) -> dict[str, Any]:
-    """Without an interval only the end is saved. We remove old checkpoints ourselves: the Trainer sorts them by file
-    time."""
-    every = length.steps_between(recipe.checkpoints.every_tokens, recipe.checkpoints.every_steps)
-    return {"save_strategy": "steps", "save_steps": every or length.steps, "save_total_limit": None}
-
-
-def evaluation_arguments(recipe: Recipe, length: RunLength, *, evaluates: bool) -> dict[str, Any]:
-    """Without an interval the first and the last step are evaluated; the Trainer adds the last one."""
-    if not evaluates:
-        return {"eval_strategy": "no"}
-    every = length.steps_between(recipe.evaluation.every_tokens, recipe.evaluation.every_steps)
-    return {"eval_strategy": "steps", "eval_steps": every or length.steps, "eval_on_start": True}
-
-
 def weights_dtype(recipe: Recipe, arguments: TrainingArguments) -> torch.dtype:
     """The dtype that `model.dtype: auto` chooses in this process."""
     return automatic_dtype(recipe, deepspeed=arguments.deepspeed is not None, on_gpu=arguments.device.type == "cuda")
 
 
-def length_of(recipe: Recipe, data: PreparedData, folder: Path) -> RunLength:
-    """The run's length on its data.
-
-    Raises:
-        RecipeError: see `run_length`.
-    """
-    return run_length(recipe, data.num_rows, folder)
-
-
 def warn_of_rounding(recipe: Recipe, length: RunLength) -> None:
-    """Warn once if whole steps go far beyond the budget."""
     budget = recipe.budget.tokens
     if budget is not None and length.tokens > MUCH_MORE * budget and is_main_process():
         log.warning(
@@ -283,11 +251,7 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
 
 
 def parallelism_config(training: Mapping[str, Any]) -> ParallelismConfig | None:
-    """accelerate's parallelism config; None if processes share nothing.
-
-    Raises:
-        RecipeError: see `groups_of_rows`.
-    """
+    """accelerate's parallelism config; None if processes share nothing."""
     parts = read_parallelism(training).sp_size
     if parts == 1:
         return None
@@ -346,11 +310,7 @@ def wrong_company(recipe: Recipe, profile: Profile | None, parts: int) -> str | 
 
 
 def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
-    """All that the recipe's run reads.
-
-    Raises:
-        CptError: see `build_data`.
-    """
+    """All that the recipe's run reads."""
     return build_data(
         phases_in_tokens(recipe),
         tokenizer,
@@ -366,20 +326,10 @@ def describe_inputs(
 ) -> dict[str, Any]:
     """Hashes of all inputs except the recipe and the code, and the values chosen where the recipe left it
     open."""
-    sources = {
-        source.name: {
-            "documents": source.documents,
-            "held_out": source.held_out,
-            "tokens": source.tokens,
-            "share": source.share,
-            "licence": source.licence,
-            "is_estimate": source.is_estimate,
-            "dropped": source.dropped,
-            "files": source.files,
-        }
-        for source in data.sources
-    }
+    fields = ("documents", "held_out", "tokens", "share", "licence", "is_estimate", "dropped", "files")
+    sources = {source.name: {field: getattr(source, field) for field in fields} for source in data.sources}
     model = recipe.model
+    is_loaded = model.path is not None and not model.from_scratch
     return {
         "data": {
             "fingerprint": data.fingerprint,
@@ -391,30 +341,21 @@ def describe_inputs(
         "weights": {
             "path": model.path,
             "revision": model.revision,
-            "sha256": hash_weights(model.path, model.revision)
-            if model.path is not None and not model.from_scratch
-            else {},
+            "sha256": hash_weights(model.path, model.revision) if is_loaded else {},
             "dtype": str(DTYPES.get(model.dtype, weights_dtype(recipe, arguments))).removeprefix("torch."),
         },
-        "training": chosen_values(recipe, arguments),
+        "training": {
+            **{key: recipe.training[key] for key in AUTOMATIC if key in recipe.training},
+            "per_device_train_batch_size": arguments.per_device_train_batch_size,
+            "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
+            "deepspeed": read_profile(arguments.deepspeed) if arguments.deepspeed else None,
+        },
         **describe_teacher(recipe),
     }
 
 
 def hash_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """xxh3-128 of all that decides ids."""
     return xxhash.xxh3_128_hexdigest(tokenizer.backend_tokenizer.to_str().encode())
-
-
-def chosen_values(recipe: Recipe, arguments: TrainingArguments) -> dict[str, Any]:
-    """What this start put in the place of `auto`, and what a step consists of; of a DeepSpeed profile its content."""
-    profile = arguments.deepspeed
-    return {
-        **{key: recipe.training[key] for key in AUTOMATIC if key in recipe.training},
-        "per_device_train_batch_size": arguments.per_device_train_batch_size,
-        "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
-        "deepspeed": read_profile(profile) if profile else None,
-    }
 
 
 def describe_teacher(recipe: Recipe) -> dict[str, Any]:
