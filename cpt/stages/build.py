@@ -156,7 +156,7 @@ def callbacks_of_packed_rows(recipe: Recipe, trainer: CPTTrainer, data: Prepared
     """Callbacks for rows of tokens."""
     callbacks: list[TrainerCallback] = []
     if data.form in PACKED and len(data.sources) > 1:
-        callbacks.append(SourceLosses(data, trainer.rows_of_steps, sharing_rows=trainer.shared_rows.processes))
+        callbacks.append(SourceLosses(data, trainer.rows_of_steps, sharing_rows=trainer.shared_rows.parts))
     if recipe.stage in OWN_LOSS:
         gpu = torch.cuda.get_device_name() if trainer.args.device.type == "cuda" else None
         trains_weights = recipe.model.lora is None and recipe.model.train_only is None

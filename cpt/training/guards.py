@@ -20,7 +20,7 @@ from cpt.optim.gradients import ReleasedGradients, check_release, gradient_norm,
 from cpt.optim.schedules import phases_in_tokens
 from cpt.torch_internals import reads_scale
 from cpt.training.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, GuardedEngine, SkipBudget, SpikeDetector, StepVerdict
-from cpt.training.restart import forget_rollback, learned_rollback, remember_rollback
+from cpt.training.restart import ROLLBACK, learned_rollback, remember
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
@@ -75,7 +75,8 @@ class StepGuard(TrainerCallback):
             self.budget.restore(rollback["budget"])
             trainer.on_rollback()
         elif rollback is not None and rollback["to_step"] > trainer.first_step and is_main_process():
-            forget_rollback(trainer.run_folder)
+            # its checkpoints of the same numbers will be others
+            remember(trainer.run_folder, ROLLBACK, None)
         until = [phase.until for phase in phases_in_tokens(trainer.recipe).phases[:-1]]
         self.new_data_from = {tokens // trainer.length.tokens_per_step + 1 for tokens in until if tokens is not None}
         self.skipped_since_log = []
@@ -321,8 +322,8 @@ class StepGuard(TrainerCallback):
         trainer.rows_of_steps.leave_out(skipped.rows for skipped in bad)
 
         def leave_for_next_start() -> None:
-            to_step = step_of(checkpoint)
-            remember_rollback(folder, to_step, trainer.rows_of_steps.left_out, budget.state())
+            to_step, left_out = step_of(checkpoint), trainer.rows_of_steps.left_out
+            remember(folder, ROLLBACK, {"to_step": to_step, "left_out": left_out, "budget": budget.state()})
             later = [path for path in published_checkpoints(folder) if step_of(path) > to_step]
             set_aside(folder, later, f"the run went back to {checkpoint.name}")
 

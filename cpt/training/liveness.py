@@ -74,7 +74,7 @@ class Heartbeat(TrainerCallback):
         self.beat("starting", 0)
 
     def __enter__(self) -> "Heartbeat":
-        """Start the thread that shows from here on that the process is there."""
+        """Start the thread that writes the pulse."""
         self.thread = threading.Thread(target=self.watch, name="cpt-heartbeat", daemon=True)
         self.thread.start()
         return self
@@ -143,24 +143,10 @@ class Heartbeat(TrainerCallback):
         self.written, self.pulse = time.perf_counter(), self.pulse + 1
         median = statistics.median(self.seconds) if len(self.seconds) >= 3 else None
         # Of all devices, since another thread's current device is 0 on every rank. This process uses one of them.
-        peaks = (
-            map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count()))
-            if torch.cuda.is_initialized()
-            else ()
-        )
-        peak = max((round(peak / GIB, 3) for peak in peaks), default=None)
-        sign = LastHeartbeat(
-            rank(),
-            os.getpid(),
-            socket.gethostname(),
-            self.phase,
-            self.step,
-            self.beats,
-            median,
-            peak,
-            self.pulse,
-            self.ended,
-        )
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        peak = max((round(torch.cuda.max_memory_allocated(device) / GIB, 3) for device in devices), default=None)
+        place = (rank(), os.getpid(), socket.gethostname())
+        sign = LastHeartbeat(*place, self.phase, self.step, self.beats, median, peak, self.pulse, self.ended)
         write_heartbeat(self.folder, sign)
 
 
@@ -229,7 +215,6 @@ def saved_on_errors(trainer: CPTTrainer) -> Iterator[None]:
 
 
 def resumes_from(folder: Path) -> str:
-    """How the next start will continue."""
     checkpoints = published_checkpoints(folder)
     return f"{same_command()} resumes from {checkpoints[-1].name}." if checkpoints else "Nothing was saved yet."
 
@@ -239,16 +224,8 @@ class LivenessReport:
     """The state of all processes, by their heartbeats."""
 
     all: list[LastHeartbeat]
-    gone: list[LastHeartbeat]
-    """Gave no pulse."""
-    failed: list[LastHeartbeat]
-    """Ended with their own error or interruption."""
-
-    @property
-    def first_left(self) -> int:
-        """The rank that speaks for the rest."""
-        lost = {sign.rank for sign in (*self.gone, *self.failed)}
-        return min(set(range(world_size())) - lost, default=0)
+    gone: list[LastHeartbeat]  # gave no pulse
+    failed: list[LastHeartbeat]  # ended with their own error or interruption
 
 
 @contextmanager
@@ -270,12 +247,23 @@ def lost_ranks_named(run: Run) -> Iterator[None]:
         if interrupted:
             who = name_processes(interrupted, report.all)
             raise Interrupted(f"{who} was stopped by a signal. {resumes_from(run.folder)}") from problem
-        message = f"{what_happened(report, problem)} {resumes_from(run.folder)}"
-        if rank() == report.first_left:
-            lost = [sign.rank for sign in (*report.gone, *report.failed)]
-            record_event(
-                run.folder, "lost", message, step=max((sign.step for sign in report.all), default=None), processes=lost
+        if report.failed:
+            ended = [f"{name_processes([sign], report.all)} ended with {sign.ended}" for sign in report.failed]
+            what = f"{'; '.join(ended)}. The others cannot continue without it."
+        elif report.gone:
+            steps = ", ".join(sorted({str(sign.step) for sign in report.gone}))
+            what = f"{name_processes(report.gone, report.all)} is gone: its last heartbeat is of step {steps}."
+        else:
+            what = (
+                f"The processes lost each other, but all are there: {name_processes(report.all, report.all)}. The"
+                " network between them broke, or one took longer than `training.ddp_timeout`."
+                f" {type(problem).__name__}: {problem}."
             )
+        message = f"{what} {resumes_from(run.folder)}"
+        lost = [sign.rank for sign in (*report.gone, *report.failed)]
+        if rank() == min(set(range(world_size())) - set(lost), default=0):  # it speaks for the rest
+            step = max((sign.step for sign in report.all), default=None)
+            record_event(run.folder, "lost", message, step=step, processes=lost)
             if rank() != 0:  # the main process cannot write it
                 run.put_status("failed", error=LaunchError.__name__, message=message, exit_code=LaunchError.exit_code)
         raise LaunchError(message) from problem
@@ -301,20 +289,6 @@ def find_lost_ranks(folder: Path) -> LivenessReport:
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-def what_happened(report: LivenessReport, problem: RuntimeError) -> str:
-    if report.failed:
-        ended = "; ".join(f"{name_processes([sign], report.all)} ended with {sign.ended}" for sign in report.failed)
-        return f"{ended}. The others cannot continue without it."
-    if report.gone:
-        steps = ", ".join(sorted({str(sign.step) for sign in report.gone}))
-        return f"{name_processes(report.gone, report.all)} is gone: its last heartbeat is of step {steps}."
-    return (
-        f"The processes lost each other, but all are there: {name_processes(report.all, report.all)}. The network"
-        " between them broke, or one took longer than `training.ddp_timeout`."
-        f" {type(problem).__name__}: {problem}."
-    )
-
-
 class GroupTimeouts(TrainerCallback):
     """Sets the timeout of all groups when training begins, and again after the first step, for which some are made.
 
@@ -326,14 +300,10 @@ class GroupTimeouts(TrainerCallback):
         self.is_first_step = True
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        set_timeouts(args)
+        if dist.is_initialized():
+            set_group_timeouts(args.ddp_timeout_delta)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.is_first_step:
             self.is_first_step = False
-            set_timeouts(args)
-
-
-def set_timeouts(args: TrainingArguments) -> None:
-    if dist.is_initialized():
-        set_group_timeouts(args.ddp_timeout_delta)
+            self.on_train_begin(args, state, control)

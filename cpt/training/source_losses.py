@@ -1,7 +1,7 @@
 """Log the training loss of each source, from micro-batches that are trained on anyway."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -84,7 +84,10 @@ class SourceLosses(TrainerCallback):
         """The forward hook; it does not change the output."""
         if not (model.training and torch.is_grad_enabled()):
             return
-        targets = targets_of(inputs)
+        shifted, labels = inputs.get("shift_labels"), inputs.get("labels")
+        targets = None if shifted is None else torch.as_tensor(shifted)
+        if targets is None and isinstance(labels, torch.Tensor):
+            targets = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
         if self.is_measuring and targets is not None and isinstance(output, dict):
             with torch.no_grad():
                 self.add(model, targets, inputs.get("num_items_in_batch"), output)
@@ -93,11 +96,7 @@ class SourceLosses(TrainerCallback):
     def add(
         self, model: nn.Module, targets: torch.Tensor, num_items: torch.Tensor | int | None, output: dict[str, Any]
     ) -> None:
-        """Add a micro-batch's losses.
-
-        Args:
-            targets: [rows, tokens], the next tokens.
-        """
+        """Add a micro-batch's losses; `targets` are the next tokens, [rows, tokens]."""
         sources = [self.data.rows.turn(row)[0] for row in self.rows_under_way()]
         if len(set(sources)) == 1 and output.get("aux_loss") is None and output.get("loss") is not None:
             tokens = (targets != IGNORED).sum()
@@ -107,7 +106,12 @@ class SourceLosses(TrainerCallback):
             return
         row_loss = loss_of_rows(model, output.get("logits"), targets)
         if row_loss is None or len(targets) != len(sources):
-            self.log_skipped()
+            if not self.has_logged:
+                self.has_logged = True
+                log.info(
+                    "loss_<source> skips micro-batches with rows of several sources: this model returns no logits in"
+                    " training (`training.use_liger_kernel`). `training.per_device_train_batch_size: 1` avoids them."
+                )
         elif self.micro_batch == self.measured:
             for source, row in zip(sources, range(len(targets)), strict=True):
                 self.take(source, row_loss(row), (targets[row] != IGNORED).sum())
@@ -123,27 +127,10 @@ class SourceLosses(TrainerCallback):
         first = self.rows.first(self.state.global_step) + (self.micro_batch * groups + group) * size
         return range(first, first + size)
 
-    def log_skipped(self) -> None:
-        """Log once what is missing, and why."""
-        if not self.has_logged:
-            self.has_logged = True
-            log.info(
-                "loss_<source> skips micro-batches with rows of several sources: this model returns no logits in"
-                " training (`training.use_liger_kernel`). `training.per_device_train_batch_size: 1` avoids them."
-            )
-
 
 def drawn(number: int, below: int) -> int:
     """A random number, the same for the same step in every process and after a resume."""
     return Random(number).randrange(below)
-
-
-def targets_of(inputs: dict[str, Any]) -> torch.Tensor | None:
-    """The label of each position; None if the model gets no labels."""
-    shifted, labels = inputs.get("shift_labels"), inputs.get("labels")
-    if shifted is not None:
-        return torch.as_tensor(shifted)
-    return F.pad(labels, (0, 1), value=IGNORED)[..., 1:] if isinstance(labels, torch.Tensor) else None
 
 
 def loss_of_rows(
@@ -161,18 +148,15 @@ def loss_of_rows(
     if isinstance(fused, FusedLoss):
         losses = fused.token_losses
         return None if losses is None else lambda row: losses[row].sum()
-    return lambda row: summed_loss(logits[row], targets[row])
 
+    def summed(row: int) -> torch.Tensor:
+        """Cross entropy in fp32, in chunks of tokens."""
+        tokens = max(1, BYTES_AT_ONCE // (12 * logits.shape[-1]))
+        chunks = zip(logits[row].split(tokens), targets[row].split(tokens), strict=True)
+        parts = [
+            F.cross_entropy(some.float(), wanted.to(some.device), ignore_index=IGNORED, reduction="sum")
+            for some, wanted in chunks
+        ]
+        return torch.stack(parts).sum()
 
-def summed_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Summed cross entropy of a row in fp32, in chunks of tokens.
-
-    Args:
-        logits: [tokens, vocabulary].
-    """
-    tokens = max(1, BYTES_AT_ONCE // (12 * logits.shape[-1]))
-    parts: Sequence[torch.Tensor] = [
-        F.cross_entropy(some.float(), wanted.to(some.device), ignore_index=IGNORED, reduction="sum")
-        for some, wanted in zip(logits.split(tokens), targets.split(tokens), strict=True)
-    ]
-    return torch.stack(list(parts)).sum()
+    return summed

@@ -53,8 +53,7 @@ class CPTTrainer(TrainerHooks, Trainer):
         guard, memory: what a bad step and out-of-memory lead to.
     """
 
-    trains_on_model_loss = True
-    """Whether the loss is the model's own, of its labels; False where a stage reads logits."""
+    trains_on_model_loss = True  # the model's own loss, of its labels; False where a stage reads logits
 
     def __init__(
         self,
@@ -68,9 +67,8 @@ class CPTTrainer(TrainerHooks, Trainer):
         tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> None:
-        if (
-            arguments.ddp_find_unused_parameters is None
-        ):  # only a router may leave parameters out, and looking for them costs each step
+        # Only a router may leave parameters out, and looking for them costs each step.
+        if arguments.ddp_find_unused_parameters is None:
             arguments.ddp_find_unused_parameters = any(".experts." in name for name, _ in model.named_parameters())
         if arguments.ddp_broadcast_buffers is None:  # else ranks wait for each other in each forward, for constants
             arguments.ddp_broadcast_buffers = any(name.endswith("running_mean") for name, _ in model.named_buffers())
@@ -100,7 +98,6 @@ class CPTTrainer(TrainerHooks, Trainer):
 
     @property
     def run_folder(self) -> Path:
-        """The folder of the run, with its checkpoints."""
         return Path(str(self.args.output_dir))
 
     @property
@@ -157,7 +154,14 @@ class CPTTrainer(TrainerHooks, Trainer):
             self.first_step = TrainerState.load_from_json(
                 str(Path(resume_from_checkpoint) / "trainer_state.json")
             ).global_step
-            self.args.eval_on_start = self.lacks_evaluation(self.first_step)
+            self.args.eval_on_start = False
+            if self.args.eval_strategy == IntervalStrategy.STEPS:
+                # a signal may have come before the evaluation of this step
+                step, metrics = self.first_step, self.run_folder / METRICS
+                is_due = step % int(self.args.eval_steps or 1) == 0 or step >= self.args.max_steps
+                self.args.eval_on_start = is_due and main_process_decides(
+                    lambda: all(line["step"] != step for line in read_evaluations(metrics))
+                )
         checkpoint = None if resume_from_checkpoint is None else str(resume_from_checkpoint)
         with self.guard.guarding(checkpoint), self.checkpointer.saving():
             return super().train(checkpoint, **options)
@@ -185,14 +189,6 @@ class CPTTrainer(TrainerHooks, Trainer):
         words = f"{self.args.seed} {self.state.global_step} {self.args.process_index}"
         return xxh3_64_intdigest(words.encode()) % 2**32
 
-    def lacks_evaluation(self, step: int) -> bool:
-        """Whether a step was to be evaluated and is not: a signal came first."""
-        if self.args.eval_strategy != IntervalStrategy.STEPS:
-            return False
-        is_due = step % int(self.args.eval_steps or 1) == 0 or step >= self.args.max_steps
-        metrics = self.run_folder / METRICS
-        return is_due and main_process_decides(lambda: all(line["step"] != step for line in read_evaluations(metrics)))
-
     def run_epoch(self, run: Callable[[], None]) -> None:
         """Train, unless the evaluation at the start said to stop, or was stopped by a signal."""
         if not self.control.should_training_stop:
@@ -201,30 +197,25 @@ class CPTTrainer(TrainerHooks, Trainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The rows of this process, from the first step on that is still to be trained."""
         arguments = self.args
-        workers = arguments.dataloader_num_workers
+        workers, parts = arguments.dataloader_num_workers, self.shared_rows.parts
         collate = self.collate_examples()
+        # torch's DataParallel, without a launcher, cuts each tensor by rows: bounds too, which are not of rows.
+        has_bounds = collate is None and wants_bounds(self.model) and arguments.n_gpu <= 1
         return CPTDataLoader(
             self.rows,
             micro_batch=arguments.per_device_train_batch_size,
             rows_in_all=self.length.rows,
-            rank=arguments.process_index // self.shared_rows.processes,
-            world_size=arguments.world_size // self.shared_rows.processes,
+            rank=arguments.process_index // parts,
+            world_size=arguments.world_size // parts,
             first_row=self.first_step * self.length.rows_per_step,
             left_out=self.rows_of_steps.left_out,
             num_workers=workers,
             pin_memory=arguments.dataloader_pin_memory,
             persistent_workers=arguments.dataloader_persistent_workers,
             prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
-            complete=self.shared_rows.part or self.bounds_of_batch(collate),
+            complete=self.shared_rows.part or (add_document_bounds if has_bounds else None),
             collate_fn=collate or stack_rows,
         )
-
-    def bounds_of_batch(self, collate: Callable[[list[Any]], Any] | None) -> Callable[[Any], Any] | None:
-        """Adds the documents' bounds, if the model wants them.
-
-        torch's DataParallel, without a launcher, cuts each tensor by rows: bounds too, which are not of rows.
-        """
-        return add_document_bounds if collate is None and wants_bounds(self.model) and self.args.n_gpu <= 1 else None
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
         """Makes a micro-batch of examples; None if rows are tensors of equal length, which are stacked."""
