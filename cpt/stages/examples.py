@@ -47,11 +47,9 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         tokenizer = options.get("tokenizer")
         if tokenizer is not None and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        exact = {
-            name: parameter.detach().clone()
-            for name, parameter in model.named_parameters()
-            if is_adapter_of_quantized(model, parameter)
-        }
+        is_quantized = isinstance(model, PeftModel) and vars(model.get_base_model()).get("is_loaded_in_4bit")
+        trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+        exact = {name: weight.detach().clone() for name, weight in trained} if is_quantized else {}
         try:
             super().__init__(recipe, model, arguments, **options)
         except (ValueError, NotImplementedError) as problem:  # TRL's own, of keys that do not go together
@@ -63,9 +61,8 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
             if name in exact:  # TRL rounds adapters over 4-bit weights to bfloat16; here they stay in fp32
                 parameter.data = exact[name]
         if isinstance(model, PeftModel) and TRLS_REFERENCE in model.peft_config:
-            model.delete_adapter(
-                TRLS_REFERENCE
-            )  # a new adapter changes nothing: without it the model is the reference
+            # A new adapter changes nothing: without it the model is the reference.
+            model.delete_adapter(TRLS_REFERENCE)
 
     def shown_at_first(self, rows: Dataset[Any]) -> ShownRows:
         """TRL requires a `datasets.Dataset`, and reads its first row."""
@@ -76,11 +73,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         return collate
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
-        """TRL's own loss, its auxiliary loss included.
-
-        Raises:
-            RecipeError: TRL does not know this loss; it checks the name only here.
-        """
+        """TRL's own loss, its auxiliary loss included; a RecipeError where TRL does not know its name."""
         try:
             return super(CPTTrainer, self).compute_loss(*arguments, **options)
         except ValueError as problem:
@@ -126,7 +119,11 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
             own.clear()
             figures = self.metrics_of_batch([held_out.rows[number] for number in numbers])
             own.pop("num_tokens", None)  # of the training, so far
-            figures |= {name_of_metric(name): sum(values) / len(values) for name, values in own.items() if values}
+            for name, values in own.items():
+                # TRL's parts of the loss, as `nll_loss`, must not be taken for the loss of another set
+                is_part = name.endswith(LOSS)
+                if values:
+                    figures[f"loss/{name.removesuffix(LOSS)}" if is_part else name] = sum(values) / len(values)
             for name, value in figures.items():
                 sums[name], seen[name] = sums.get(name, 0.0) + count * value, seen.get(name, 0) + count
             self.call_prediction_step()
@@ -143,7 +140,6 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
 
     @property
     def metrics_of_evaluation(self) -> dict[str, list[float]]:
-        """The metrics that TRL's trainer stores in evaluation mode: means over all processes."""
         return self.trl_metrics["eval"]
 
     def batches_of(self, num_rows: int) -> Iterator[tuple[list[int], int]]:
@@ -159,20 +155,6 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         for first in range(whole * size * world, num_rows, size):
             rest = list(range(first, min(first + size, num_rows)))
             yield rest, len(rest)
-
-
-def name_of_metric(name: str) -> str:
-    """TRL's name of a part of the loss, `nll_loss`, such that it is not taken for the loss of another set."""
-    return f"loss/{name.removesuffix(LOSS)}" if name.endswith(LOSS) else name
-
-
-def is_adapter_of_quantized(model: nn.Module, parameter: nn.Parameter) -> bool:
-    """True for an adapter's parameter over weights in 4 bit."""
-    return (
-        parameter.requires_grad
-        and isinstance(model, PeftModel)
-        and bool(vars(model.get_base_model()).get("is_loaded_in_4bit"))
-    )
 
 
 class WholeDialogues(ExampleTrainer):
@@ -222,7 +204,7 @@ class WithoutReference(ExampleTrainer):
         return self.trl_metrics["train"]
 
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
-        """The metrics of one set; those of the training since the last log are restored after it."""
+        """The training's metrics since the last log are restored after it."""
         of_training = dict(self.metrics_of_evaluation)
         try:
             return super().measure(held_out)
@@ -242,11 +224,7 @@ def renamed(row: dict[str, Any], most: int) -> dict[str, list[int]]:
 
 
 def fit_fused_head(model: nn.Module) -> None:
-    """Let log-probabilities and the balance loss be the family's own; to be called after TRL's `add_fused_lm_head`.
-
-    Raises:
-        RecipeError: the head is divided over processes, and a part of its rows cannot be taken.
-    """
+    """Let log-probabilities and the balance loss be the family's own; to be called after TRL's `add_fused_lm_head`."""
     bare: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     if "forward" not in vars(bare) or not isinstance(bare, CptGPT2ForCausalLM | BalancedForCausalLM):
         return  # TRL has not put its own in front, or knows all there is to know

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer, fit_fused_head
 from cpt.stages.rewards import build_rewards
 from cpt.training.arguments import RunLength
-from cpt.training.generations import Generations, Prompt, PromptRows, generations_of, only_item
+from cpt.training.generations import Generations, Prompt, PromptRows
 from cpt.training.restart import is_out_of_memory
 from cpt.training.resuming import written_for
 
@@ -54,7 +55,7 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
             num_workers=workers,
             persistent_workers=arguments.dataloader_persistent_workers,
             prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
-            collate_fn=only_item,
+            collate_fn=itemgetter(0),  # a micro-batch is one item,
         )
 
     def run_epoch(self, run: Callable[[], None]) -> None:
@@ -107,8 +108,7 @@ class GenerationBatches(PromptTrainer):
             without its adapter.
     """
 
-    prompts: Sequence[Prompt] = ()
-    """The prompts of the last generation, of all processes."""
+    prompts: Sequence[Prompt] = ()  # of the last generation, of all processes
 
     def __init__(
         self,
@@ -130,7 +130,12 @@ class GenerationBatches(PromptTrainer):
             )
         rewards = build_rewards(recipe.rewards, [name for name in rows[0] if name != "prompt"])
         arguments.reward_weights = [reward.weight for reward in recipe.rewards]
-        keep_generation_size(recipe, arguments)
+        # As many completions at once as the recipe says, where an earlier start learned a smaller micro-batch.
+        asked = int(recipe.training.get("per_device_train_batch_size", arguments.per_device_train_batch_size))
+        parts = asked // arguments.per_device_train_batch_size
+        if parts > 1 and recipe.training.get("steps_per_generation") is not None:
+            arguments.steps_per_generation *= parts
+            arguments.generation_batch_size *= parts
         # With `beta` TRL would load a reference by the model's name, which may not exist.
         beta, arguments.beta = arguments.beta, 0.0
         try:
@@ -159,11 +164,13 @@ class GenerationBatches(PromptTrainer):
 
     @property
     def generations(self) -> Generations:
-        """How prompts are shared out, with the micro-batches of now."""
-        return generations_of(self.args)
+        config: Any = self.args
+        prompts = config.generation_batch_size // config.num_generations
+        micro_batches = config.steps_per_generation * config.num_iterations
+        return Generations(prompts, micro_batches, config.gradient_accumulation_steps)
 
     def inputs_of_process(self, inputs: Any) -> Any:
-        """The prompts to answer, where the completions of the last generation are used up."""
+        """Where the last completions are used up: this process's prompts, each repeated once per answer."""
         if isinstance(inputs, list):
             in_training = self.model is not None and self.model.training
             is_new = self.micro_batches_done % self.generations.micro_batches == 0 or self.sampled_batches is None
@@ -173,7 +180,6 @@ class GenerationBatches(PromptTrainer):
         return inputs
 
     def share_of(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """The prompts of this process, each repeated once per answer."""
         arguments: Any = self.args
         repeated = [prompt for prompt in prompts for _ in range(arguments.num_generations)]
         size = len(repeated) // arguments.world_size
@@ -200,7 +206,6 @@ class GenerationBatches(PromptTrainer):
 
     @property
     def generation_file(self) -> str:
-        """Its name in a checkpoint: each process has its own."""
         return "generation.pt" if self.args.world_size <= 1 else f"generation_{self.args.process_index}.pt"
 
     def restore_generation(self, checkpoint: Path) -> None:
@@ -254,11 +259,7 @@ class GenerationBatches(PromptTrainer):
         return torch.stack((loss * 0, clipped))
 
     def sample(self, generate: Callable[[], Any]) -> Any:
-        """Sample completions.
-
-        Raises:
-            ResourceError: out of memory; smaller micro-batches would not help.
-        """
+        """Sample completions; out of memory becomes a ResourceError, as smaller micro-batches would not help."""
         try:
             return generate()
         except RuntimeError as problem:
@@ -292,16 +293,6 @@ class Groups(GenerationBatches):
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
         self.entropy_coef, self._last_world_entropy = state["entropy"]
-
-
-def keep_generation_size(recipe: Recipe, arguments: Any) -> None:
-    """As many completions at once as the recipe says, where an earlier start learned that its micro-batch does not
-    fit."""
-    asked = int(recipe.training.get("per_device_train_batch_size", arguments.per_device_train_batch_size))
-    parts = asked // arguments.per_device_train_batch_size
-    if parts > 1 and recipe.training.get("steps_per_generation") is not None:
-        arguments.steps_per_generation *= parts
-        arguments.generation_batch_size *= parts
 
 
 def on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -344,7 +335,6 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
         self.rewards_of_all[rewards.isnan().all(dim=1)] = torch.nan
 
     def scored(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
-        """A generation, in training with the stage's own advantages."""
         is_training = self.model is not None and self.model.training
         return made | self.advantages_of(inputs, made) if is_training else made
 
@@ -359,7 +349,6 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
 
     @property
     def own_rewards(self) -> torch.Tensor:
-        """Those of this process."""
         size = len(self.rewards_of_all) // self.args.world_size
         return self.rewards_of_all[self.args.process_index * size :][:size]
 

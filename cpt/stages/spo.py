@@ -63,7 +63,11 @@ class SPOTrainer(RewardedTrainer):
         rho = self.tracker.learn(answered, rewards.tolist())
         surprise = rewards - before
         known = surprise[~surprise.isnan()]
-        self.note_tracker(before, known, rho)
+        figures = {"value/mean": before.mean().item(), "value/drift": self.tracker.drift, "value/rho": rho}
+        if len(known):
+            figures["value/error"] = known.abs().mean().item()
+        for name, value in figures.items():
+            self.add_metric(name, value)
         if len(known) > 1:
             surprise = (surprise - known.mean()) / known.std(correction=0).clamp(min=config.least_deviation)
         size = len(surprise) // config.world_size
@@ -87,14 +91,6 @@ class SPOTrainer(RewardedTrainer):
         logps = self.log_probabilities(made) if known is None else known
         self.last = {**{name: made[name] for name in SAMPLED}, "logps": logps}
 
-    def note_tracker(self, before: torch.Tensor, surprise: torch.Tensor, rho: float) -> None:
-        """For the log."""
-        figures = {"value/mean": before.mean().item(), "value/drift": self.tracker.drift, "value/rho": rho}
-        if len(surprise):
-            figures["value/error"] = surprise.abs().mean().item()
-        for name, value in figures.items():
-            self.add_metric(name, value)
-
     def state_of_process(self) -> dict[str, Any]:
         """The last completions, of which the drift is measured."""
         return {"last": self.last}
@@ -105,7 +101,6 @@ class SPOTrainer(RewardedTrainer):
         self.last = None if last is None else on_device(last, self.args.device)
 
     def own_state(self) -> dict[str, Any]:
-        """The tracker."""
         return self.tracker.state()
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
@@ -143,7 +138,6 @@ class ValueTracker:
         self.drift = 0.0
 
     def values(self, prompts: Sequence[Any]) -> list[float]:
-        """The present estimates."""
         prior = self.prior()
         return [self.prompts[key].value if key in self.prompts else prior for key in map(key_of, prompts)]
 
@@ -166,7 +160,6 @@ class ValueTracker:
         return float(np.mean(rhos)) if rhos else 1.0
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
         known = [(tracked.value, tracked.count, tracked.seen_at) for tracked in self.prompts.values()]
         figures = torch.tensor(known, dtype=torch.float64).reshape(-1, 3)
         return {
@@ -176,7 +169,6 @@ class ValueTracker:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a checkpoint's state."""
         self.prompts = {
             key: Tracked(*known)
             for key, known in zip(state["prompts"].tolist(), state["figures"].tolist(), strict=True)

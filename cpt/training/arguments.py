@@ -217,9 +217,6 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
     Args:
         rows_of_sources: rows of one epoch. Padding counts, so that an epoch reads each row once.
         folder: of the run, which may have learned that the recipe's micro-batch does not fit.
-
-    Raises:
-        RecipeError: the global batch does not divide into micro-batches over the processes.
     """
     micro_batch = int(recipe.training.get("per_device_train_batch_size", 8))
     readers = groups_of_rows(recipe.training, world_size())  # processes, where none share rows
@@ -270,9 +267,6 @@ def check_parallelism(
         model: without memory, where it could be built.
         processes: that the run has; 1 before it is started.
         elsewhere: the run is for another machine, which decides what `model.attention: auto` is.
-
-    Raises:
-        RecipeError: and what to write instead.
     """
     sizes = read_parallelism(recipe.training)
     for key, reason in UNPROVEN.items():
@@ -324,8 +318,7 @@ def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
 def describe_inputs(
     recipe: Recipe, data: PreparedData, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments
 ) -> dict[str, Any]:
-    """Hashes of all inputs except the recipe and the code, and the values chosen where the recipe left it
-    open."""
+    """Hashes of all inputs except the recipe and the code, and the values chosen where the recipe left it open."""
     fields = ("documents", "held_out", "tokens", "share", "licence", "is_estimate", "dropped", "files")
     sources = {source.name: {field: getattr(source, field) for field in fields} for source in data.sources}
     model = recipe.model

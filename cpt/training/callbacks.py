@@ -127,11 +127,7 @@ def constructor_of(kind: type) -> Callable[..., None]:
 
 
 def build_callbacks(sections: list[Component], run: Path, tokens_per_step: int) -> list[TrainerCallback]:
-    """The callbacks that the recipe names, in its order.
-
-    Raises:
-        RecipeError: the constructor of the user's callback fails.
-    """
+    """The callbacks that the recipe names, in its order; a RecipeError where one cannot be constructed."""
     built: list[TrainerCallback] = []
     for section in sections:
         found: Any = find("callback", section.name, CALLBACKS)
@@ -220,7 +216,7 @@ class GuardedCallback(TrainerCallback):
 
 
 def put_trackers_last(trainer: Trainer, run: Path) -> None:
-    """Let the trackers see what other callbacks add to the logs; call it after those were added.
+    """Let the trackers see what other callbacks add to the logs.
 
     Hugging Face calls callbacks in the order in which they were added, and its trackers come first.
     """
@@ -370,13 +366,10 @@ def describe_logs(logs: dict[str, Any]) -> str:
 
 
 class StepProfile(TrainerCallback):
-    """Profiles steps of the main process and writes `profile/steps-A-B.json.gz` and `steps-A-B.txt`.
+    """Profiles three steps of the main process, from `at_step` on (counted from 1), and writes
+    `profile/steps-A-B.json.gz` and `steps-A-B.txt`.
 
     The step before them warms the profiler up. An event reports steps that were not profiled.
-
-    Args:
-        run: the run's folder.
-        at_step: the first of three steps, counted from 1.
     """
 
     def __init__(self, run: Path, at_step: int) -> None:

@@ -68,10 +68,6 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
 
     Args:
         given: what `training.deepspeed` says: a path, or the profile itself.
-
-    Raises:
-        RecipeError: the file does not exist, or is not JSON.
-        ResourceError: DeepSpeed is not installed.
     """
     profile = read_profile(given)
     unknown = (
@@ -122,11 +118,7 @@ def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
 
 
 def read_profile(given: str | Path | Profile) -> Profile:
-    """The profile's content.
-
-    Raises:
-        RecipeError: the file does not exist, or is not a JSON object.
-    """
+    """The profile's content; a RecipeError where the file does not exist or is not a JSON object."""
     if isinstance(given, dict):
         return given
     try:
@@ -236,11 +228,7 @@ def zero_section(profile: Profile) -> Mapping[str, Any]:
 
 
 def fsdp_config(training: Mapping[str, Any]) -> dict[str, Any]:
-    """The config, with Hugging Face's names without their prefix.
-
-    Raises:
-        RecipeError: a file that cannot be read.
-    """
+    """The config, with Hugging Face's names without their prefix."""
     given = training.get("fsdp_config") or {}
     if isinstance(given, str):
         try:
@@ -253,11 +241,7 @@ def fsdp_config(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_fsdp(recipe: Recipe) -> list[str]:
-    """Every complaint, each with its key and the remedy; none of a recipe without FSDP.
-
-    Raises:
-        RecipeError: the file of the config cannot be read.
-    """
+    """Every complaint, each with its key and the remedy; none of a recipe without FSDP."""
     training = recipe.training
     if not training.get("fsdp"):
         has_config = bool(training.get("fsdp_config"))

@@ -52,9 +52,6 @@ class Heartbeat(TrainerCallback):
     the pulse every two seconds. At the end of its context the process writes which error ended it.
 
     SIGUSR2 writes the stacks of all threads to `stacks/rank-N.txt`, even while the process hangs in a library.
-
-    Args:
-        folder: of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,8 +85,7 @@ class Heartbeat(TrainerCallback):
         self.tell()
 
     def watch(self) -> None:
-        """Write a pulse. Outside of the training, processor time counts as progress; waiting for others takes next to
-        none."""
+        """Outside of the training, processor time counts as progress; waiting for others takes next to none."""
         looked, worked = time.perf_counter(), seconds_worked()
         while not self.is_over.wait(SECONDS_BETWEEN_PULSES):
             now = time.perf_counter()
@@ -160,8 +156,7 @@ def seconds_worked() -> float:
 
 
 def lost_others(problem: BaseException) -> bool:
-    """Whether a collective failed: a process that it needed is gone, cannot be reached, or took longer than the group
-    waits."""
+    """Whether a collective failed: a process is gone, cannot be reached, or took longer than the group waits."""
     if world_size() == 1 or not isinstance(problem, RuntimeError):
         return False
     # gloo raises plain RuntimeErrors, which begin with the place in its own sources.

@@ -40,8 +40,7 @@ StepCheck = Callable[[torch.Tensor], torch.Tensor]
 
 @cache
 def scales(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is small, and what is harmless, of loss and gradient norm; on a GPU making these waits, so they are made
-    once."""
+    """On a GPU making these waits, so they are made once."""
     return torch.tensor(SMALL, device=device), torch.tensor(HARMLESS, device=device)
 
 
@@ -75,8 +74,7 @@ def robust(step: torch.Tensor, history: torch.Tensor, count: torch.Tensor, *, si
 
 
 def ranked(values: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """The value of each row with so many smaller ones, [rows, 1]; torch's own median would ask the host how many of
-    them count."""
+    """The value of each row with so many smaller ones, [rows, 1]; torch's median would wait for the device."""
     return values.sort(dim=1).values.gather(1, place)
 
 
@@ -111,13 +109,8 @@ class StepVerdict:
 
 
 class SpikeDetector:
-    """Checks steps, and remembers those that it accepted.
-
-    Args:
-        section: `safety.loss_guard` of the recipe.
-        device: where losses and gradients are.
-        highest_loss: a loss above it is a spike, in the first step too.
-    """
+    """Checks steps, and remembers those that it accepted; a loss above `highest_loss` is a spike, in the first step
+    too."""
 
     def __init__(self, section: Component, device: torch.device, highest_loss: float = math.inf) -> None:
         options = dict(section.options)
@@ -136,12 +129,7 @@ class SpikeDetector:
         self.noted = 0
 
     def check(self, step: int, figures: torch.Tensor) -> torch.Tensor:
-        """Whether to skip the update of a step, on the device.
-
-        Args:
-            step: its number.
-            figures: [2], loss and gradient norm, equal on all ranks.
-        """
+        """Whether to skip the update, on the device; `figures` are [2], loss and gradient norm, equal on all ranks."""
         skip, spikes = self.decide(figures)
         self.note(step, torch.cat((figures.float(), spikes.float())))
         return skip
@@ -208,11 +196,7 @@ class Skipped:
 
 @dataclass
 class SkipBudget:
-    """More than `skips` skipped steps within `window` exhaust it; then the run goes back before the first of them.
-
-    Args:
-        rows: which rows a step reads.
-    """
+    """More than `skips` skipped steps within `window` exhaust it; then the run goes back before the first of them."""
 
     rows: RowsOfSteps
     window: int
@@ -250,11 +234,7 @@ class SkipBudget:
 
 
 def check_loss_guard(section: Component | None) -> None:
-    """Check the guard's name and options.
-
-    Raises:
-        RecipeError: with what was probably meant.
-    """
+    """Refuse a wrong name and wrong options."""
     if section is None:
         return
     try:
@@ -275,7 +255,7 @@ class GuardedEngine(DeepSpeedEngineWrapper):
     Args:
         check: called once in a step, on all ranks with the same values.
         scales_loss: fp16, whose gradients may be infinite until the scale of the loss is found; then the schedule
-            waits, as ever.
+            waits, as without a guard.
     """
 
     def __init__(self, engine: Any, check: StepCheck, *, scales_loss: bool) -> None:

@@ -138,9 +138,6 @@ class RealisedShares(TrainerCallback):
     """Adds `share_<source>` and `tokens_<source>`: tokens so far, computed from the step's number.
 
     If each example is a row, shares are of examples, and there are no tokens.
-
-    Args:
-        rows: which of them a step reads.
     """
 
     def __init__(self, data: PreparedData, rows: RowsOfSteps) -> None:
@@ -192,7 +189,6 @@ class ModelFlopsUtilization(TrainerCallback):
     logged on CPUs, nor on GPUs without a known data sheet.
 
     Args:
-        rows: which of them a step reads.
         gpu: the driver's name for it; None on a CPU.
         trains_weights: False if gradients only pass through the matrices, as with adapters.
     """
@@ -248,9 +244,6 @@ class MachineUse(TrainerCallback):
     `gpu_memory_allocated_gib` and `gpu_memory_reserved_gib` are the main process's at this moment; the peak is the
     largest of all processes, from their heartbeats. `cpu_percent` is the mean of the whole machine since the last
     look. NVML gives the GPU's temperature, power and utilization.
-
-    Args:
-        run: the run's folder, with the heartbeats.
     """
 
     def __init__(self, run: Path) -> None:

@@ -33,10 +33,7 @@ MOST_WITHOUT_PROGRESS = 3  # without progress: a step, a smaller micro-batch or 
 
 
 def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
-    """Replace this process by the same command, which starts with an empty GPU.
-
-    Args:
-        words: of `cpt train`.
+    """Replace this process by the same command (`words` of `cpt train`), which starts with an empty GPU.
 
     Raises:
         RestartNeeded: the run has several processes or is supervised, so its launcher may restart it; or it was

@@ -44,12 +44,7 @@ POSITION = "data_position.json"
 
 
 def train_from(trainer: "CPTTrainer", data: PreparedData, point: ResumePoint) -> None:
-    """Train from this point to the end of the budget.
-
-    Raises:
-        CheckpointError: the checkpoint is of another engine.
-        DataError: the data are not those of the checkpoint.
-    """
+    """Train from this point to the end of the budget."""
     trainer.checkpoint_loader.point = point
     folder, checkpoint, manifest = Path(str(trainer.args.output_dir)), point.checkpoint, point.manifest
     if is_main_process():

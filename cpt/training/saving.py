@@ -261,11 +261,8 @@ class Checkpointer:
     # --- the snapshot ------------------------------------------------------------------------------------------------
 
     def take_snapshot(self, *, full: bool) -> Contents:
-        """This process's part of the checkpoint; all collective operations of a save happen here.
-
-        Args:
-            full: with all that a run needs to resume; else the weights and the tokenizer.
-        """
+        """This process's part of the checkpoint (weights and tokenizer alone where it is not `full`); all collective
+        operations of a save happen here."""
         trainer, taken = self.trainer, Contents()
         self.snapshot = taken
         nowhere = str(trainer.run_folder / f"step-{trainer.state.global_step}")
@@ -295,8 +292,7 @@ class Checkpointer:
         return taken
 
     def detach(self, taken: Contents) -> bool:
-        """Copy what the next forward pass may change, and see that there is memory for the rest; False where training
-        has to wait."""
+        """Copy what the next forward pass may change; False where memory is missing, so that training has to wait."""
         weights = taken.weights
         if taken.write_model is not None and weights is None:
             weights = self.saved_model.state_dict()
@@ -338,12 +334,7 @@ class Checkpointer:
     # --- where the Trainer would write -------------------------------------------------------------------------------
 
     def take_model(self, weights: Weights | None, write: Callable[[str, Weights | None], None]) -> None:
-        """The model, its config and the tokenizer.
-
-        Args:
-            weights: by name; None for those of the model.
-            write: the Trainer's own; it empties what it is given.
-        """
+        """The model, its config and the tokenizer; `write` is the Trainer's own, and empties what it is given."""
         if not self.trainer.args.should_save:
             return
         assert self.snapshot is not None, "the caller checked it"

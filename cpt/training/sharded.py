@@ -76,8 +76,7 @@ class Engine:
             accelerator.state.fsdp_plugin.mixed_precision_policy = policy
 
     def reshard(self) -> None:
-        """Free gathered parameters: after a forward pass without a backward pass some FSDP2 modules still hold whole
-        ones."""
+        """Free gathered parameters: after a forward pass alone some FSDP2 modules still hold whole ones."""
         if self.trainer.is_fsdp_enabled:
             assert self.trainer.model is not None, "the Trainer was built with a model"
             for module in self.trainer.model.modules():
@@ -171,10 +170,8 @@ class Gradients:
         return [parameter for group in wrapper.param_groups for parameter in group["params"]]
 
     def begin_step(self) -> None:
-        """No gradients exist yet, so their type can change.
-
-        Only for our own optimizers, which take fp32 gradients of weights in half precision.
-        """
+        """No gradients exist yet, so their type can change; our own optimizers take fp32 gradients of half-precision
+        weights."""
         arguments, wrapper = self.trainer.args, self.trainer.optimizer
         if self.are_fp32 or arguments.gradient_accumulation_steps == 1:
             return

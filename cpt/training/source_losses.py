@@ -32,10 +32,6 @@ class SourceLosses(TrainerCallback):
     one with several, the losses of its rows are computed again from the logits, without gradients: about a twentieth
     of the micro-batch's time, for one micro-batch of a log. Where there are no logits (Liger's loss), mixed
     micro-batches are skipped.
-
-    Args:
-        rows: which of them a step reads.
-        sharing_rows: processes that train on parts of the same rows.
     """
 
     def __init__(self, data: PreparedData, rows: RowsOfSteps, *, sharing_rows: int = 1) -> None:
@@ -136,11 +132,8 @@ def drawn(number: int, below: int) -> int:
 def loss_of_rows(
     model: nn.Module, logits: torch.Tensor | None, targets: torch.Tensor
 ) -> Callable[[int], torch.Tensor] | None:
-    """A function from a row's number to its summed loss; None if the model returns no logits.
-
-    Args:
-        logits: [rows, tokens, vocabulary]; unused if the fused loss has the loss of each token.
-    """
+    """A function from a row's number to its summed loss; None if the model returns no logits, [rows, tokens,
+    vocabulary]."""
     if logits is None or logits.shape[:2] != targets.shape:
         return None
     whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model

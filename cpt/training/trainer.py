@@ -144,12 +144,7 @@ class CPTTrainer(TrainerHooks, Trainer):
         return rows
 
     def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
-        """Train to the end of the budget, from a checkpoint where one is given.
-
-        Args:
-            resume_from_checkpoint: folder of a checkpoint; the data continues at its row, without reading what came
-                before.
-        """
+        """Train to the end of the budget, from a checkpoint where one is given: its folder."""
         if resume_from_checkpoint is not None:
             self.first_step = TrainerState.load_from_json(
                 str(Path(resume_from_checkpoint) / "trainer_state.json")
@@ -352,9 +347,6 @@ class CPTTrainer(TrainerHooks, Trainer):
         """Metrics of each held-out set, logged like those of the Trainer's own evaluation.
 
         Empty if a signal stopped it: the run saves, and evaluates when it resumes.
-
-        Raises:
-            ResourceError: out of memory; smaller micro-batches of the training would not help.
         """
         try:
             figures = self.measure_held_out()
