@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -239,42 +238,25 @@ def fit_fused_head(model: nn.Module) -> None:
     def forward(*arguments: Any, fused_lm_head: bool = False, **options: Any) -> Any:
         if not fused_lm_head:
             return fused(*arguments, **options)
-        if isinstance(bare, CptGPT2ForCausalLM):
-            with only_tokens(bare):
+        if isinstance(bare, CptGPT2ForCausalLM):  # of the head only the rows of tokens, without padding
+            weight = bare.lm_head.weight[: bare.config.unpadded_vocab_size]
+            bare.get_output_embeddings = lambda: SimpleNamespace(weight=weight, bias=None)
+            try:
                 return fused(*arguments, fused_lm_head=True, **options)
-        with noted_routing(bare) as noted:
+            finally:
+                del bare.get_output_embeddings
+        noted: list[tuple[torch.Tensor, ...]] = []  # the router logits of all layers, [B x T, E] each, if requested
+        handle = bare.base_model.register_forward_hook(lambda _, __, heard: noted.append(heard.get("router_logits")))
+        try:
             output = fused(*arguments, fused_lm_head=True, **options)
+        finally:
+            handle.remove()
         if output.aux_loss is not None:
-            output.aux_loss = balance_of_tokens(
-                bare, noted[-1], options.get("attention_mask"), len(options["input_ids"])
-            )
+            mask, rows = options.get("attention_mask"), len(options["input_ids"])
+            output.aux_loss = balance_of_tokens(bare, noted[-1], mask, rows)
         return output
 
     bare.forward = forward
-
-
-@contextmanager
-def only_tokens(model: Any) -> Iterator[None]:
-    """While it is open, the head has only the rows of tokens, without padding."""
-    head = model.lm_head
-    model.get_output_embeddings = lambda: SimpleNamespace(
-        weight=head.weight[: model.config.unpadded_vocab_size], bias=None
-    )
-    try:
-        yield
-    finally:
-        del model.get_output_embeddings
-
-
-@contextmanager
-def noted_routing(model: Any) -> Iterator[list[tuple[torch.Tensor, ...]]]:
-    """The router logits of all layers, [B x T, E] each, if requested."""
-    noted: list[tuple[torch.Tensor, ...]] = []
-    handle = model.base_model.register_forward_hook(lambda _, __, output: noted.append(output.get("router_logits")))
-    try:
-        yield noted
-    finally:
-        handle.remove()
 
 
 def balance_of_tokens(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -27,6 +27,7 @@ from cpt.training.arguments import RunLength
 from cpt.training.generations import Generations, Prompt, PromptRows
 from cpt.training.restart import is_out_of_memory
 from cpt.training.resuming import written_for
+from cpt.training.trainer import to_device
 
 STAGE_FILE = "stage_state.pt"
 NO_GROUPS = ("scale_rewards", "multi_objective_aggregation")
@@ -55,7 +56,7 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
             num_workers=workers,
             persistent_workers=arguments.dataloader_persistent_workers,
             prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
-            collate_fn=itemgetter(0),  # a micro-batch is one item,
+            collate_fn=itemgetter(0),  # a micro-batch is one item
         )
 
     def run_epoch(self, run: Callable[[], None]) -> None:
@@ -188,9 +189,24 @@ class GenerationBatches(PromptTrainer):
     # --- resuming ----------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
-        """A checkpoint in the middle of a generation has its completions."""
+        """A checkpoint in the middle of a generation has its completions, which are split where micro-batches are smaller
+        now.
+
+        Completions are sampled again if the number of processes differs or micro-batches were larger.
+        """
         if resume_from_checkpoint is not None:
-            self.restore_generation(Path(resume_from_checkpoint))
+            checkpoint, arguments = Path(resume_from_checkpoint), cast(Any, self.args)
+            path = checkpoint / self.generation_file
+            same = path.exists() and written_for(checkpoint) in (None, arguments.world_size)
+            kept: dict[str, Any] = load_data(path) if same else {}
+            self.sampled_batches, buffered = None, kept.pop("buffered", None)
+            if buffered is not None and arguments.steps_per_generation % len(buffered) == 0:
+                parts = arguments.steps_per_generation // len(buffered)
+                batches = [to_device(batch, arguments.device) for batch in buffered]
+                self.sampled_batches = [part for batch in batches for part in split_tensor_dict(batch, parts)]
+            self.restore_process(kept)
+            if (checkpoint / STAGE_FILE).exists():  # not where another program wrote it
+                self.restore_own(load_data(checkpoint / STAGE_FILE))
         return super().train(resume_from_checkpoint, **options)
 
     def stage_states(self) -> dict[str, Any]:
@@ -207,24 +223,6 @@ class GenerationBatches(PromptTrainer):
     @property
     def generation_file(self) -> str:
         return "generation.pt" if self.args.world_size <= 1 else f"generation_{self.args.process_index}.pt"
-
-    def restore_generation(self, checkpoint: Path) -> None:
-        """Continue with what a checkpoint stored, and split completions where micro-batches are smaller now.
-
-        Completions are sampled again if the number of processes differs or micro-batches were larger.
-        """
-        path = checkpoint / self.generation_file
-        same = path.exists() and written_for(checkpoint) in (None, self.args.world_size)
-        kept: dict[str, Any] = load_data(path) if same else {}
-        self.sampled_batches = None
-        buffered, arguments = kept.pop("buffered", None), self.args
-        if buffered is not None and arguments.steps_per_generation % len(buffered) == 0:  # type: ignore[attr-defined]
-            parts = arguments.steps_per_generation // len(buffered)  # type: ignore[attr-defined]
-            batches = [on_device(batch, self.args.device) for batch in buffered]
-            self.sampled_batches = [part for batch in batches for part in split_tensor_dict(batch, parts)]
-        self.restore_process(kept)
-        if (checkpoint / STAGE_FILE).exists():  # not where another program wrote it
-            self.restore_own(load_data(checkpoint / STAGE_FILE))
 
     def on_rollback(self) -> None:
         """Sample again: stored completions may answer prompts that are now skipped."""
@@ -293,10 +291,6 @@ class Groups(GenerationBatches):
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
         self.entropy_coef, self._last_world_entropy = state["entropy"]
-
-
-def on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
 @dataclass

@@ -68,19 +68,14 @@ def reference_model(
 def check_reference(recipe: Recipe) -> None:
     """Refuse adapters that start in the base's weights, where the stage compares the model with its start."""
     start = str((recipe.model.lora or {}).get("init_lora_weights")).partition("_niter")[0]
-    if start in START_IN_THE_BASE and has_reference(recipe):
+    if start not in START_IN_THE_BASE or recipe.stage not in (*REFERENCED, *REWARDED):
+        return
+    defaults = {field.name: field.default for field in fields(find_stage(recipe.stage).CONFIG)}
+    if recipe.stage in REFERENCED or recipe.training.get("beta", defaults["beta"]):
         raise RecipeError(
             f"`model.lora.init_lora_weights: {start}` takes the adapter out of the base's weights: without it they are"
             f" no reference for stage `{recipe.stage}`. Remove it."
         )
-
-
-def has_reference(recipe: Recipe) -> bool:
-    """Whether the stage compares the model with the one that the run starts from."""
-    if recipe.stage not in (*REFERENCED, *REWARDED):
-        return False
-    defaults = {field.name: field.default for field in fields(find_stage(recipe.stage).CONFIG)}
-    return recipe.stage in REFERENCED or bool(recipe.training.get("beta", defaults["beta"]))
 
 
 def build_teacher(

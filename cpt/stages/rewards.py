@@ -46,18 +46,14 @@ class NamedReward:
         self.where = f"the reward {name} (`{key}`)"
         self.parameters = inspect.signature(function).parameters
 
-    @property
-    def columns(self) -> list[str]:
-        """Columns that it needs: its parameters, and what its option `column` names."""
+    def refuse_missing(self, columns: Sequence[str]) -> None:
+        """Raise a DataError where the rows lack a column that it reads: its parameters, and what its option `column`
+        names."""
         by_position = [p for p in self.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         needed = [p.name for p in by_position if p.default is p.empty and p.name not in GIVEN]
         default = self.parameters["column"].default if "column" in self.parameters else None
         named = self.options.get("column", default)
-        return [*needed, *([named] if isinstance(named, str) else [])]
-
-    def refuse_missing(self, columns: Sequence[str]) -> None:
-        """Raise a DataError where the rows lack a column that it reads."""
-        missing = [column for column in self.columns if column not in columns]
+        missing = [column for column in [*needed, named] if isinstance(column, str) and column not in columns]
         if missing:
             there = ", ".join(column for column in columns if column not in GIVEN) or "none"
             raise DataError(f"{self.where} reads the column `{missing[0]}`. Beside the prompt the rows have: {there}.")

@@ -18,7 +18,8 @@ from torch import nn
 from xxhash import xxh3_64_intdigest
 
 from cpt.recipe.schema import Recipe
-from cpt.stages.generating import RewardedTrainer, SingleAnswers, on_device
+from cpt.stages.generating import RewardedTrainer, SingleAnswers
+from cpt.training.trainer import to_device
 
 SAMPLED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 NOTHING_KNOWN = 0.5
@@ -55,7 +56,18 @@ class SPOTrainer(RewardedTrainer):
 
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
         """Rewards less the tracked values from before them, normalised over all processes; then the tracker learns."""
-        self.follow_drift(made)
+        if self.last is not None:
+            # How far the policy moved since the last generation, by what it thinks now of that one's completions: the
+            # mean over tokens of exp(d) - d - 1, d being the change of a token's log-probability. It is never
+            # negative, and on average the KL divergence of the present policy from the one that sampled.
+            change = self.log_probabilities(self.last) - self.last["logps"]
+            mask = self.last["completion_mask"]
+            sums = torch.stack((((change.exp() - change - 1) * mask).sum(), mask.sum().to(change.dtype)))
+            total, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
+            self.tracker.drift += total / max(tokens, 1.0)
+        logps = made.get("old_per_token_logps")
+        logps = self.log_probabilities(made) if logps is None else logps
+        self.last = {**{name: made[name] for name in SAMPLED}, "logps": logps}
         config: Any = self.args
         rewards = self.rewards_of_all
         answered = [row["prompt"] for row in self.prompts for _ in range(config.num_generations)]
@@ -73,24 +85,6 @@ class SPOTrainer(RewardedTrainer):
         size = len(surprise) // config.world_size
         return {"advantages": surprise.nan_to_num(0.0)[config.process_index * size :][:size]}
 
-    def follow_drift(self, made: dict[str, Any]) -> None:
-        """Add how far the policy moved since the last generation, by what it thinks now of that one's completions.
-
-        The mean over tokens of exp(d) - d - 1, d being the change of a token's log-probability: never negative, and on
-        average the KL divergence of the present policy from the one that sampled.
-        """
-        if self.last is not None:
-            change = self.log_probabilities(self.last) - self.last["logps"]
-            mask = self.last["completion_mask"]
-            moved = ((change.exp() - change - 1) * mask).sum()
-            total, tokens = self.accelerator.reduce(
-                torch.stack((moved, mask.sum().to(moved.dtype))), reduction="sum"
-            ).tolist()
-            self.tracker.drift += total / max(tokens, 1.0)
-        known = made.get("old_per_token_logps")
-        logps = self.log_probabilities(made) if known is None else known
-        self.last = {**{name: made[name] for name in SAMPLED}, "logps": logps}
-
     def state_of_process(self) -> dict[str, Any]:
         """The last completions, of which the drift is measured."""
         return {"last": self.last}
@@ -98,7 +92,7 @@ class SPOTrainer(RewardedTrainer):
     def restore_process(self, state: Mapping[str, Any]) -> None:
         """Without them the drift of one generation is not counted."""
         last = state.get("last")
-        self.last = None if last is None else on_device(last, self.args.device)
+        self.last = None if last is None else to_device(last, self.args.device)
 
     def own_state(self) -> dict[str, Any]:
         return self.tracker.state()

@@ -277,7 +277,18 @@ def check_parallelism(
     if processes > 1:
         groups_of_rows(recipe.training, processes)
     key = f"`training.{KEY}.sp_size`"
-    if problem := wrong_company(recipe, profile, sizes.sp_size):
+    data, problem = recipe.data, ""
+    if profile is None or not zero_section(profile).get("stage"):
+        problem = "rows are shared by DeepSpeed. Write `training.deepspeed` with a profile of ZeRO-1, 2 or 3."
+    elif recipe.stage not in OWN_LOSS:
+        problem = f"the loss of stage `{recipe.stage}` needs whole rows. It is for {', '.join(OWN_LOSS)}. Remove it."
+    elif data.sequence_length % sizes.sp_size:
+        problem = f"{sizes.sp_size} does not divide `data.sequence_length` {data.sequence_length:,}. Take a multiple."
+    elif data.packing == "token_budget":
+        problem = "with `data.packing: token_budget` each batch has another length. Take `best_fit` or `none`."
+    elif wanted_compiling(recipe.training) is not None:
+        problem = "compiled layers are not tested with rows in parts. Remove `training.torch_compile`."
+    if problem:
         raise RecipeError(f"{key}: {problem}")
     if model is not None and not (elsewhere and recipe.model.attention == "auto"):
         half = bool(recipe.training.get("bf16") or recipe.training.get("fp16"))
@@ -285,22 +296,6 @@ def check_parallelism(
             recipe.model.attention, type(model), config=model.config, half_precision=half, packed=True
         )
         check_shared_rows(model.config, sizes.sp_size, attention)
-
-
-def wrong_company(recipe: Recipe, profile: Profile | None, parts: int) -> str | None:
-    """Why rows cannot be split into this many parts, or None."""
-    data = recipe.data
-    if profile is None or not zero_section(profile).get("stage"):
-        return "rows are shared by DeepSpeed. Write `training.deepspeed` with a profile of ZeRO-1, 2 or 3."
-    if recipe.stage not in OWN_LOSS:
-        return f"the loss of stage `{recipe.stage}` needs whole rows. It is for {', '.join(OWN_LOSS)}. Remove it."
-    if data.sequence_length % parts:
-        return f"{parts} does not divide `data.sequence_length` {data.sequence_length:,}. Take a multiple."
-    if data.packing == "token_budget":
-        return "with `data.packing: token_budget` each batch has another length. Take `best_fit` or `none`."
-    if wanted_compiling(recipe.training) is not None:
-        return "compiled layers are not tested with rows in parts. Remove `training.torch_compile`."
-    return None
 
 
 def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:

@@ -276,8 +276,7 @@ class MetricsFile(TrainerCallback):
         if self.cut():
             self.lines.write_waiting()
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.on_step_end(args, state, control)
+    on_train_end = on_step_end
 
     def cut(self) -> bool:
         """Remove the lines, if any must go; whether others can be written now."""

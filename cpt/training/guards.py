@@ -16,11 +16,12 @@ from cpt.distributed import is_main_process, main_process_decides, same_command
 from cpt.errors import Interrupted, RestartNeeded, TrainingError
 from cpt.hf_internals import skip_update
 from cpt.models.inventory import vocabulary_size
-from cpt.optim.gradients import ReleasedGradients, check_release, gradient_norm, releases_gradients
+from cpt.optim.gradients import ReleasedGradients, check_release, clip_gradients, gradient_norm, releases_gradients
 from cpt.optim.schedules import phases_in_tokens
 from cpt.torch_internals import reads_scale
 from cpt.training.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, GuardedEngine, SkipBudget, SpikeDetector, StepVerdict
 from cpt.training.restart import ROLLBACK, learned_rollback, remember
+from cpt.training.sharded import HALF
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
@@ -183,18 +184,20 @@ class StepGuard(TrainerCallback):
         total.copy_(torch.where(skip, self.loss_before, self.loss_before + total))
 
     def measure_norm(self) -> torch.Tensor:
-        """The norm of all gradients before clipping, and have them clipped.
-
-        Where the optimizer's kernel divides gradients by a number on the device, they are not written twice.
-        """
-        model: Any = self.trainer.model_wrapped
-        most, kernel = self.trainer.args.max_grad_norm, self.kernel_of_optimizer()
-        if kernel is None:
-            return self.trainer.clip_gradients(model)
-        norm = gradient_norm([parameter.grad for parameter in self.trained if parameter.grad is not None])
-        if most > 0:
-            kernel.grad_scale = ((norm + 1e-6) / most).clamp(min=1)  # what torch's own clipping divides by
-        return norm
+        """Clip the gradients to `training.max_grad_norm`, where it is positive; the norm of all before that."""
+        trainer, most, kernel = self.trainer, self.trainer.args.max_grad_norm, self.kernel_of_optimizer()
+        model: Any = trainer.model_wrapped
+        if kernel is not None:  # it divides gradients by a number on the device: they are not written twice
+            norm = gradient_norm([parameter.grad for parameter in self.trained if parameter.grad is not None])
+            if most > 0:
+                kernel.grad_scale = ((norm + 1e-6) / most).clamp(min=1)  # what torch's own clipping divides by
+            return norm
+        if trainer.accelerator.scaler is None:
+            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            # torch's own norm would be rounded where some are in half precision, or shards
+            if gradients and (trainer.is_fsdp_enabled or any(gradient.dtype in HALF for gradient in gradients)):
+                return clip_gradients(gradients, most) if most > 0 else gradient_norm(gradients)
+        return trainer.clip_and_measure(model)  # type: ignore[no-any-return]
 
     def kernel_of_optimizer(self) -> Any:
         """The optimizer, if its kernel reads from the device what to divide by and whether to skip; else None."""

@@ -85,6 +85,7 @@ class Checkpointer:
         self.trainer = trainer
         self.snapshot: Contents | None = None  # while one is taken: what the Trainer would write goes here
         self.in_flight: Future[None] | None = None  # the save that is being written in the background
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         self.host_copies = HostCopies()
         self.copied = Event()  # set while no copies are being made
         self.copied.set()
@@ -93,10 +94,6 @@ class Checkpointer:
         self.save_failure: SaveFailed | None = None  # of the last save
         self.step_saved = 0
         self.not_pushed: Path | None = None  # a checkpoint that the Hub does not have yet
-
-    @cached_property
-    def writer(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, thread_name_prefix="save")
 
     @cached_property
     def agreement(self) -> Agreement:
@@ -195,9 +192,12 @@ class Checkpointer:
         """Take a snapshot of this step, and write it: now, or while training continues."""
         self.wait_for_saves()
         step = self.step_saved = self.trainer.state.global_step
-        beside = self.trainer.recipe.checkpoints.in_background and not self.changes_unasked
+        zero = self.trainer.engine.zero_section or {}
+        offload = zero.get("offload_optimizer", {})
+        # DeepSpeed keeps the optimizer's states on a disk, or steps asynchronously: they change unasked.
+        changes = offload.get("device") == "nvme" or bool(offload.get("super_offload")) or "zenflow" in zero
         contents = self.take_snapshot(full=kind == "full")
-        if beside and self.detach(contents):
+        if self.trainer.recipe.checkpoints.in_background and not changes and self.detach(contents):
             moment = mark() if self.trainer.args.device.type != "cpu" else None
             copy = partial(self.copy_to_host, contents, moment)
             self.in_flight = self.writer.submit(self.write_out, kind, step, contents, copy)
@@ -245,7 +245,10 @@ class Checkpointer:
             record_event(self.trainer.run_folder, kind, message, **details)
 
     def describe(self, kind: Kind, step: int, files: dict[str, FileEntry]) -> Manifest:
-        zero = self.trainer.engine.zero_section
+        zero, versions = self.trainer.engine.zero_section, {}
+        for package in PACKAGES:
+            with suppress(PackageNotFoundError):
+                versions[package] = version(package)
         return Manifest(
             format=FORMAT,
             kind=kind,
@@ -254,7 +257,7 @@ class Checkpointer:
             world_size=self.trainer.args.world_size,
             zero_stage=None if zero is None else int(zero.get("stage", 0)),
             exactness=self.trainer.checkpoint_loader.exactness,
-            versions=versions(),
+            versions=versions,
             files=files,
         )
 
@@ -286,7 +289,7 @@ class Checkpointer:
                 taken.texts |= {"trainer_state.json": progress(trainer), **trainer.guard.texts()}
                 for callback in trainer.callback_handler.callbacks:
                     if isinstance(callback, DataPosition):
-                        taken.texts |= callback.texts(trainer.rows_trained)
+                        taken.texts |= callback.texts(trainer.rows_of_steps.first(trainer.state.global_step))
         finally:
             self.snapshot = None
         return taken
@@ -323,13 +326,6 @@ class Checkpointer:
             taken.states, taken.weights = self.host_copies.copy(taken.states), copy(taken.weights)
         finally:
             self.copied.set()
-
-    @property
-    def changes_unasked(self) -> bool:
-        """True where DeepSpeed keeps the optimizer's states on a disk, or steps asynchronously."""
-        zero = self.trainer.engine.zero_section or {}
-        offload = zero.get("offload_optimizer", {})
-        return offload.get("device") == "nvme" or bool(offload.get("super_offload")) or "zenflow" in zero
 
     # --- where the Trainer would write -------------------------------------------------------------------------------
 
@@ -421,11 +417,3 @@ def progress(trainer: Trainer) -> str:
             else:
                 known[name] = callback.state()
     return json.dumps(dataclasses.asdict(trainer.state), indent=2, sort_keys=True) + "\n"
-
-
-def versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found

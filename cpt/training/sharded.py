@@ -205,11 +205,3 @@ class Gradients:
         foreach_divide(gradients, dist.get_world_size())
         for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
             work.wait()
-
-    def rounded_by_torch(self, model: nn.Module) -> list[torch.Tensor]:
-        """All gradients, where torch's own norm would be rounded: some are in half precision, or shards."""
-        trainer = self.trainer
-        if trainer.is_deepspeed_enabled or trainer.accelerator.scaler is not None:
-            return []
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        return gradients if trainer.is_fsdp_enabled or any(gradient.dtype in HALF for gradient in gradients) else []

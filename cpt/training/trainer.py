@@ -27,7 +27,6 @@ from cpt.models.fused_loss import keep_liger_to_layers, set_up_loss
 from cpt.models.recomputing import set_up_recomputing
 from cpt.optim.adamw import OneKernelAdamW
 from cpt.optim.build import build_optimizer
-from cpt.optim.gradients import clip_gradients, gradient_norm
 from cpt.optim.schedules import build_schedule
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS
@@ -99,11 +98,6 @@ class CPTTrainer(TrainerHooks, Trainer):
     @property
     def run_folder(self) -> Path:
         return Path(str(self.args.output_dir))
-
-    @property
-    def rows_trained(self) -> int:
-        """Rows that the run has consumed, skipped ones included."""
-        return self.rows_of_steps.first(self.state.global_step)
 
     # --- for a stage to replace --------------------------------------------------------------------------------------
 
@@ -302,13 +296,6 @@ class CPTTrainer(TrainerHooks, Trainer):
             added = self.args.world_size if self.args.average_tokens_across_devices else 1
             loss = loss - weight * auxiliary * (added - 1 / self.current_gradient_accumulation_steps)
         return (loss, outputs) if return_outputs else loss
-
-    def clip_gradients(self, model: nn.Module) -> torch.Tensor:
-        """Clip to `training.max_grad_norm`, where it is positive; the norm before that."""
-        most, gradients = self.args.max_grad_norm, self.gradients.rounded_by_torch(model)
-        if gradients:
-            return clip_gradients(gradients, most) if most > 0 else gradient_norm(gradients)
-        return self.clip_and_measure(model)  # type: ignore[no-any-return]
 
     def clip_grad_norm(self, clip: Callable[[], Any]) -> Any:
         return clip() if self.is_deepspeed_enabled else self.guard.norm_of_step()
