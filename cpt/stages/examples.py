@@ -68,8 +68,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         return ShownRows.from_list([rows[0]])
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
-        collate: Callable[[list[Any]], Any] = self.data_collator
-        return collate
+        return self.data_collator
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
         """TRL's own loss, its auxiliary loss included; a RecipeError where TRL does not know its name."""
@@ -88,7 +87,6 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
         """In evaluation mode, so that TRL's `log` does not mix its metrics with those of the training."""
-        assert self.model is not None, "the Trainer was built with a model"
         was_training = self.model.training
         self.model.eval()
         try:

@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, GRPOTrainer
-from trl.models import prepare_deepspeed
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, split_tensor_dict
 
@@ -22,6 +21,7 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.hf_internals import SamplingHooks
 from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer, fit_fused_head
+from cpt.stages.models import prepared
 from cpt.stages.rewards import build_rewards
 from cpt.training.arguments import RunLength
 from cpt.training.generations import Generations, Prompt, PromptRows
@@ -35,6 +35,8 @@ NO_GROUPS = ("scale_rewards", "multi_objective_aggregation")
 
 class PromptTrainer(SamplingHooks, ExampleTrainer):
     """Rows are prompts: each micro-batch gets those of its generation, and TRL's trainer answers them."""
+
+    args: Any  # the stage's own config
 
     @property
     def generations(self) -> Generations:
@@ -95,7 +97,7 @@ class StepsOfPrompts(PromptTrainer):
 
     def inputs_of_process(self, inputs: Any) -> Any:
         """The prompts of the whole step, of which each process answers its share at the first micro-batch."""
-        if isinstance(inputs, list) and self.model is not None and self.model.training:
+        if isinstance(inputs, list) and self.model.training:
             size = len(inputs) // self.args.world_size
             return inputs[self.args.process_index * size :][:size]
         return inputs
@@ -143,12 +145,12 @@ class GenerationBatches(PromptTrainer):
             super().__init__(recipe, model, arguments, rows=rows, length=length, reward_funcs=rewards, **options)
         finally:
             self.beta = arguments.beta = beta
-        self.ref_model = None if reference is None else self.prepared(reference)
+        self.ref_model = None if reference is None else self.ready_reference(reference)
         self.generations.check()
 
-    def prepared(self, reference: Any) -> Any:
+    def ready_reference(self, reference: Any) -> Any:
         """The reference as TRL asks it for log-probabilities."""
-        arguments: Any = self.args
+        arguments = self.args
         if arguments.disable_dropout:
             disable_dropout_in_model(reference)
         add_fused_lm_head(
@@ -157,15 +159,13 @@ class GenerationBatches(PromptTrainer):
             cast_lm_head_to_fp32=vars(arguments).get("cast_lm_head_to_fp32", False),
         )
         fit_fused_head(reference)
-        if self.is_deepspeed_enabled:
-            return prepare_deepspeed(reference, self.accelerator)
-        return self.accelerator.prepare_model(reference, evaluation_mode=True)
+        return prepared(reference, self)
 
     # --- prompts -----------------------------------------------------------------------------------------------------
 
     @property
     def generations(self) -> Generations:
-        config: Any = self.args
+        config = self.args
         prompts = config.generation_batch_size // config.num_generations
         micro_batches = config.steps_per_generation * config.num_iterations
         return Generations(prompts, micro_batches, config.gradient_accumulation_steps)
@@ -173,29 +173,26 @@ class GenerationBatches(PromptTrainer):
     def inputs_of_process(self, inputs: Any) -> Any:
         """Where the last completions are used up: this process's prompts, each repeated once per answer."""
         if isinstance(inputs, list):
-            in_training = self.model is not None and self.model.training
             is_new = self.micro_batches_done % self.generations.micro_batches == 0 or self.sampled_batches is None
-            if in_training and is_new:
+            if self.model.training and is_new:
                 self.prompts = inputs
                 return self.share_of(inputs)
         return inputs
 
     def share_of(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        arguments: Any = self.args
-        repeated = [prompt for prompt in prompts for _ in range(arguments.num_generations)]
-        size = len(repeated) // arguments.world_size
-        return [dict(prompt) for prompt in repeated[arguments.process_index * size :][:size]]
+        repeated = [prompt for prompt in prompts for _ in range(self.args.num_generations)]
+        size = len(repeated) // self.args.world_size
+        return [dict(prompt) for prompt in repeated[self.args.process_index * size :][:size]]
 
     # --- resuming ----------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
-        """A checkpoint in the middle of a generation has its completions, which are split where micro-batches are smaller
-        now.
+        """A checkpoint within a generation has its completions, for micro-batches of its size or smaller ones.
 
         Completions are sampled again if the number of processes differs or micro-batches were larger.
         """
         if resume_from_checkpoint is not None:
-            checkpoint, arguments = Path(resume_from_checkpoint), cast(Any, self.args)
+            checkpoint, arguments = Path(resume_from_checkpoint), self.args
             path = checkpoint / self.generation_file
             same = path.exists() and written_for(checkpoint) in (None, arguments.world_size)
             kept: dict[str, Any] = load_data(path) if same else {}
@@ -263,17 +260,16 @@ class GenerationBatches(PromptTrainer):
         except RuntimeError as problem:
             if not is_out_of_memory(problem):
                 raise
-            config: Any = self.args
             raise ResourceError(
-                f"out of memory in step {self.state.global_step + 1}, sampling {config.generation_batch_size}"
-                f" completions of up to {config.max_completion_length} tokens. Set `training.generation_batch_size`,"
-                " `steps_per_generation` or `max_completion_length` lower; smaller micro-batches would not help."
+                f"out of memory in step {self.state.global_step + 1}, sampling {self.args.generation_batch_size}"
+                f" completions of up to {self.args.max_completion_length} tokens. Set"
+                " `training.generation_batch_size`, `steps_per_generation` or `max_completion_length` lower; smaller"
+                " micro-batches would not help."
             ) from problem
 
     def metrics_of_batch(self, rows: list[Any]) -> dict[str, float]:
         """TRL's metrics only; each prompt is answered `num_generations_eval` times."""
-        config: Any = self.args
-        answers = config.num_generations_eval or config.num_generations
+        answers = self.args.num_generations_eval or self.args.num_generations
         self.prepare_inputs([row for row in rows for _ in range(answers)])
         return {}
 
@@ -329,8 +325,7 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
         self.rewards_of_all[rewards.isnan().all(dim=1)] = torch.nan
 
     def scored(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
-        is_training = self.model is not None and self.model.training
-        return made | self.advantages_of(inputs, made) if is_training else made
+        return made | self.advantages_of(inputs, made) if self.model.training else made
 
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
         """`advantages` ([B], or [B, T] for each token), and what else the loss of a completion needs."""

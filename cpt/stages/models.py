@@ -127,7 +127,5 @@ def check_vocabulary(student: Any, tokenizer: PreTrainedTokenizerBase, teacher: 
 def prepared(teacher: nn.Module, trainer: Any) -> nn.Module:
     """On the trainer's device, and divided over processes where ZeRO-3 divides the student."""
     if trainer.is_deepspeed_enabled:
-        engine: nn.Module = prepare_deepspeed(teacher, trainer.accelerator)
-        return engine
-    ready: nn.Module = trainer.accelerator.prepare_model(teacher, evaluation_mode=True)
-    return ready
+        return prepare_deepspeed(teacher, trainer.accelerator)
+    return trainer.accelerator.prepare_model(teacher, evaluation_mode=True)

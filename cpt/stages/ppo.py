@@ -58,7 +58,7 @@ class PPOTrainer(RewardedTrainer):
 
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
         """By the values before the first step on these completions; the reward comes with the last token."""
-        config: Any = self.args
+        config = self.args
         self.log_probabilities(made)
         values, mask = self.values.float(), made["completion_mask"].float()
         applies = ~self.own_rewards.isnan()
@@ -88,7 +88,7 @@ class PPOTrainer(RewardedTrainer):
 
     def loss_of_completions(self, policy_loss: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
         """The policy's loss, and the values'."""
-        config: Any = self.args
+        config = self.args
         losses = clipped_value_loss(self.values.float(), inputs["values"], inputs["returns"], config.value_clip)
         # Tokens of the whole generation, which lasts for several steps.
         tokens = inputs["num_items_in_batch"].clamp(min=1) / config.world_size

@@ -68,7 +68,7 @@ class SPOTrainer(RewardedTrainer):
         logps = made.get("old_per_token_logps")
         logps = self.log_probabilities(made) if logps is None else logps
         self.last = {**{name: made[name] for name in SAMPLED}, "logps": logps}
-        config: Any = self.args
+        config = self.args
         rewards = self.rewards_of_all
         answered = [row["prompt"] for row in self.prompts for _ in range(config.num_generations)]
         before = torch.tensor(self.tracker.values(answered), device=rewards.device, dtype=rewards.dtype)

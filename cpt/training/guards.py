@@ -64,8 +64,7 @@ class StepGuard(TrainerCallback):
         if section is not None:
             highest_loss = math.inf  # other stages than a language model's have losses without such a scale
             if trainer.recipe.stage in OF_LANGUAGE_MODELS:
-                model: Any = trainer.model
-                highest_loss = HIGHEST_LOSS * math.log(vocabulary_size(model.config))
+                highest_loss = HIGHEST_LOSS * math.log(vocabulary_size(trainer.model.config))
             self.loss_guard = SpikeDetector(section, trainer.args.device, highest_loss)
             self.budget = SkipBudget(trainer.rows_of_steps, self.loss_guard.window, self.loss_guard.skips)
         if checkpoint is not None:
@@ -81,7 +80,6 @@ class StepGuard(TrainerCallback):
         until = [phase.until for phase in phases_in_tokens(trainer.recipe).phases[:-1]]
         self.new_data_from = {tokens // trainer.length.tokens_per_step + 1 for tokens in until if tokens is not None}
         self.skipped_since_log = []
-        accelerator: Any = trainer.accelerator
         trainer.remove_callback(StepGuard)
         trainer.add_callback(self)  # behind those that were added since
         try:
@@ -90,22 +88,20 @@ class StepGuard(TrainerCallback):
             if self.released is not None:
                 self.released.remove()
                 self.released = None
-                del accelerator.backward
+                del trainer.accelerator.backward
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Install the checks of a step, once everything is built and loaded."""
         self.trainer.engine.reshard()
-        model: Any = self.trainer.model
-        accelerator: Any = self.trainer.accelerator
-        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        accelerator = self.trainer.accelerator
+        self.trained = [parameter for parameter in self.trainer.model.parameters() if parameter.requires_grad]
         if self.trainer.is_deepspeed_enabled and self.loss_guard is not None:
             wrapped = accelerator.deepspeed_engine_wrapped
             if not isinstance(wrapped, GuardedEngine):
                 guarded = GuardedEngine(wrapped.engine, self.check_metrics, scales_loss=args.fp16)
                 accelerator.deepspeed_engine_wrapped = guarded
         if releases_gradients(self.trainer.recipe) and self.released is None:
-            wrapper: Any = self.trainer.optimizer
-            self.released = ReleasedGradients(wrapper.optimizer)
+            self.released = ReleasedGradients(self.trainer.optimizer.optimizer)
             self.backward_pass = accelerator.backward
             accelerator.backward = self.update_in_backward
 
@@ -186,7 +182,7 @@ class StepGuard(TrainerCallback):
     def measure_norm(self) -> torch.Tensor:
         """Clip the gradients to `training.max_grad_norm`, where it is positive; the norm of all before that."""
         trainer, most, kernel = self.trainer, self.trainer.args.max_grad_norm, self.kernel_of_optimizer()
-        model: Any = trainer.model_wrapped
+        model = trainer.model_wrapped
         if kernel is not None:  # it divides gradients by a number on the device: they are not written twice
             norm = gradient_norm([parameter.grad for parameter in self.trained if parameter.grad is not None])
             if most > 0:
@@ -197,12 +193,11 @@ class StepGuard(TrainerCallback):
             # torch's own norm would be rounded where some are in half precision, or shards
             if gradients and (trainer.is_fsdp_enabled or any(gradient.dtype in HALF for gradient in gradients)):
                 return clip_gradients(gradients, most) if most > 0 else gradient_norm(gradients)
-        return trainer.clip_and_measure(model)  # type: ignore[no-any-return]
+        return trainer.clip_and_measure(model)
 
     def kernel_of_optimizer(self) -> Any:
         """The optimizer, if its kernel reads from the device what to divide by and whether to skip; else None."""
-        wrapper: Any = self.trainer.optimizer
-        kernel = wrapper.optimizer
+        kernel = self.trainer.optimizer.optimizer
         reads = self.trainer.accelerator.scaler is None and reads_scale(kernel)
         return kernel if reads and not self.trainer.is_fsdp_enabled else None
 

@@ -120,11 +120,10 @@ class OutOfMemory:
             return
         # Outside of `except`: no error holds the tensors of its frames any more. Only a process alone can save the
         # steps since the last checkpoint: others wait in a collective.
-        model: Any = trainer.model
         newest = max(map(step_of, published_checkpoints(trainer.run_folder)), default=0)
         is_alone = arguments.world_size == 1 and not trainer.is_deepspeed_enabled and not trainer.is_fsdp_enabled
         if is_alone and not trainer.guard.is_updating and trainer.state.global_step > newest:
-            model.zero_grad()
+            trainer.model.zero_grad()
             gc.collect()
             clear_device_cache()
             trainer.checkpointer.save_once("full")

@@ -141,7 +141,7 @@ class CheckpointLoader:
             steps = max((int(state.get("step", 0)) for state in engine.optimizer.state.values()), default=0)
             replay_step_counter(engine.optimizer, steps)
         if universal:
-            wrapped: Any = trainer.model_wrapped
+            wrapped = trainer.model_wrapped
             stop_loading_universal(wrapped)
             if wrapped.zero_optimization_stage() == 3:
                 separate_groups(engine.optimizer, checkpoint)
@@ -158,7 +158,6 @@ class CheckpointLoader:
         """FSDP2's weights, states and schedule."""
         trainer, trust = self.trainer, self.point.trusted
         model, schedule = trainer.model, trainer.lr_scheduler
-        assert model is not None and schedule is not None, "both were created before"
         trainer.engine.reshard()
         load_parts(checkpoint, model, trainer.engine.optimizer, trust=trust)
         saved_buffers = dict(model.named_buffers()).keys() & model.state_dict().keys()
@@ -168,8 +167,7 @@ class CheckpointLoader:
                 if name in saved_buffers and name in stored.files:
                     buffer.copy_(stored.read(name))
         schedule.load_state_dict(load_data(checkpoint / "scheduler.pt", trust=trust))
-        wrapper: Any = trainer.optimizer
-        for group, rate in zip(wrapper.param_groups, schedule.get_last_lr(), strict=True):
+        for group, rate in zip(trainer.optimizer.param_groups, schedule.get_last_lr(), strict=True):
             group["lr"] = rate
 
 

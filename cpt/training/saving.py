@@ -106,7 +106,6 @@ class Checkpointer:
     @property
     def saved_model(self) -> nn.Module:
         """The model without what wraps it to train."""
-        assert self.trainer.model is not None, "the Trainer was built with a model"
         return self.trainer.model
 
     @cached_property
@@ -335,11 +334,8 @@ class Checkpointer:
             return
         assert self.snapshot is not None, "the caller checked it"
 
-        def write_model_files(folder: Path, weights: Weights | None) -> None:
-            write(str(folder), None if weights is None else dict(weights))
-
         self.snapshot.weights = weights
-        self.snapshot.write_model = write_model_files
+        self.snapshot.write_model = lambda folder, own: write(str(folder), None if own is None else dict(own))
         self.snapshot.check = self.refuse_broken_weights
         self.snapshot.model_bytes = sum(
             numbers * parameter.element_size() for parameter, numbers in saved_parameters(self.saved_model)
@@ -357,8 +353,7 @@ class Checkpointer:
         if trainer.is_deepspeed_enabled:
             from cpt.checkpoints.deepspeed_engine import LATEST, capture_states, files_beside, tag_of
 
-            engine: Any = trainer.model_wrapped
-            of_adapter = isinstance(trainer.model, PeftModel)
+            engine, of_adapter = trainer.model_wrapped, isinstance(trainer.model, PeftModel)
             with capture_states(engine, Path(folder)) as kept:
                 engine.save_checkpoint(folder, save_latest=False, exclude_frozen_parameters=of_adapter)
             taken.states |= kept.states
@@ -369,11 +364,9 @@ class Checkpointer:
             part = part_here(self.saved_model, trainer.engine.optimizer)
             taken.states[file_of_part(trainer.args.process_index, trainer.args.world_size)] = part
         elif trainer.args.should_save:
-            assert trainer.optimizer is not None, "the Trainer makes it before the first step"
             taken.states["optimizer.pt"] = trainer.optimizer.state_dict()
         of_deepspeed = trainer.is_deepspeed_enabled and isinstance(trainer.lr_scheduler, DeepSpeedSchedulerWrapper)
         if trainer.args.should_save and not of_deepspeed:
-            assert trainer.lr_scheduler is not None, "the Trainer makes it before the first step"
             taken.states["scheduler.pt"] = trainer.lr_scheduler.state_dict()
         if trainer.args.should_save and trainer.accelerator.scaler is not None:
             taken.states["scaler.pt"] = trainer.accelerator.scaler.state_dict()

@@ -7,7 +7,6 @@ import torch.distributed as dist
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
@@ -52,9 +51,8 @@ class Engine:
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer inside accelerate's wrapper and DeepSpeed's ZeRO optimizer."""
-        wrapper: Any = self.trainer.optimizer
-        inside: torch.optim.Optimizer = wrapper.optimizer
-        return inside.optimizer if self.trainer.is_deepspeed_enabled else inside  # type: ignore[attr-defined]
+        inside = self.trainer.optimizer.optimizer
+        return inside.optimizer if self.trainer.is_deepspeed_enabled else inside
 
     def set_up_fsdp(self) -> None:
         """FSDP2 with gradients reduced in fp32, on a CPU too."""
@@ -65,7 +63,7 @@ class Engine:
             # Let accelerate shard over gloo: up to 1.15 it does so for devices only, though torch shards on the CPU.
             from accelerate.utils import FullyShardedDataParallelPlugin
 
-            state: Any = accelerator.state
+            state = accelerator.state
             state.fsdp_plugin = FullyShardedDataParallelPlugin(**trainer.args.fsdp_plugin_args)
             state.distributed_type = shared_state_of_processes()["distributed_type"] = DistributedType.FSDP
             trainer.is_fsdp_enabled = True
@@ -78,7 +76,6 @@ class Engine:
     def reshard(self) -> None:
         """Free gathered parameters: after a forward pass alone some FSDP2 modules still hold whole ones."""
         if self.trainer.is_fsdp_enabled:
-            assert self.trainer.model is not None, "the Trainer was built with a model"
             for module in self.trainer.model.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
@@ -107,23 +104,18 @@ class SharedRows:
         parts = self.parts
         return PartOfRows(self.trainer.args.process_index % parts, parts) if parts > 1 else None
 
-    @property
-    def config_of_model(self) -> Any:
-        model: Any = self.trainer.model
-        return model.config
-
     def choose_attention(self) -> None:
         if self.parts > 1:
             options: Any = self.trainer.args.parallelism_config
-            attention = attention_of(self.config_of_model)
-            check_shared_rows(self.config_of_model, self.parts, attention)
+            config = self.trainer.model.config
+            attention = attention_of(config)
+            check_shared_rows(config, self.parts, attention)
             options.sp_handler.sp_attn_implementation = attention  # set here: accelerate's class takes few names
 
     def replace_adapter(self) -> None:
         """accelerate's adapter of the loader passes rows around; ours only gets the engine."""
         if self.parts > 1:
-            accelerator: Any = self.trainer.accelerator
-            accelerator.deepspeed_ulysses_dl_adapter = self.take_engine
+            self.trainer.accelerator.deepspeed_ulysses_dl_adapter = self.take_engine
 
     def take_engine(self, loader: DataLoader[Any], engine: Any) -> DataLoader[Any]:
         """Called by accelerate before a checkpoint is loaded."""
@@ -133,9 +125,8 @@ class SharedRows:
         for owner in (engine, engine.optimizer):
             if "sequence_parallel_size" in vars(owner):
                 owner.sequence_parallel_size = 1
-        attend_over_processes(
-            self.config_of_model, self.trainer.args.per_device_train_batch_size, engine.seq_parallel_group
-        )
+        micro_batch = self.trainer.args.per_device_train_batch_size
+        attend_over_processes(self.trainer.model.config, micro_batch, engine.seq_parallel_group)
         self.trainer.model_accepts_loss_kwargs = True
         return loader
 
@@ -166,8 +157,7 @@ class Gradients:
 
     @property
     def weights(self) -> list[torch.Tensor]:
-        wrapper: Any = self.trainer.optimizer
-        return [parameter for group in wrapper.param_groups for parameter in group["params"]]
+        return [parameter for group in self.trainer.optimizer.param_groups for parameter in group["params"]]
 
     def begin_step(self) -> None:
         """No gradients exist yet, so their type can change; our own optimizers take fp32 gradients of half-precision
@@ -177,7 +167,7 @@ class Gradients:
             return
         # DDP sends buffers only in steps that it reduces
         sends_buffers = arguments.world_size > 1 and arguments.ddp_broadcast_buffers
-        if sends_buffers or not isinstance(wrapper.optimizer, OneKernelAdamW):  # type: ignore[union-attr]
+        if sends_buffers or not isinstance(wrapper.optimizer, OneKernelAdamW):
             return
         halves = [weight for weight in self.weights if weight.dtype in HALF]
         for weight in halves:
@@ -185,10 +175,6 @@ class Gradients:
         self.are_fp32 = bool(halves)
         if halves:
             tell("Gradients: accumulated in fp32 over the micro-batches of a step.")
-
-    def replaces_ddp(self, model: nn.Module) -> bool:
-        """Whether `average` does what DDP does otherwise."""
-        return self.are_fp32 and isinstance(model, DistributedDataParallel)
 
     def average(self) -> None:
         """After the last micro-batch of a step: each gradient becomes the mean over all processes."""

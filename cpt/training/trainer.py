@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
@@ -52,6 +53,12 @@ class CPTTrainer(TrainerHooks, Trainer):
         guard, memory: what a bad step and out-of-memory lead to.
     """
 
+    # transformers says less about these
+    accelerator: Any
+    lr_scheduler: Any
+    model: Any
+    model_wrapped: Any
+    optimizer: Any
     trains_on_model_loss = True  # the model's own loss, of its labels; False where a stage reads logits
 
     def __init__(
@@ -121,7 +128,7 @@ class CPTTrainer(TrainerHooks, Trainer):
         self.engine.set_up_fsdp()
 
     def set_up_precision(self, model: nn.Module) -> None:
-        accelerator: Any = self.accelerator
+        accelerator = self.accelerator
         if accelerator.ddp_handler is not None:
             accelerator.ddp_handler.gradient_as_bucket_view = True  # else DDP keeps a copy of all gradients
         # Stages with a loss of their own read logits, which autocast gives them in fp32.
@@ -212,11 +219,9 @@ class CPTTrainer(TrainerHooks, Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            trained = model if model is not None else self.model
-            assert trained is not None, "the Trainer was built with a model"
             self.optimizer = build_optimizer(
                 self.recipe.optimizer,
-                trained,
+                self.model if model is None else model,
                 offloaded=self.engine.offloads_optimizer,
                 partitioned=self.is_deepspeed_enabled,
             )
@@ -262,7 +267,7 @@ class CPTTrainer(TrainerHooks, Trainer):
 
     def training_step(self, model: Any, *arguments: Any, **options: Any) -> torch.Tensor:
         """Forward and backward pass of a micro-batch, its activations kept where the recipe says."""
-        averages = self.gradients.replaces_ddp(model)
+        averages = self.gradients.are_fp32 and isinstance(model, DistributedDataParallel)
         if averages:
             model.require_backward_grad_sync = False
         with self.activations:
@@ -355,7 +360,6 @@ class CPTTrainer(TrainerHooks, Trainer):
 
     def measure_texts(self, texts: Mapping[str, HeldOutSet]) -> dict[str, float]:
         """Loss, perplexity and bits per byte of each set."""
-        assert self.model is not None, "the Trainer was built with a model"
         return measure_and_keep(
             self.model,
             texts,
