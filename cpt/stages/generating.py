@@ -112,6 +112,7 @@ class GenerationBatches(PromptTrainer):
     """
 
     prompts: Sequence[Prompt] = ()  # of the last generation, of all processes
+    last: dict[str, torch.Tensor] | None = None  # this process's last completions, for a stage that compares with them
 
     def __init__(
         self,
@@ -201,7 +202,8 @@ class GenerationBatches(PromptTrainer):
                 parts = arguments.steps_per_generation // len(buffered)
                 batches = [to_device(batch, arguments.device) for batch in buffered]
                 self.sampled_batches = [part for batch in batches for part in split_tensor_dict(batch, parts)]
-            self.restore_process(kept)
+            last = kept.get("last")
+            self.last = None if last is None else to_device(last, arguments.device)
             if (checkpoint / STAGE_FILE).exists():  # not where another program wrote it
                 self.restore_own(load_data(checkpoint / STAGE_FILE))
         return super().train(resume_from_checkpoint, **options)
@@ -209,7 +211,7 @@ class GenerationBatches(PromptTrainer):
     def stage_states(self) -> dict[str, Any]:
         """The completions that later steps train on, and what the stage has learned."""
         is_within = self.state.global_step * self.generations.accumulation % self.generations.micro_batches != 0
-        of_process = {"buffered": self.sampled_batches if is_within else None, **self.state_of_process()}
+        of_process = {"buffered": self.sampled_batches if is_within else None, "last": self.last}
         states: dict[str, Any] = {}
         if any(value is not None for value in of_process.values()):
             states[self.generation_file] = of_process
@@ -224,13 +226,6 @@ class GenerationBatches(PromptTrainer):
     def on_rollback(self) -> None:
         """Sample again: stored completions may answer prompts that are now skipped."""
         self.sampled_batches = None
-
-    def state_of_process(self) -> dict[str, Any]:
-        """Further state of this process for a checkpoint."""
-        return {}
-
-    def restore_process(self, state: Mapping[str, Any]) -> None:
-        """Continue with it; empty if another number of processes wrote the checkpoint."""
 
     def own_state(self) -> dict[str, Any]:
         """The stage's state for a checkpoint, equal on all processes."""
@@ -332,11 +327,6 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
         raise NotImplementedError
 
     @property
-    def generating(self) -> tuple[Any, Any]:
-        """The model, and how it recomputes activations, which is of no use without gradients."""
-        return self.model, self.args.gradient_checkpointing_kwargs
-
-    @property
     def own_rewards(self) -> torch.Tensor:
         size = len(self.rewards_of_all) // self.args.world_size
         return self.rewards_of_all[self.args.process_index * size :][:size]
@@ -345,8 +335,9 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
         """Log-probabilities [B, T] of the completions' tokens under the current model."""
         ids = torch.cat((made["prompt_ids"], made["completion_ids"]), dim=1)
         mask = torch.cat((made["prompt_mask"], made["completion_mask"]), dim=1)
-        model, how = self.generating
-        with torch.no_grad(), disable_gradient_checkpointing(model, how):
+        model = self.model
+        # recomputing activations is of no use without gradients
+        with torch.no_grad(), disable_gradient_checkpointing(model, self.args.gradient_checkpointing_kwargs):
             size = self.args.per_device_train_batch_size
             return self.score_tokens(model, ids, mask, made["completion_ids"].size(1), batch_size=size)
 

@@ -76,7 +76,8 @@ class NamedReward:
         if not isinstance(values, list | tuple) or len(values) != count:
             raise TrainingError(f"{self.where} returned {found!r}: expected a list of {count} numbers.")
         for row, value in enumerate(values):
-            if not (value is None or is_number(value)):
+            is_number = isinstance(value, bool | int | float | np.number | np.bool_) and math.isfinite(value)
+            if value is not None and not is_number:
                 prompt, said = (str(given[name][row])[:MOST_LETTERS] for name in ("prompts", "completions"))
                 raise TrainingError(
                     f"{self.where} returned {value!r}: expected a finite number, or None where it does not apply. The"
@@ -85,33 +86,27 @@ class NamedReward:
         return [None if value is None else float(value) for value in values]
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float | np.number | np.bool_) and math.isfinite(value)
-
-
 def build_rewards(rewards: Sequence[Reward], columns: Sequence[str]) -> list[NamedReward]:
-    """The rewards that the recipe names, in order, each with a unique name in the logs; `columns` are the data's."""
-    built: list[NamedReward] = []
-    for number, (reward, function) in enumerate(zip(rewards, find_rewards(rewards), strict=True)):
-        name = reward.name.rpartition(":")[2]
-        same = sum(other.name.rpartition(":")[2] == name for other in rewards[:number])
-        named = NamedReward(f"{name}_{same + 1}" if same else name, f"rewards[{number}]", function, reward.options)
-        named.refuse_missing(columns)
-        if function is reward_model:
+    """The rewards that the recipe names, in order, ready to be called; `columns` are the data's."""
+    built = check_columns(rewards, columns)
+    for reward in built:
+        if reward.function is reward_model:
             load_reward_model(**{key: value for key, value in reward.options.items() if key != "batch_size"})
-        built.append(named)
     return built
 
 
-def check_columns(rewards: Sequence[Reward], columns: Sequence[str]) -> None:
+def check_columns(rewards: Sequence[Reward], columns: Sequence[str]) -> list[NamedReward]:
     """Refuse rewards that read what the data's rows do not have; nothing is loaded."""
-    for number, (reward, function) in enumerate(zip(rewards, find_rewards(rewards), strict=True)):
-        NamedReward(reward.name, f"rewards[{number}]", function, reward.options).refuse_missing(columns)
+    found = find_rewards(rewards)
+    for reward in found:
+        reward.refuse_missing(columns)
+    return found
 
 
-def find_rewards(rewards: Sequence[Reward]) -> list[Callable[..., Any]]:
-    """The functions that the recipe names, with their options checked against their signatures; nothing is loaded."""
-    functions = []
+def find_rewards(rewards: Sequence[Reward]) -> list[NamedReward]:
+    """The functions that the recipe names, each with a unique name in the logs, their options checked against their
+    signatures; nothing is loaded."""
+    found = []
     for number, reward in enumerate(rewards):
         key = f"rewards[{number}]"
         try:
@@ -124,8 +119,10 @@ def find_rewards(rewards: Sequence[Reward]) -> list[Callable[..., Any]]:
                 CHECKS[reward.name](**reward.options)
             except RecipeError as problem:
                 raise RecipeError(f"`{key}`: {problem}") from problem
-        functions.append(function)
-    return functions
+        name = reward.name.rpartition(":")[2]
+        same = sum(other.name.rpartition(":")[2] == name for other in rewards[:number])
+        found.append(NamedReward(f"{name}_{same + 1}" if same else name, key, function, reward.options))
+    return found
 
 
 def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,6 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.recipe.schema import Recipe
 from cpt.stages.generating import RewardedTrainer, SingleAnswers
-from cpt.training.trainer import to_device
 
 SAMPLED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 NOTHING_KNOWN = 0.5
@@ -51,18 +50,18 @@ class SPOTrainer(RewardedTrainer):
         self.tracker = ValueTracker(
             half_life=arguments.half_life, rho_min=arguments.rho_min, rho_max=arguments.rho_max
         )
-        self.last: dict[str, torch.Tensor] | None = None
         super().__init__(recipe, model, arguments, **options)
 
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
         """Rewards less the tracked values from before them, normalised over all processes; then the tracker learns."""
-        if self.last is not None:
+        if self.last is not None:  # without them, after a resume, the drift of one generation is not counted
             # How far the policy moved since the last generation, by what it thinks now of that one's completions: the
             # mean over tokens of exp(d) - d - 1, d being the change of a token's log-probability. It is never
             # negative, and on average the KL divergence of the present policy from the one that sampled.
             change = self.log_probabilities(self.last) - self.last["logps"]
             mask = self.last["completion_mask"]
-            sums = torch.stack((((change.exp() - change - 1) * mask).sum(), mask.sum().to(change.dtype)))
+            moved = ((change.exp() - change - 1) * mask).sum()
+            sums = torch.stack((moved, mask.sum().to(moved.dtype)))
             total, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
             self.tracker.drift += total / max(tokens, 1.0)
         logps = made.get("old_per_token_logps")
@@ -84,15 +83,6 @@ class SPOTrainer(RewardedTrainer):
             surprise = (surprise - known.mean()) / known.std(correction=0).clamp(min=config.least_deviation)
         size = len(surprise) // config.world_size
         return {"advantages": surprise.nan_to_num(0.0)[config.process_index * size :][:size]}
-
-    def state_of_process(self) -> dict[str, Any]:
-        """The last completions, of which the drift is measured."""
-        return {"last": self.last}
-
-    def restore_process(self, state: Mapping[str, Any]) -> None:
-        """Without them the drift of one generation is not counted."""
-        last = state.get("last")
-        self.last = None if last is None else to_device(last, self.args.device)
 
     def own_state(self) -> dict[str, Any]:
         return self.tracker.state()

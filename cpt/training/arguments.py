@@ -133,11 +133,7 @@ class RunLength:
 
 
 def training_arguments(
-    recipe: Recipe,
-    folder: Path,
-    data: PreparedData,
-    *,
-    deepspeed: str | Path | dict[str, Any] | None = None,
+    recipe: Recipe, folder: Path, data: PreparedData, *, deepspeed: str | Path | dict[str, Any] | None = None
 ) -> TrainingArguments:
     """Build the stage's config. Under ZeRO-3 this must come before the model, which then builds itself in parts.
 

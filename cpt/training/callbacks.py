@@ -222,10 +222,9 @@ def put_trackers_last(trainer: Trainer, run: Path) -> None:
     """
     handler = trainer.callback_handler
     kinds: tuple[type[TrainerCallback], ...] = tuple(INTEGRATION_TO_CALLBACK.values())
+    others = [callback for callback in handler.callbacks if not isinstance(callback, kinds)]
     trackers = [callback for callback in handler.callbacks if isinstance(callback, kinds)]
-    if trackers:
-        others = [callback for callback in handler.callbacks if callback not in trackers]
-        handler.callbacks = [*others, *(Tracker(tracker, type(tracker).__name__, run) for tracker in trackers)]
+    handler.callbacks = [*others, *(Tracker(tracker, type(tracker).__name__, run) for tracker in trackers)]
 
 
 class Tracker(GuardedCallback):

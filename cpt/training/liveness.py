@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -66,7 +65,7 @@ class Heartbeat(TrainerCallback):
         faulthandler.register(SIGNAL_FOR_STACKS, file=self.stacks, all_threads=True)
         self.phase: Phase = "starting"
         self.step = 0
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.is_over = threading.Event()
         self.beat("starting", 0)
 
@@ -76,9 +75,7 @@ class Heartbeat(TrainerCallback):
         self.thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
         self.is_over.set()
         self.thread.join()
         self.ended = own_words(problem)
@@ -99,7 +96,7 @@ class Heartbeat(TrainerCallback):
             looked = now
             with self.lock:
                 if is_busy and self.phase in OUTSIDE_OF_TRAINING:
-                    self.write(self.phase, self.step)
+                    self.beat(self.phase, self.step)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.step_began = time.perf_counter()
@@ -122,18 +119,13 @@ class Heartbeat(TrainerCallback):
         self.beat("ending", state.global_step)
 
     def beat(self, phase: Phase, step: int) -> None:
+        """Count progress; written at most once a second, but a new phase at once."""
         with self.lock:
-            self.write(phase, step)
-
-    def write(self, phase: Phase, step: int) -> None:
-        """Count progress; written at most once a second, but a new phase at once. The caller holds the lock."""
-        self.beats += 1
-        self.step = step
-        now = time.perf_counter()
-        if phase == self.phase and now - self.written < SECONDS_BETWEEN_WRITES:
-            return
-        self.phase = phase
-        self.tell()
+            self.beats += 1
+            self.step = step
+            if phase != self.phase or time.perf_counter() - self.written >= SECONDS_BETWEEN_WRITES:
+                self.phase = phase
+                self.tell()
 
     def tell(self) -> None:
         self.written, self.pulse = time.perf_counter(), self.pulse + 1

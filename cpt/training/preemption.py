@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -77,9 +77,7 @@ class Preemption(TrainerCallback):
         self.watcher.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self.previous:
             return
         self.is_watching = False

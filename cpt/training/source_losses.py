@@ -80,13 +80,13 @@ class SourceLosses(TrainerCallback):
         """The forward hook; it does not change the output."""
         if not (model.training and torch.is_grad_enabled()):
             return
-        shifted, labels = inputs.get("shift_labels"), inputs.get("labels")
-        targets = None if shifted is None else torch.as_tensor(shifted)
-        if targets is None and isinstance(labels, torch.Tensor):
-            targets = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
-        if self.is_measuring and targets is not None and isinstance(output, dict):
-            with torch.no_grad():
-                self.add(model, targets, inputs.get("num_items_in_batch"), output)
+        if self.is_measuring and isinstance(output, dict):
+            targets, labels = inputs.get("shift_labels"), inputs.get("labels")
+            if targets is None and isinstance(labels, torch.Tensor):
+                targets = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
+            if targets is not None:
+                with torch.no_grad():
+                    self.add(model, targets, inputs.get("num_items_in_batch"), output)
         self.micro_batch += 1
 
     def add(
@@ -96,9 +96,8 @@ class SourceLosses(TrainerCallback):
         sources = [self.data.rows.turn(row)[0] for row in self.rows_under_way()]
         if len(set(sources)) == 1 and output.get("aux_loss") is None and output.get("loss") is not None:
             tokens = (targets != IGNORED).sum()
-            self.take(
-                sources[0], output["loss"].detach().float() * (tokens if num_items is None else num_items), tokens
-            )
+            loss = output["loss"].detach().float() * (tokens if num_items is None else num_items)
+            self.take(sources[0], loss, tokens)
             return
         row_loss = loss_of_rows(model, output.get("logits"), targets)
         if row_loss is None or len(targets) != len(sources):
@@ -109,7 +108,7 @@ class SourceLosses(TrainerCallback):
                     " training (`training.use_liger_kernel`). `training.per_device_train_batch_size: 1` avoids them."
                 )
         elif self.micro_batch == self.measured:
-            for source, row in zip(sources, range(len(targets)), strict=True):
+            for row, source in enumerate(sources):
                 self.take(source, row_loss(row), (targets[row] != IGNORED).sum())
 
     def take(self, source: int, loss: torch.Tensor, tokens: torch.Tensor) -> None:
