@@ -29,8 +29,7 @@ from cpt.recipe.schema import LORA_QUANTIZATION
 
 logger = logging.getLogger(__name__)
 
-DEFAULTS: dict[str, Any] = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0}
-"""Of LoRA; other methods have peft's own."""
+DEFAULTS: dict[str, Any] = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0}  # of LoRA; others have peft's own
 PRESETS: dict[str, dict[str, Any]] = {
     # Continued pre-training wants a high rank on all layers (arXiv 2405.09673), which needs the rank-stabilised scale
     # (arXiv 2312.03732).
@@ -38,14 +37,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 # peft refuses them: Mamba's kernels read these weights past the layer that holds the adapter.
 MAMBA_EXCLUDED = ("out_proj", "conv1d")
-OURS = ("preset", "method", *LORA_QUANTIZATION)
-"""Keys of `model.lora` that are not peft's."""
+OURS = ("preset", "method", *LORA_QUANTIZATION)  # keys of `model.lora` that are not peft's
+# Values of `init_lora_weights`: the first take the adapter out of the weights under it, the others need data.
 START_IN_THE_BASE = ("pissa", "olora", "mica")
-"""Values of `init_lora_weights` that take the adapter out of the weights under it."""
 STARTS_FROM_DATA = ("eva", "corda", "lora_ga")
-"""Values of `init_lora_weights` for which peft reads data outside of a run."""
+# Not for all linear layers: without `target_modules` peft chooses by the architecture.
 CHOSEN_BY_PEFT = ("ln_tuning", "ia3")
-"""Methods that are not for all linear layers: without `target_modules` peft chooses by the architecture."""
 ALL_LINEAR = "all-linear"
 
 
@@ -54,9 +51,6 @@ def check_lora_options(options: Mapping[str, Any], *, zero3: bool = False) -> No
 
     Args:
         zero3: DeepSpeed divides the weights: adapters may read them only in the layer that gathers them.
-
-    Raises:
-        RecipeError: with what to write instead.
     """
     if options.get("alora_invocation_tokens"):
         raise RecipeError(
@@ -85,7 +79,7 @@ def config_class(method: str) -> type[PeftConfig]:
 
 
 def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
-    """Refuse adapters that the model has no place for; a model without weights will do."""
+    """Refuse adapters that the model has no place for; the model may be on the meta device."""
     layers = last_names(name for name, _ in adaptable(model))
     if not layers:
         raise RecipeError(
@@ -134,8 +128,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
     model.enable_input_require_grads()
     adapted = put_adapters(model, options)
     if not is_deepspeed_zero3_enabled():  # there DeepSpeed keeps fp32 copies of all that is trained
-        for module in trained_whole(adapted):
-            train_in_fp32(module, around=model.dtype)
+        train_copies_in_fp32(adapted, around=model.dtype)
         trained = ((name, one) for name, one in adapted.named_parameters() if one.requires_grad)
         half = [name for name, one in trained if one.dtype != torch.float32]
         if half:
@@ -169,7 +162,7 @@ def config_for(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> PeftCon
 
 
 def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole options of the method's config: ours, those of the preset, and what the recipe says on top."""
+    """All options of the method's config: our defaults, those of the preset, then the recipe's."""
     method, preset = method_of(options), options.get("preset")
     defaults = DEFAULTS | PRESETS.get(str(preset), {}) if method == LORA else {}
     chosen = defaults | {key: value for key, value in options.items() if key not in OURS}
@@ -180,38 +173,44 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
     if chosen.get("target_modules") == ALL_LINEAR and is_mamba and can_exclude:
         chosen.setdefault("exclude_modules", list(MAMBA_EXCLUDED))
     if preset is not None and "modules_to_save" not in options:
-        chosen["modules_to_save"] = embedding_names(model)
-        chosen.setdefault("ensure_weight_tying", is_tied(model))
+        is_tied = bool(model.config.get_text_config().tie_word_embeddings)  # embedding and head are one matrix
+        ends = [model.get_input_embeddings(), *([] if is_tied else [model.get_output_embeddings()])]
+        paths = {id(module): name for name, module in model.named_modules()}
+        names = [paths[id(module)].rpartition(".")[2] for module in ends]
+        if is_tied and names[0] not in EMBEDDING_LAYER_NAMES:
+            raise RecipeError(
+                f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`, of which peft"
+                " would train only one side. Write `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, which trains"
+                " neither, or train all parameters (`lora: null`)."
+            )
+        chosen["modules_to_save"] = names
+        chosen.setdefault("ensure_weight_tying", is_tied)
     return chosen
 
 
-def trained_whole(adapted: PeftModel) -> Iterator[nn.Module]:
-    """Layers of which a copy is trained."""
+def train_copies_in_fp32(adapted: PeftModel, around: torch.dtype) -> None:
+    """Small steps are lost in bfloat16, so layers that are trained whole are fp32. What an embedding or a norm returns
+    keeps the type of the layers around it; a head takes any."""
     for module in adapted.modules():
+        copies: Iterable[nn.Module] = ()
         if isinstance(module, ModulesToSaveWrapper):
-            yield from module.modules_to_save.values()
+            copies = module.modules_to_save.values()
         elif isinstance(module, LNTuningLayer):
-            yield from module.ln_tuning_layers.values()
-
-
-def train_in_fp32(module: nn.Module, *, around: torch.dtype) -> None:
-    """Small steps are lost in bfloat16. What an embedding or a norm gives keeps the type of the layers around it; a
-    head takes any."""
-    module.float()
-    if around == torch.float32:
-        return
-    if isinstance(module, nn.Linear):
-        module.register_forward_pre_hook(lambda layer, inputs: tuple(value.to(layer.weight.dtype) for value in inputs))
-    else:
-        module.register_forward_hook(lambda _, __, output: output.to(around))
+            copies = module.ln_tuning_layers.values()
+        for copied in copies:
+            copied.float()
+            if around == torch.float32:
+                continue
+            if isinstance(copied, nn.Linear):
+                copied.register_forward_pre_hook(
+                    lambda layer, inputs: tuple(value.to(layer.weight.dtype) for value in inputs)
+                )
+            else:
+                copied.register_forward_hook(lambda _, __, output: output.to(around))
 
 
 def merge_lora(model: PeftModel) -> PreTrainedModel:
-    """The plain model with the adapters added into its weights; refuses adapters that contain NaN.
-
-    Raises:
-        CheckpointError: what this method learns cannot be written into weights.
-    """
+    """The plain model with the adapters added into its weights; refuses adapters that contain NaN."""
     try:
         merged: PreTrainedModel = model.merge_and_unload(safe_merge=True)
     except NotImplementedError as problem:
@@ -220,7 +219,6 @@ def merge_lora(model: PeftModel) -> PreTrainedModel:
 
 
 def check_mergeable(peft_type: str) -> None:
-    """Refuse adapters of methods that cannot become weights."""
     if peft_type.lower() not in (*PEFT_METHODS, "adalora"):
         raise CheckpointError(
             f"an adapter of {peft_type} cannot be merged into its base. Serve base and adapter together, with peft."
@@ -242,33 +240,13 @@ def last_names(names: Iterable[str]) -> list[str]:
     return sorted({name.rpartition(".")[2] for name in names})
 
 
-def embedding_names(model: PreTrainedModel) -> list[str]:
-    """What the model calls its embedding and its head, where that has weights of its own."""
-    ends = [model.get_input_embeddings(), *([] if is_tied(model) else [model.get_output_embeddings()])]
-    paths = {id(module): name for name, module in model.named_modules()}
-    names = [paths[id(module)].rpartition(".")[2] for module in ends]
-    if is_tied(model) and names[0] not in EMBEDDING_LAYER_NAMES:
-        raise RecipeError(
-            f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`, of which peft would"
-            " train only one side. Write `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, which trains neither,"
-            " or train all parameters (`lora: null`)."
-        )
-    return names
-
-
-def is_tied(model: PreTrainedModel) -> bool:
-    """True where embedding and head are one matrix."""
-    return bool(model.config.get_text_config().tie_word_embeddings)
-
-
 # --- base weights in 4 bit, by bitsandbytes -------------------------------------------------------------------------
 
 BLOCK, BLOCK_OF_SCALES = 64, 256
-BYTES_OF_4_BIT = {
+BYTES_OF_4_BIT = {  # of each number, by whether the scales are quantized as well
     False: 0.5 + 4 / BLOCK,  # a scale in fp32 for each block
     True: 0.5 + 1 / BLOCK + 4 / (BLOCK * BLOCK_OF_SCALES),  # a scale in 8 bit, and one in fp32 for 256 of those
 }
-"""Of each number, by whether the scales are quantized as well."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +257,6 @@ class Quantization:
     """The scales are quantized too."""
 
     def config(self, compute: torch.dtype | str) -> BitsAndBytesConfig:
-        """Of linear layers; embeddings and head stay as they are."""
         return BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type=self.kind,
@@ -299,12 +276,7 @@ def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
 
 
 def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quantization | None:
-    """Refuse what cannot be quantized here.
-
-    Raises:
-        RecipeError: DeepSpeed's ZeRO-3, which divides weights.
-        ResourceError: bitsandbytes is not installed.
-    """
+    """What `model.lora` asks for, after a check that this run can give it."""
     found = quantization_of(lora)
     if found is not None and zero3:
         raise RecipeError(
@@ -317,10 +289,9 @@ def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quanti
 
 
 def keep_layout_on_cpu(model: nn.Module) -> None:
-    """Keep bitsandbytes from packing 4-bit weights in another way.
+    """Keep bitsandbytes from packing 4-bit weights in another way, as it does on a CPU with AVX-512 and bfloat16.
 
-    On a CPU with AVX-512 and bfloat16 it does so when they are first read without gradients. That fails where the
-    inputs are no multiple of a block, and gradients of later steps, which expect the old layout, are wrong.
+    That fails where inputs are no multiple of a block, and makes the gradients of later steps wrong.
     """
     for module in model.modules():
         if "support_avx512bf16_for_cpu" in vars(module):
