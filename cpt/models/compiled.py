@@ -25,21 +25,20 @@ from cpt.recipe.keys import AUTO, CHECKPOINTING
 from cpt.torch_internals import allow_graphs_per_function, compiled_call, set_compiled_call, uncompiled_call
 
 INDUCTOR = "inductor"
+# The others use CUDA graphs: layers share one graph, and it would be recorded again for the weights of each.
 MODES = ("default", "max-autotune-no-cudagraphs")
-"""The others use CUDA graphs: layers share one graph, and it would be recorded again for the weights of each."""
 KEY, BACKEND_KEY, MODE_KEY = (f"`training.torch_compile{ending}`" for ending in ("", "_backend", "_mode"))
 KEYS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+# Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; beyond, torch runs
+# uncompiled.
 MOST_GRAPHS = 32
-"""Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; beyond, torch runs
-uncompiled."""
 UNDER_ZERO3 = "DeepSpeed's ZeRO-3 gathers parameters in hooks inside each layer, which break its graph"
 # torch 2.11 to 2.13
 UNDER_FSDP = "FSDP's hooks break the graph of a layer that is computed again in the backward pass"
 UNEVEN = "batches differ in shape, and each new shape would be compiled anew"
-RECOMPUTE = "recompute_in_graph"
-"""Attribute of a layer: the checkpoint that its compiled call goes through."""
+RECOMPUTE = "recompute_in_graph"  # attribute of a layer: the checkpoint that its compiled call goes through
+# Older versions of transformers, 5.17 among them; 5.23 checkpoints inside of a layer's forward.
 CHECKPOINTS_AROUND_CALLS = "__call__" in vars(GradientCheckpointingLayer)
-"""Of older versions of transformers, 5.17 among them; 5.23 checkpoints inside of a layer's forward."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def wanted_compiling(training: Mapping[str, Any]) -> Compiling | None:
 
 
 def take_compiling(arguments: TrainingArguments) -> Compiling | None:
-    """What the arguments ask for; afterwards they no longer ask Hugging Face to compile the whole model."""
+    """As `wanted_compiling`; afterwards the arguments no longer ask Hugging Face to compile the whole model."""
     wanted = wanted_compiling(vars(arguments))
     arguments.torch_compile, arguments.torch_compile_backend, arguments.torch_compile_mode = False, None, None
     return wanted
@@ -67,13 +66,8 @@ def check_compiling(
     """Refuse what cannot be compiled before anything is built.
 
     Args:
-        zero3: DeepSpeed gathers parameters by hooks of modules.
         even_rows: batches are of one shape.
         has_gpu: of the machine that is meant; by default this one.
-
-    Raises:
-        RecipeError: an unknown backend or mode, or something that layers cannot be compiled with.
-        ResourceError: a compiler is missing.
     """
     wanted = wanted_compiling(training)
     if wanted is None:
@@ -141,7 +135,7 @@ def has_experts(module: nn.Module) -> bool:
 
 
 class CompiledCall:
-    """A module's call: compiled while it trains, and as it was written for all else."""
+    """A module's call: compiled only while it trains."""
 
     def __init__(self, module: nn.Module, compiled: Any) -> None:
         self.module, self.compiled = module, compiled
@@ -161,15 +155,7 @@ def call_in_graph(module: nn.Module, *inputs: Any, **options: Any) -> Any:
 
 
 def move_checkpoints_into_graphs(model: PreTrainedModel | PeftModel) -> None:
-    """Of layers that transformers checkpoints around their call; later versions do so inside of it."""
-    if not CHECKPOINTS_AROUND_CALLS:
-        return
-    for layer in decoder_layers(model):
+    for layer in decoder_layers(model) if CHECKPOINTS_AROUND_CALLS else ():
         if layer.gradient_checkpointing and isinstance(compiled_call(layer), CompiledCall):
             vars(layer)[RECOMPUTE] = vars(layer)["_gradient_checkpointing_func"]
-            vars(layer)["_gradient_checkpointing_func"] = call_now
-
-
-def call_now(function: Any, *inputs: Any) -> Any:
-    """In the place of a checkpoint that is in the graph."""
-    return function(*inputs)
+            vars(layer)["_gradient_checkpointing_func"] = lambda function, *inputs: function(*inputs)

@@ -27,7 +27,6 @@ from cpt.torch_internals import has_forward_pre_hook, mark_dynamic
 BOUNDS, LONGEST = "cu_seq_lens_q", "max_length_q"  # transformers' names
 FEWEST_BOUNDS = 32
 FEWEST_TOKENS = 128  # of the longest document; kernels compute blocks of so many
-PARTS = (slice(0, 5), slice(5, 8))  # the documents of a trial
 # Share of the largest logit. bf16 rounds by 0.004, and kernels for several lengths add up in another order.
 TOLERANCE = 0.02
 IGNORED = -100
@@ -42,18 +41,15 @@ PROVEN_SHARED = """
 
 
 def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
-    """Where each document begins among the tokens of all rows laid end to end, and where the last one ends.
+    """Where each document begins among the tokens of all rows laid end to end, and where the last one ends, int32.
 
     As in transformers' masks, a document begins with each row, and wherever a position does not follow from the one
     before. The last number is repeated up to a power of two, for few different shapes: to kernels these are documents
-    without tokens. Not further than that: flash kernels keep 128 rows free for each in the backward pass.
+    without tokens. Not further than that: flash kernels keep 128 rows free for each in the backward pass. Empty where
+    each row is one document, which causal attention needs no bounds for.
 
     Args:
         position_ids: [rows, tokens].
-
-    Returns:
-        int32, at least FEWEST_BOUNDS of them; empty where each row is one document, which causal attention needs no
-        bounds for.
     """
     begins = torch.ones_like(position_ids, dtype=torch.bool)
     begins[:, 1:] = position_ids.diff(dim=1) != 1
@@ -67,11 +63,8 @@ def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
 
 
 def add_document_bounds(batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch with its bounds, found where the batch is made; one with a mask, or without positions, as it is.
-
-    With them comes the length of the longest document, rounded up to a power of two: kernels start that many blocks
-    for each document.
-    """
+    """The batch with its bounds, unless it has a mask or no positions, and with the length of its longest document,
+    rounded up to a power of two: kernels start that many blocks for each document."""
     positions = batch.get("position_ids")
     if positions is None or positions.dim() != 2 or batch.get("attention_mask") is not None:
         return batch
@@ -107,7 +100,6 @@ def hand_over_documents(
 
 
 def keep_documents_apart(model: PreTrainedModel) -> None:
-    """Install the hook that hands the bounds over."""
     check_documents_can_be_handed_over(model)
     model.base_model.register_forward_pre_hook(hand_over_documents, with_kwargs=True)
 
@@ -129,10 +121,11 @@ def try_documents_apart(model: PreTrainedModel) -> None:
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        together = model(input_ids=ids, position_ids=positions).logits
-        alone = torch.cat(
-            [model(input_ids=ids[:, part], position_ids=positions[:, part]).logits for part in PARTS], dim=1
+        together, first, second = (
+            model(input_ids=ids[:, part], position_ids=positions[:, part]).logits
+            for part in (slice(None), slice(0, 5), slice(5, 8))
         )
+    alone = torch.cat([first, second], dim=1)
     model.train(was_training)
     largest = float((together - alone).abs().max())
     if not largest <= TOLERANCE * float(alone.abs().max()):
@@ -148,9 +141,7 @@ def wants_bounds(model: nn.Module | None) -> bool:
     whole = model.get_base_model() if isinstance(model, PeftModel) else model
     if not isinstance(whole, PreTrainedModel) or not has_forward_pre_hook(whole.base_model, hand_over_documents):
         return False
-    return any(
-        parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(whole.forward).parameters.values()
-    )
+    return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(whole.forward).parameters.values())
 
 
 # --- rows that several processes share ------------------------------------------------------------------------------
@@ -158,22 +149,14 @@ def wants_bounds(model: nn.Module | None) -> bool:
 
 @dataclass(frozen=True)
 class PartOfRows:
-    """Cuts micro-batches; it can be sent to worker processes.
-
-    Args:
-        number: of this process' part, in the order of the tokens.
-        parts: processes that share a row.
-    """
+    """Cuts micro-batches; it can be sent to worker processes."""
 
     number: int
+    """Of this process' part, in the order of the tokens."""
     parts: int
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """This process' tokens, each with the label of the next one, also of another part; the bounds stay whole.
-
-        Args:
-            batch: rows of one length, with `labels` and `position_ids`, and without a mask.
-        """
+        """This process' tokens, each with the label of the next one, also of another part; the bounds stay whole."""
         whole = add_document_bounds(batch)
         documents = {name: whole.pop(name) for name in (BOUNDS, LONGEST)}
         labels = F.pad(whole.pop("labels"), (0, 1), value=IGNORED)[..., 1:]
@@ -181,16 +164,11 @@ class PartOfRows:
         return {**cut, "labels": self.of(labels), "shift_labels": self.of(labels), **documents}
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Its part of each row: [rows, tokens]."""
         return rows.chunk(self.parts, dim=1)[self.number].contiguous()
 
 
 def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> None:
-    """Refuse models that would learn something else from parts of rows.
-
-    Args:
-        attention: what the model runs with, by transformers' name.
-    """
+    """Refuse models that would learn something else from parts of rows."""
     key = "`training.parallelism_config.sp_size`"
     values = config.get_text_config().to_dict()
     if attention not in VARLEN_NAMES:
@@ -218,8 +196,7 @@ def attend_over_processes(config: PreTrainedConfig, micro_batch: int, group: Any
 
     Args:
         config: of the model, in place of whose attention accelerate has put DeepSpeed's already.
-        micro_batch: rows in a batch.
-        group: the processes that share them.
+        group: the processes that share rows.
     """
     from deepspeed.runtime.sequence_parallel import ulysses_sp  # DeepSpeed is imported by runs that use it
 

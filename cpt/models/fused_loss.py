@@ -38,7 +38,6 @@ MOST_TOKENS, FEWEST_TOKENS = 8192, 256
 PADDED_TO = 64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) begin aligned
 ROWS_ON_CPU = 64  # whose fp32 copies are alive at once, where no kernel runs
 SCORED_POSITIONS = 1024  # through the head at once in an evaluation: 1 GiB in fp32 for a vocabulary of 256k
-
 SOFT_CAP = "final_logit_softcapping"  # of Gemma's configs: logits become cap * tanh(logits / cap)
 
 
@@ -52,9 +51,8 @@ def chunk_of(tokens: int, vocabulary: int, width: int, *, accumulates: bool) -> 
     """How many of the tokens go through the head at once.
 
     Args:
-        accumulates: the head's gradient is needed in half precision. Several chunks add it up in a buffer of fp32 (4
-            bytes a weight); where one chunk of all tokens (2 bytes a logit more) takes no more memory than that, there
-            is one, and no buffer.
+        accumulates: the head's gradient is needed in half precision. Several chunks add it up in fp32 (4 bytes a
+            weight); where one chunk of all tokens (2 bytes a logit more) takes no more memory than that, there is one.
     """
     chunk = tokens_at_once(vocabulary)
     return tokens if accumulates and tokens <= chunk + 2 * width else min(tokens, chunk)
@@ -67,7 +65,7 @@ def cross_entropy_in_place(
     """The cross entropy of each token in fp32, [T]; 0 where the target is -100.
 
     Args:
-        logits: [T, V]; afterwards their gradient times `scale`, where that is asked for, else unchanged.
+        logits: [T, V]; afterwards their gradient times `scale`, with `gradient`, else unchanged.
         targets: [T]
         scale: fp32, one number.
         cap: soft cap of the logits; 0 for none.
@@ -181,7 +179,6 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> Any:  # type: ignore[override]
-        """The gradients that are there, times what comes from above; once."""
         if ctx.made is None:
             raise RuntimeError(
                 "the fused loss has no gradients left: it was differentiated before. Compute the loss again."
@@ -200,14 +197,15 @@ class FusedLoss:
     chunks that are computed again in the backward pass.
 
     Args:
-        model: one that `why_not_fused` has nothing against.
-        tokens: through the head at once; by default `chunk_of` says.
+        tokens: through the head at once; by default `chunk_of` decides.
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel, *, tokens: int | None = None) -> None:
         whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         self.model = whole
-        self.head: Any = head_of(whole)
+        self.head: Any = whole.get_output_embeddings()
+        if isinstance(self.head, ModulesToSaveWrapper):  # the copy that is trained
+            self.head = self.head.modules_to_save[self.head.active_adapters[0]]
         self.tokens = tokens
         self.plain, self.own_forward = whole.loss_function, self.head.forward
         self.is_random = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.head.modules())
@@ -217,7 +215,11 @@ class FusedLoss:
         self.is_scorable: bool | None = None
         """Whether `factor` and `cap` are all that the model does to its logits; None before the first `score`."""
         config: PreTrainedConfig = whole.config.get_text_config()
-        self.factor = logit_factor(config)
+        values = config.to_dict()
+        # The model multiplies its logits by it after the head; transformers' configs have several names for it.
+        self.factor = float(next((values[name] for name in FACTORS if values.get(name) is not None), 1.0))
+        if values.get("logits_scaling") and config.model_type != "hyperclovax":
+            self.factor = 1 / float(values["logits_scaling"])
         self.cap = float(getattr(config, SOFT_CAP, None) or 0)
         self.hidden: torch.Tensor | None = None
         """What the head was given, until the loss is called. The forward pass may return it in another type or times a
@@ -234,7 +236,7 @@ class FusedLoss:
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """The hidden states while the model trains, else logits; with targets their loss; nothing in `score`."""
         if self.labels is not None:
-            self.scored = self.scores_of(hidden * self.factor if self.factor != 1 else hidden, self.labels)
+            self.scored = self.scores_of(hidden, self.labels)
             self.hidden = hidden[..., :1]
             return self.hidden
         if targets is None and not self.head.training:
@@ -258,7 +260,6 @@ class FusedLoss:
         return losses.sum() * scale, losses.detach()
 
     def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Cross entropies of some tokens, by whatever the head is."""
         logits = self.capped(self.own_forward(hidden).float())
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
 
@@ -289,12 +290,12 @@ class FusedLoss:
         return scored if self.is_scorable else None
 
     def capped(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits under the model's soft cap, if it has one."""
         return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
 
     def scores_of(self, hidden: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         losses, is_correct = [], []
         one = torch.ones((), device=hidden.device)
+        hidden = hidden * self.factor if self.factor != 1 else hidden
         rows, targets = hidden.reshape(-1, hidden.shape[-1]), next_tokens(labels).reshape(-1).to(hidden.device)
         for part, wanted in zip(rows.split(SCORED_POSITIONS), targets.split(SCORED_POSITIONS), strict=True):
             logits = self.own_forward(part)
@@ -316,7 +317,6 @@ class FusedLoss:
         Args:
             logits: hidden states while the model trains: [rows, tokens, width].
             labels: [rows, tokens]; -100 counts for nothing.
-            shift_labels: the labels of the next tokens, where the caller has shifted them already.
         """
         if not self.head.training:
             return self.plain(
@@ -336,27 +336,13 @@ class FusedLoss:
         return loss
 
 
-def logit_factor(config: PreTrainedConfig) -> float:
-    """What a model multiplies its logits with after its head, by the names that transformers' configs have for it."""
-    values = config.to_dict()
-    if values.get("logits_scaling") and config.model_type != "hyperclovax":
-        return 1 / float(values["logits_scaling"])
-    return float(next((values[name] for name in FACTORS if values.get(name) is not None), 1.0))
-
-
 def next_tokens(labels: torch.Tensor) -> torch.Tensor:
     """The label that each position predicts; none for the last."""
     return F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
 
 
-def head_of(model: PreTrainedModel) -> nn.Module:
-    """The module that makes logits; with `modules_to_save` of peft the copy that is trained."""
-    head = model.get_output_embeddings()
-    return head.modules_to_save[head.active_adapters[0]] if isinstance(head, ModulesToSaveWrapper) else head
-
-
 def why_not_fused(model: PreTrainedModel | PeftModel) -> str | None:
-    """What keeps the loss from being computed in chunks; None where nothing does."""
+    """Why the loss cannot be computed in chunks; None where it can."""
     whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     if not hasattr(whole, "get_output_embeddings") or whole.get_output_embeddings() is None:
         return f"{type(whole).__name__} names no head (`get_output_embeddings`)"
@@ -367,21 +353,19 @@ def why_not_fused(model: PreTrainedModel | PeftModel) -> str | None:
 
 @contextmanager
 def fused_scores(model: nn.Module) -> Iterator[FusedLoss | None]:
-    """What scores batches by chunks of positions; None for a model that has to make all of their logits."""
+    """Scores batches by chunks of positions; None for a model that has to make all of their logits."""
     inner: Any = extract_model_from_parallel(model)
     whole = inner.get_base_model() if isinstance(inner, PeftModel) else inner
     installed = getattr(whole, "loss_function", None)
     if isinstance(installed, FusedLoss):
-        fused = installed
-    elif why_not_fused(inner) is None:
-        fused = FusedLoss(inner)
-    else:
+        yield installed
+    elif why_not_fused(inner) is not None:
         yield None
-        return
-    try:
-        yield fused
-    finally:
-        if fused is not installed:
+    else:
+        fused = FusedLoss(inner)
+        try:
+            yield fused
+        finally:
             fused.remove()
 
 

@@ -44,7 +44,6 @@ FLASH_ATTENTION = "flash_attn"  # its packages, and its kernels of the Hub, whos
 @dataclass(frozen=True)
 class Recomputing:
     checkpoints: bool = False
-    """Layers are computed again."""
     selective: bool = False
     every_n_layers: int = 1
     offload: bool = False
@@ -56,11 +55,6 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
 
     Args:
         training: the recipe's section, or the attributes of the arguments made of it.
-        zero3: DeepSpeed keeps parameters in parts.
-        experts: the model has them.
-
-    Raises:
-        RecipeError: an unknown sub-key, a wrong value, or sub-keys that do not go together.
     """
     checkpoints = any(training.get(name) for name in SWITCHES)
     given: Mapping[str, Any] = next(
@@ -86,10 +80,7 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
     found = Recomputing(checkpoints, given.get("selective", False), every, given.get("offload", False), of_torch)
     compiles = wanted_compiling(training) is not None
     if of_torch.get("use_reentrant") and (found.selective or compiles):
-        raise RecipeError(
-            f"{KEY}: `selective` and compiled layers need torch's checkpoints of the newer kind. Remove"
-            " `use_reentrant: true`."
-        )
+        raise RecipeError(f"{KEY}: `selective` and compiled layers do not work with `use_reentrant: true`. Remove it.")
     if found.selective and compiles and experts:
         raise RecipeError(
             f"{KEY}: `selective` cannot look into compiled parts of layers with experts. Remove it, or"
@@ -104,11 +95,8 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
 
 
 def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> AbstractContextManager[Any]:
-    """Prepare the model, so that the Trainer's own switch turns on what is asked for.
-
-    Returns:
-        The context of each forward and backward pass.
-    """
+    """Prepare the model, so that the Trainer's own switch turns on what the recipe asks for; returns the context of
+    each forward and backward pass."""
     wanted = read_recomputing(vars(arguments), zero3=is_deepspeed_zero3_enabled(), experts=has_experts(model))
     if wanted.checkpoints:
         options = {"use_reentrant": False, **wanted.of_torch}  # torch's default is still the older kind
