@@ -44,7 +44,6 @@ def adamw_update(
     """AdamW (arXiv 1711.05101) in fp32, in place, over flat tensors.
 
     Args:
-        gradients: of any type.
         exp_avg_scale: of each block of 8-bit moments; None where moments are fp32.
         beside: the fp32 weights for `rounding` "master", the rounding errors for "kahan".
         step: number of this update, fp32.
@@ -104,7 +103,6 @@ def update_in_torch(
     grad_scale: torch.Tensor | None,
     rounding: str,
 ) -> None:
-    """The kernel's numbers on a CPU."""
     weights, gradients, exp_avg, exp_avg_sq, exp_avg_scale, exp_avg_sq_scale, beside = tensors.values()
     assert weights is not None and gradients is not None and exp_avg is not None and exp_avg_sq is not None
     gradient = gradients.float() if grad_scale is None else gradients.float() * (1 / grad_scale)
@@ -142,7 +140,6 @@ def value_of(ranks: torch.Tensor, decades: int) -> torch.Tensor:
 
 
 def quantize(values: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, name: str) -> None:
-    """Write 8-bit codes and the scales of their blocks."""
     decades = DECADES[name]
     blocks = torch.nn.functional.pad(values.abs(), (0, -len(values) % BLOCK)).view(-1, BLOCK)
     scale.copy_(blocks.amax(1) / (1 - 0.45 / 2 ** (decades - 1)))
@@ -156,7 +153,6 @@ def quantize(values: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, nam
 
 
 def dequantize(codes: torch.Tensor, scale: torch.Tensor, name: str) -> torch.Tensor:
-    """In fp32."""
     of_each = scale.repeat_interleave(BLOCK)[: len(codes)]
     if name == "exp_avg_sq":
         return value_of(codes.float(), DECADES[name]) * of_each

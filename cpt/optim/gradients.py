@@ -19,16 +19,12 @@ from cpt.recipe.keys import accumulation
 from cpt.recipe.schema import Recipe
 from cpt.torch_internals import foreach_multiply, foreach_norm
 
-RELEASING = ("adamw", "adamw_8bit", "paged_adamw_8bit")
-"""Optimizers whose update of a parameter needs nothing of another."""
+RELEASING = ("adamw", "adamw_8bit", "paged_adamw_8bit")  # their update of a parameter needs nothing of another
 WHOLE = "an update needs the whole gradient"
 
 
 class ReleasedGradients:
-    """Hooks on parameters that let an optimizer step each by itself.
-
-    The states are the optimizer's own, as without them, so a checkpoint does not know how it came about.
-    """
+    """Hooks on parameters that let an optimizer step each by itself. States and checkpoints are as without them."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer: Any = optimizer
@@ -95,8 +91,9 @@ def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = No
         f"gradients that are dropped cannot add up over {steps} micro-batches (`{key}`). Let one micro-batch be the"
         " step: `training.gradient_accumulation_steps: 1`, and as many rows as fit.": steps != 1,
     }
-    for reason in (reason for reason, applies in reasons.items() if applies):
-        raise RecipeError(f"`optimizer.release_gradients`: {reason}")
+    for reason, applies in reasons.items():
+        if applies:
+            raise RecipeError(f"`optimizer.release_gradients`: {reason}")
 
 
 # --- norm and clipping -----------------------------------------------------------------------------------------------

@@ -12,16 +12,11 @@ from cpt.errors import RecipeError
 from cpt.models.new_rows import UNDECAYED
 
 ParameterGroups = list[dict[str, Any]]
-MATRICES = "is_matrices"
-"""Key of a group for optimizers that treat matrices apart."""
-IS_EMBEDDING = "is_embedding"
-"""Key of a group for optimizers that treat embeddings apart."""
+MATRICES, IS_EMBEDDING = "is_matrices", "is_embedding"  # keys of a group, for optimizers that treat these apart
 
 
 @dataclass(frozen=True, order=True)
 class Kind:
-    """What the parameters of one group have in common."""
-
     is_end: bool
     """Embeddings or head, which have a learning rate of their own."""
     without_decay: bool
@@ -45,7 +40,9 @@ def parameter_groups(
         embeddings_apart: `IS_EMBEDDING` is true in the groups of embeddings.
     """
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    both_ends = embeddings | head_parameters(model)
+    whole = model.get_base_model() if isinstance(model, PeftModel) else model
+    head = whole.get_output_embeddings() if isinstance(whole, PreTrainedModel) else None
+    both_ends = embeddings | {id(parameter) for parameter in (head.parameters() if head is not None else ())}
     sorted_out: dict[Kind, list[nn.Parameter]] = defaultdict(list)
     for parameter in model.parameters():
         if not parameter.requires_grad:
@@ -76,10 +73,3 @@ def parameter_groups(
             group[IS_EMBEDDING] = True
         groups.append(group)
     return groups
-
-
-def head_parameters(model: nn.Module) -> set[int]:
-    """Ids of the parameters of the layer that gives the logits, adapters on it included."""
-    whole = model.get_base_model() if isinstance(model, PeftModel) else model
-    head = whole.get_output_embeddings() if isinstance(whole, PreTrainedModel) else None
-    return {id(parameter) for parameter in head.parameters()} if head is not None else set()

@@ -5,7 +5,6 @@ In tokens and not in steps, so that another batch size or number of GPUs leaves 
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,22 +20,19 @@ POINTS = 10_000  # of a run at which the schedule is asked, to find where it cro
 def build_schedule(
     section: Schedule, optimizer: torch.optim.Optimizer, *, tokens_per_step: int, total_tokens: int
 ) -> LambdaLR:
-    """The scheduler that the recipe names, to be stepped once per optimizer step.
-
-    Raises:
-        RecipeError: no such schedule, an option it does not take, or parts that are longer than the run.
-    """
+    """The scheduler that the recipe names, to be stepped once per optimizer step."""
     check_schedule(section.name, section.options, total_tokens)
     factor = find("schedule", section.name, SCHEDULES)
-    return LambdaLR(optimizer, partial(factor_at_step, factor, section.options, tokens_per_step, total_tokens))
+
+    def at_step(step: int) -> float:  # counted from 0: at its end (step + 1) * tokens_per_step tokens are trained
+        return float(factor((step + 1) * tokens_per_step, total_tokens, **section.options))
+
+    return LambdaLR(optimizer, at_step)
 
 
 def check_schedule(name: str, options: Mapping[str, Any], total_tokens: float, key: str = "schedule") -> None:
-    """Refuse options that the schedule does not take, and parts that do not fit into the run.
-
-    Args:
-        key: where the options are in the recipe: a `continued` schedule has another one inside.
-    """
+    """Refuse options that the schedule does not take, and parts that do not fit into the run. A `continued` schedule
+    has another one inside, under another `key`."""
     factor = find("schedule", name, SCHEDULES)
     check_options(factor, options, key)
     for option, value in options.items() if name in SCHEDULES else ():
@@ -57,21 +53,10 @@ def check_schedule(name: str, options: Mapping[str, Any], total_tokens: float, k
         check_schedule(str(inner.get("name", "cosine")), without_name(inner), planned, f"{key}.schedule")
 
 
-def factor_at_step(
-    factor: Callable[..., float], options: dict[str, object], tokens_per_step: int, total_tokens: int, step: int
-) -> float:
-    """The factor for optimizer step number `step`, counted from 0: at its end (step + 1) * tokens_per_step tokens are
-    trained."""
-    return factor((step + 1) * tokens_per_step, total_tokens, **options)
-
-
 def phases_in_tokens(recipe: Recipe) -> Data:
     """The recipe's `data`, with phases that end at a learning rate ending at the token where the schedule comes to it.
 
     The same for any number of processes: steps do not count, only `budget.tokens` and the schedule.
-
-    Raises:
-        RecipeError: the learning rate is never reached, or not in the order of the phases.
     """
     data, total = recipe.data, recipe.budget.tokens
     if total is None or not any(phase.until_learning_rate for phase in data.phases):
@@ -99,11 +84,7 @@ def phases_in_tokens(recipe: Recipe) -> Data:
 
 
 def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -> int:
-    """The token from which on the learning rate stays at or below this share of its peak.
-
-    Args:
-        key: of the recipe, to name in errors.
-    """
+    """The token from which on the learning rate stays at or below this share of its peak."""
     schedule = find("schedule", section.name, SCHEDULES)
 
     def factor(at: int) -> float:

@@ -141,7 +141,7 @@ def watch_weights(storages: PeakOfStorages, model: nn.Module, setup: Setup) -> N
 
 def leave_out_pages(storages: PeakOfStorages, optimizer: torch.optim.Optimizer) -> None:
     if isinstance(optimizer, OneKernelAdamW) and optimizer.arena is not None:
-        storage = optimizer.arena.memory.untyped_storage()
+        storage = optimizer.arena.untyped_storage()
         storages.now -= storages.alive[id(storage)][1]
         storages.ignore(storage)
 
