@@ -82,8 +82,7 @@ def command(
     """
     if launcher not in LAUNCHERS:
         raise LaunchError(
-            f"--launcher {launcher}: no such launcher.{did_you_mean(launcher, LAUNCHERS)} There are:"
-            f" {', '.join(LAUNCHERS)}."
+            f"--launcher {launcher}: expected {', '.join(LAUNCHERS)}.{did_you_mean(launcher, LAUNCHERS)}"
         )
     in_slurm = launcher == "slurm"
     options = list(sbatch or ())
@@ -176,8 +175,7 @@ def text_of_hostfile(hosts: str | None, nodes: int) -> str:
         raise LaunchError(f"--hosts {hosts}: expected different names of hosts, got `{wrong[0]}`.")
     if len(names) != nodes:
         raise LaunchError(
-            f"--nodes {nodes}, but --hosts names {len(names)}. Write --hosts node-a,node-b; where SLURM chooses the"
-            " nodes: --launcher slurm"
+            f"--nodes {nodes}, but --hosts names {len(names)}. Write --hosts node-a,node-b, or use --launcher slurm."
         )
     return "".join(f"{name}\n" for name in names)
 
@@ -199,10 +197,7 @@ def filled(text: str, values: dict[str, object]) -> str:
 def write_files(folder: Path, files: dict[str, str], *, force: bool) -> None:
     existing = [str(folder / name) for name in files if (folder / name).exists()]
     if existing and not force:
-        raise LaunchError(
-            f"{', '.join(existing)}: exists, and may have been edited. Overwrite with --force, or choose another"
-            " --output FOLDER."
-        )
+        raise LaunchError(f"{', '.join(existing)}: exists. Overwrite with --force, or choose another --output FOLDER.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

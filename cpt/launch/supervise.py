@@ -192,8 +192,7 @@ class Supervisor:
         return Ended(code, state, error, own_code, message, step, hung is not None, time.monotonic()), number
 
     def forward(self, number: int, launcher: int) -> None:
-        """Send a signal to the run's processes, since launchers treat signals differently; to the launcher before
-        they start."""
+        """Send a signal to the run's processes, since launchers treat signals differently; before they start, to it."""
         pids = pids_here(self.run.folder)
         for pid in pids:
             send(pid, number)
@@ -314,7 +313,6 @@ def command_of_attempt(
     """The command that starts a run.
 
     Args:
-        processes: on this machine.
         launcher: another launcher's command, such as `accelerate launch --config_file launch/x.yaml`.
     """
     if launcher is not None:

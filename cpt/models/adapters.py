@@ -61,15 +61,14 @@ def check_lora_options(options: Mapping[str, Any], *, zero3: bool = False) -> No
         why = "changes the weights under the adapter" if start == "loftq" else "needs data before the run"
         raise RecipeError(f"`model.lora.init_lora_weights: {start}` {why}. Remove it.")
     if quantization_of(options) is not None and start in START_IN_THE_BASE:
+        # It would take the adapter out of other weights than those that it is merged into.
         raise RecipeError(
-            f"`model.lora.init_lora_weights: {start}` takes the adapter out of the base's weights, and those in 4 bit"
-            " are not the ones that it is merged into. Remove it, or `quantize`."
+            f"`model.lora.init_lora_weights: {start}` does not work with weights in 4 bit. Remove it, or `quantize`."
         )
     if zero3 and (method_of(options) != LORA or start in START_IN_THE_BASE):
         reads = f"init_lora_weights: {start}" if start in START_IN_THE_BASE else f"method: {method_of(options)}"
         raise RecipeError(
-            f"`model.lora.{reads}` reads weights that DeepSpeed's ZeRO-3 has divided. Write `method: lora` with its"
-            " own start, or use ZeRO-2, which divides all that an adapter has."
+            f"`model.lora.{reads}` reads weights that ZeRO-3 divides. Use ZeRO-2, or plain `method: lora`."
         )
 
 
@@ -90,8 +89,7 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
     without_bias = [name for name, layer in adaptable(model) if dict(layer.named_parameters()).get("bias") is None]
     if options.get("lora_bias") and without_bias:
         raise RecipeError(
-            f"`model.lora.lora_bias`: {without_bias[0]} of {model.config.model_type} has no bias that it could be"
-            " merged into. Remove it."
+            f"`model.lora.lora_bias`: {without_bias[0]} of {model.config.model_type} has no bias. Remove it."
         )
     modules, head = {name: part for name, part in model.named_modules() if name}, model.get_output_embeddings()
     ends = last_names(name for name, part in modules.items() if part is head or isinstance(part, nn.Embedding))
@@ -280,8 +278,7 @@ def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quanti
     found = quantization_of(lora)
     if found is not None and zero3:
         raise RecipeError(
-            "`model.lora.quantize`: DeepSpeed's ZeRO-3 divides weights, and those in 4 bit cannot be divided. They are"
-            " small: leave `training.deepspeed` out."
+            "`model.lora.quantize`: DeepSpeed's ZeRO-3 cannot divide weights in 4 bit. Remove `training.deepspeed`."
         )
     if found is not None and find_spec("bitsandbytes") is None:
         raise ResourceError("`model.lora.quantize` needs bitsandbytes. Install it: pip install 'cpt[bitsandbytes]'")

@@ -1,10 +1,6 @@
 """Which attention implementation a model runs with, and ours, `varlen`: attention within each document of packed rows,
-by kernels that take the documents' bounds instead of a mask.
-
-`varlen` is torch's own kernel (the flash kernels that it ships); with flash-attn installed, its kernels take the same
-bounds. Where no kernel can run (on a CPU, in fp32), torch's SDPA attends to one document after the other, which is as
-exact as a mask and skips what a mask would hide.
-"""
+by torch's or flash-attn's kernels, which take the documents' bounds instead of a mask. Where no kernel can run (on a
+CPU, in fp32), torch's SDPA attends to one document after the other, which is as exact as a mask."""
 
 import inspect
 from collections.abc import Callable
@@ -71,10 +67,6 @@ def choose_attention(
             AttentionInterface (masked like sdpa).
         half_precision: the model computes in bf16 or fp16; flash attention knows no other types.
         packed: rows come without a mask: positions alone keep documents and padding apart.
-
-    Raises:
-        RecipeError: the name is unknown, or the model cannot run with it.
-        ResourceError: it needs a package or a GPU that this machine does not have.
     """
     register_varlen()
     if wanted == "auto":
@@ -109,10 +101,7 @@ def choose_attention(
         if missing := missing_for_varlen():
             raise ResourceError(f"model.attention: varlen: {missing}. {remedy}")
         if not half_precision:
-            raise RecipeError(
-                "model.attention: varlen computes in half precision only. Set `training.bf16: true`, or use"
-                " `model.attention: auto`."
-            )
+            raise RecipeError(f"model.attention: varlen needs half precision. Set `training.bf16: true`. Or: {remedy}")
     return BY_PACKAGE[wanted] if packed and wanted in BY_PACKAGE else wanted
 
 
@@ -128,7 +117,6 @@ def why_not_by_bounds(
 
 
 def missing_for_varlen() -> str | None:
-    """What this machine lacks for torch's own kernel."""
     if not torch.cuda.is_available():
         return "it needs a CUDA GPU and this machine has none"
     if torch.cuda.get_device_capability() < OLDEST_GPU:
@@ -186,10 +174,7 @@ def varlen_attention(
     if dropout or altered:
         why = "attention dropout" if dropout else f"`{altered[0]}`"
         remedy = " (or `model.config.attention_dropout: 0.0`, `attn_pdrop` in GPT-2)" if dropout else ""
-        raise RecipeError(
-            f"model.attention: varlen does not compute {why}, which this model has. Use `model.attention:"
-            f" auto`{remedy}."
-        )
+        raise RecipeError(f"model.attention: varlen does not compute {why}. Use `model.attention: auto`{remedy}.")
     tokens, width, value_width = query.shape[2], query.shape[-1], value.shape[-1]
     scale = width**-0.5 if scaling is None else scaling
     window = sliding_window if sliding_window is not None and sliding_window < tokens else None
@@ -239,11 +224,10 @@ def has_kernel(query: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def computing_dtype(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.dtype:
-    """Autocast's; else the half precision that any of them has: rotary embeddings and norms in fp32 widen the
-    others."""
     kind = query.device.type
     if torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
+    # Rotary embeddings and norms in fp32 widen some of them.
     return next((states.dtype for states in (value, key, query) if states.dtype in HALF), query.dtype)
 
 
@@ -266,7 +250,7 @@ def torch_kernel(
 
 
 def same_width(*states: torch.Tensor) -> list[torch.Tensor]:
-    """Zeros after what is narrower than the widest, and up to a multiple of eight; they add nothing to a score."""
+    """Pad with zeros, which add nothing to a score, to the widest one, and to a multiple of eight."""
     widest = max(of.shape[-1] for of in states)
     width = widest + -widest % WIDTH_MULTIPLE
     return [of if of.shape[-1] == width else F.pad(of, (0, width - of.shape[-1])) for of in states]

@@ -73,9 +73,8 @@ def build_model(
     known = vocabulary_size(config)
     if len(tokenizer) > known and not model.resize_embeddings:
         raise RecipeError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {known}: token ids past {known - 1}"
-            " have no embedding. Set `model.resize_embeddings: true` to let the vocabulary grow, or choose the"
-            " model's own tokenizer (tokenizer.path)."
+            f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {known}. Set `model.resize_embeddings:"
+            " true` to let the vocabulary grow, or choose the model's own tokenizer (tokenizer.path)."
         )
     learning = new_ids(Path(str(model.path)).expanduser()) if model.train_only == "new_rows" else None
     # Training never reuses keys and values, and with a cache documents would not be kept apart.
@@ -136,8 +135,7 @@ def _build_whole(
         built = load_weights(model, config, attention, dtype, quantization=quantization)
     if model.parameters is not None and model.parameters != (actual := count_model_parameters(built).total):
         raise RecipeError(
-            f"model.parameters says {model.parameters:,}, the built model has {actual:,}. Correct model.config or"
-            " model.parameters."
+            f"model.parameters says {model.parameters:,}, the built model has {actual:,}. Correct it, or model.config."
         )
     if len(tokenizer) > vocabulary_size(config):
         built.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=ROWS_MULTIPLE)
@@ -198,8 +196,7 @@ def load_weights(
             loaded = AutoModelForCausalLM.from_pretrained(path, **options)
     except (OSError, SafetensorError, UnpicklingError, EOFError, RuntimeError) as problem:
         raise CheckpointError(
-            f"model.path: the weights of {path} cannot be loaded: {' '.join(str(problem).split())[:600]} Fetch or copy"
-            " the files again."
+            f"model.path: weights of {path} cannot be loaded: {' '.join(str(problem).split())[:600]} Copy it again."
         ) from problem
     built, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     if quantization is not None:
@@ -238,8 +235,7 @@ HEAD = "score"
 def check_scoring(config: PreTrainedConfig) -> None:
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise RecipeError(
-            f"`stage` reward: transformers has no sequence classifier for `{config.model_type}`. Choose a model of"
-            " another architecture, such as llama or qwen3."
+            f"`stage` reward: transformers has no sequence classifier for `{config.model_type}`. Use llama or qwen3."
         )
 
 

@@ -1,10 +1,6 @@
-"""Decoder layers compiled in place, for rows of one shape: one graph serves all layers that are alike, and weights
-keep their names.
-
-Hugging Face compiles the model as a whole, for any shape: slower to start, and anew for shapes that change. Here
-evaluation and generation, whose shapes do change, stay uncompiled. A layer's gradient checkpoint is inside its graph:
-around a compiled layer it cannot see which buffers that layer writes to twice.
-"""
+"""Decoder layers compiled in place, for training on rows of one shape: one graph serves all layers that are alike, and
+weights keep their names. Hugging Face compiles the model as a whole, anew for each shape. A layer's gradient
+checkpoint is inside its graph: around it, it could not see which buffers the layer writes to twice."""
 
 import importlib.util
 from collections.abc import Iterator, Mapping
@@ -76,8 +72,7 @@ def check_compiling(
         raise RecipeError(f"{BACKEND_KEY}: no backend `{wanted.backend}`.{did_you_mean(wanted.backend, backends)}")
     if wanted.mode is not None and (wanted.mode not in MODES or wanted.backend != INDUCTOR):
         raise RecipeError(
-            f"{MODE_KEY}: expected {' or '.join(MODES)}, with {BACKEND_KEY} `{INDUCTOR}`, got `{wanted.mode}` with"
-            f" `{wanted.backend}`."
+            f"{MODE_KEY}: expected {' or '.join(MODES)}, with {INDUCTOR}, got `{wanted.mode}` with `{wanted.backend}`."
         )
     if zero3:
         raise RecipeError(f"{KEY}: {UNDER_ZERO3}. Remove the key, or use a profile of stage 1 or 2.")
@@ -93,16 +88,12 @@ def check_compiling(
 
 
 def recomputes_under_fsdp(training: Mapping[str, Any]) -> bool:
-    """Whether layers are sharded by FSDP and computed again, or may be (`auto`)."""
     return bool(training.get("fsdp")) and any(training.get(name) for name in CHECKPOINTING)
 
 
 def compile_layers(model: nn.Module, compiling: Compiling) -> int:
-    """Have each decoder layer compiled when it first trains; what is set up until then is in its graph.
-
-    Returns:
-        Modules that are compiled: a layer each, or several of a layer with experts.
-    """
+    """Have each decoder layer compiled when it first trains, with what is set up until then; returns how many modules
+    are compiled: one of each layer, or several of a layer with experts."""
     parts = list(compiled_parts(model))
     if not parts:
         raise RecipeError(
@@ -116,7 +107,7 @@ def compile_layers(model: nn.Module, compiling: Compiling) -> int:
 
 
 def compiled_parts(model: nn.Module) -> Iterator[nn.Module]:
-    """Decoder layers; of those with experts, whose shapes change with what a router says, all parts beside them."""
+    """Decoder layers; of those with experts, whose shapes change with each batch, the other parts."""
     for layer in decoder_layers(model):
         if has_experts(layer):
             yield from (part for part in layer.children() if not has_experts(part))
@@ -130,7 +121,6 @@ def decoder_layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
 
 
 def has_experts(module: nn.Module) -> bool:
-    """Whether a router inside of it sends tokens to experts."""
     return any(".experts." in f".{name}" for name, _ in module.named_parameters())
 
 

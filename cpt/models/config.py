@@ -51,8 +51,7 @@ def _resolve(model: Model) -> PreTrainedConfig:
             raise RecipeError(f"model.path: {path} does not exist (looked from {Path.cwd()}).")
         if written is None:
             raise RecipeError(
-                f"model.path: {path} is a bare state dict, so model.config must give its shape (`model_type:"
-                " minimind2`, ...)."
+                f"model.path: {path} is a bare state dict: model.config must give its shape (`model_type: minimind2`)."
             )
         return written
     found = read_config(model)
@@ -121,10 +120,7 @@ def read_config(model: Model) -> PreTrainedConfig:
                 f"cpt merge --method lora BASE {path} --output FOLDER (an adapter of another base is refused there)."
             )
         if folder.is_dir() and not (folder / "config.json").is_file():
-            raise RecipeError(
-                f"model.path: {path} has no config.json, so it is not a model folder. Give one written by"
-                " save_pretrained."
-            )
+            raise RecipeError(f"model.path: {path} has no config.json. Give a folder written by save_pretrained.")
         path = str(folder)
     else:
         refuse_unreachable("model.path", path, model.revision)
@@ -208,8 +204,8 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
         length = int(wanted.get("length") or original * factor)
         if length > original * factor:
             raise RecipeError(
-                f"`model.rope.length` is {length:,}: positions that are pressed together {factor:g} times reach from"
-                f" {original:,} to {int(original * factor):,}. Write a larger `factor`."
+                f"`model.rope.length` is {length:,}, but `factor` {factor:g} reaches to {int(original * factor):,}."
+                " Write a larger `factor`."
             )
     elif found["rope_type"] != "default":
         rope = {**found, **rope}

@@ -1,10 +1,6 @@
 """Where the documents of packed rows begin and end: found once a batch, handed to the attention of every layer in the
-place of a mask, also where several processes share a row (DeepSpeed Ulysses).
-
-Ulysses gives each process a part of the tokens, and attention exchanges parts of rows for some of the heads.
-DeepSpeed's own attention drops whatever says where documents begin: documents of packed rows would read each other,
-and windows would be ignored. Here the documents' bounds go through it.
-"""
+place of a mask, also where several processes share a row (DeepSpeed Ulysses, whose own attention drops the mask, so
+that documents would read each other)."""
 
 import inspect
 from collections.abc import Mapping
@@ -76,13 +72,12 @@ def add_document_bounds(batch: dict[str, Any]) -> dict[str, Any]:
 def hand_over_documents(
     model: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Forward pre-hook of a model without its head: bounds instead of a mask, from the batch, or else from the
-    positions.
+    """Forward pre-hook of a model without its head: bounds, of the batch or its positions, instead of a mask.
 
     transformers passes a mask of four dimensions on as it is, and every layer's attention gets it, also where layers
     drop other arguments and where gradient checkpointing runs a layer again. The longest document's length is a
-    dimension of it, without memory: a number would need a graph for each length. With a mask, or a cache of keys and
-    values, attention is left to the mask, as everywhere in transformers.
+    dimension of it, without memory: a number would need a graph for each length. Rows with a mask, or with a cache of
+    keys and values, are left alone.
     """
     given = dict(keywords)
     bounds, longest, positions = given.pop(BOUNDS, None), given.pop(LONGEST, None), given.get("position_ids")
@@ -107,9 +102,8 @@ def keep_documents_apart(model: PreTrainedModel) -> None:
 def check_documents_can_be_handed_over(model: PreTrainedModel) -> None:
     if runs_along_the_row(model):
         raise RecipeError(
-            f"model.attention: varlen keeps documents apart in attention, and {model.config.model_type} has layers"
-            " that read a row from end to end. Use `model.attention: sdpa`, with `data.packing: token_budget` or"
-            " `none`."
+            f"model.attention: varlen cannot keep documents apart in {model.config.model_type}'s recurrent layers. Use"
+            " `model.attention: sdpa`, with `data.packing: token_budget` or `none`."
         )
 
 
@@ -131,13 +125,12 @@ def try_documents_apart(model: PreTrainedModel) -> None:
     if not largest <= TOLERANCE * float(alone.abs().max()):
         raise RecipeError(
             f"{type(model).__name__} says `keeps_documents_apart`, but the second document of a row sees the first:"
-            f" logits differ by {largest:.2g} from those of the document alone. Fix its forward, or write"
-            " `data.packing: token_budget`."
+            f" logits differ by {largest:.2g}. Fix its forward, or write `data.packing: token_budget`."
         )
 
 
 def wants_bounds(model: nn.Module | None) -> bool:
-    """Whether batches should bring them: the hook is there, and the model takes further arguments to hand them on."""
+    """Whether batches should bring them: the hook is there, and the model takes further arguments."""
     whole = model.get_base_model() if isinstance(model, PeftModel) else model
     if not isinstance(whole, PreTrainedModel) or not has_forward_pre_hook(whole.base_model, hand_over_documents):
         return False
@@ -186,8 +179,7 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
         heads = int(values.get(name) or values["num_attention_heads"])
         if heads % parts:
             raise RecipeError(
-                f"{key} is {parts}, which does not divide {config.model_type}'s {heads} `{name}`. Take a divisor of"
-                " them."
+                f"{key} is {parts}, which does not divide {config.model_type}'s {heads} `{name}`. Use a divisor."
             )
 
 

@@ -1,15 +1,10 @@
 """The cross entropy of a causal language model without all of its logits in memory, for every architecture.
 
-The head is applied to some thousand tokens at a time. One kernel turns their logits into the gradient of the loss, in
-place. The gradients of the head and of its inputs are made in the forward pass: the head's accumulate in fp32 over the
-chunks, and nothing waits for the GPU.
-
-Why not a library (torch 2.13, liger-kernel 0.8.5, cut-cross-entropy 25.1):
-
-- torch's `linear_cross_entropy` is not in torch 2.11, and divides by a number on the GPU only in one more pass over
-  the head's gradient.
-- Liger waits for the GPU twice in each micro-batch, and has no support for GPT-2, Nemotron-H and MiniMind.
-- cut-cross-entropy computes the logits again in the backward pass (4/3 of the head's FLOPs).
+The head is applied to some thousand tokens at a time, and one kernel turns their logits into the gradient of the loss,
+in place. All gradients are made in the forward pass; the head's accumulate in fp32. Libraries do less: torch's
+`linear_cross_entropy` is not in torch 2.11 and passes over the head's gradient once more, Liger (0.8.5) waits for the
+GPU twice in each micro-batch and does not support GPT-2, Nemotron-H and MiniMind, and cut-cross-entropy (25.1)
+computes the logits again in the backward pass.
 """
 
 import inspect
@@ -128,16 +123,13 @@ class LinearCrossEntropy(torch.autograd.Function):
         cap: float,
         chunk: int | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gives the loss, in fp32, and the unscaled cross entropy of each token, [T].
+        """The loss, in fp32, and the unscaled cross entropy of each token, [T].
 
         Args:
-            hidden: [T, D]
-            weight: [V, D]
-            bias: [V]
-            targets: [T], -100 where nothing is learned.
+            hidden: [T, D]; weight: [V, D]; bias: [V]; targets: [T].
             scale: fp32, one number: 1 over the tokens of the step.
             cap: soft cap of the logits; 0 for none.
-            chunk: tokens at once; None for as many as `chunk_of` says.
+            chunk: tokens at once; None for `chunk_of`.
         """
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -180,9 +172,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> Any:  # type: ignore[override]
         if ctx.made is None:
-            raise RuntimeError(
-                "the fused loss has no gradients left: it was differentiated before. Compute the loss again."
-            )
+            raise RuntimeError("the fused loss was differentiated before. Compute it again.")
         made, ctx.made = ctx.made, None
         factor = gradient if ctx.outside is None else gradient * ctx.outside
         pairs = zip(made, ctx.dtypes, strict=True)
@@ -268,11 +258,8 @@ class FusedLoss:
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The cross entropy of each next token in nats, and whether it was the most likely one, both [rows, tokens].
 
-        Its last position has no target. The head is called once, in the model's own forward pass, where ZeRO-3 expects
-        it. None for a model that changes its logits after its head in a way that is not known here.
-
-        Args:
-            labels: [rows, tokens]; -100 is not predicted and costs nothing.
+        The head is called once, in the model's own forward pass, where ZeRO-3 expects it. None for a model that
+        changes its logits after its head in a way that is not known here.
         """
         if self.is_scorable is False:
             return None

@@ -1,8 +1,6 @@
-"""What is published about the pre-training of base models that people continue from.
-
-A figure that the source does not give is None. Looked up in November 2026; "as quoted" was read in a quotation of the
-source. The final learning rate is where a careful continuation begins (arXiv 2403.08763, 2407.07263).
-"""
+"""What is published about the pre-training of base models that people continue from, looked up in November 2026; "as
+quoted" was read in a quotation of the source. The final learning rate is where a careful continuation begins (arXiv
+2403.08763, 2407.07263)."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -50,8 +50,7 @@ def add_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known:
         is_table = parameter.dim() == 2 and parameter.shape[0] == before and "embed" in name and "pos" not in name
         if is_table and parameter is not embedding.weight and parameter is not head.weight:
             raise RecipeError(
-                f"{type(model).__name__} has a further table of the vocabulary, `{name}`, which cannot be extended"
-                " here."
+                f"{type(model).__name__} has a further table of the vocabulary, `{name}`, which cannot be extended."
             )
     if needed > before:
         means = [weight[:known].float().mean(0) for weight in (embedding.weight, head.weight)]
@@ -75,8 +74,7 @@ def tables(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
         found = model.get_input_embeddings(), model.get_output_embeddings()
     if not found or not all(isinstance(table, nn.Embedding | nn.Linear) for table in found):
         raise RecipeError(
-            f"the embedding and the head of {type(model).__name__} cannot be found as plain tables: its class must"
-            " give them by get_input_embeddings() and get_output_embeddings()."
+            f"{type(model).__name__}: embedding and head cannot be found as plain tables by `get_input_embeddings`."
         )
     return cast(tuple[nn.Embedding, nn.Linear], found)
 
@@ -127,7 +125,7 @@ SEQUENCES = 8  # in one step
 
 @dataclass(frozen=True)
 class Distilled:
-    """How far the states lay from those of the old tokens, relative to their size, before and after."""
+    """How far the states were from those of the old tokens, relative to their size."""
 
     before: float
     after: float
@@ -188,8 +186,7 @@ def distance(
     rows: torch.Tensor,
     pieces: Mapping[int, Sequence[int]],
 ) -> Callable[[Sequence[Sequence[int]]], torch.Tensor]:
-    """How far the last hidden states of sequences lie from those of the same text in old tokens, where they can
-    differ."""
+    """How far the last hidden states of sequences are from those of the same text in old tokens."""
     device = embedding.weight.device
     place = torch.full((embedding.num_embeddings,), -1, device=device)
     place[ids] = torch.arange(len(ids), device=device)

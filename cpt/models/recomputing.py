@@ -2,9 +2,7 @@
 `training.gradient_checkpointing_kwargs`, the same for every version of transformers.
 
 `every_n_layers: 2` computes every second layer again. `selective: true` saves the outputs of attention, which cost
-most to compute again and little to save: [tokens, width] a layer. Matrix products are most of what a layer saves, so
-saving them is what `every_n_layers` does with less bookkeeping. `offload: true` sends what is saved to pinned host
-memory on a stream of its own.
+most to compute again and little to save. `offload: true` sends what is saved to pinned host memory.
 """
 
 import warnings
@@ -73,8 +71,7 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
         raise RecipeError(f"{KEY}: `every_n_layers` is a whole number from 1 on, not {every!r}.")
     if not checkpoints and (without_effect := [name for name in given if name != "offload"]):
         raise RecipeError(
-            f"{KEY}: `{without_effect[0]}` has no effect without `training.gradient_checkpointing: true`. Remove one"
-            " of them."
+            f"{KEY}: `{without_effect[0]}` has no effect without `training.gradient_checkpointing: true`. Remove it."
         )
     of_torch = {name: value for name, value in given.items() if name in TORCHS}
     found = Recomputing(checkpoints, given.get("selective", False), every, given.get("offload", False), of_torch)
@@ -82,10 +79,7 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
     if of_torch.get("use_reentrant") and (found.selective or compiles):
         raise RecipeError(f"{KEY}: `selective` and compiled layers do not work with `use_reentrant: true`. Remove it.")
     if found.selective and compiles and experts:
-        raise RecipeError(
-            f"{KEY}: `selective` cannot look into compiled parts of layers with experts. Remove it, or"
-            " `torch_compile`."
-        )
+        raise RecipeError(f"{KEY}: `selective` does not work with `torch_compile` and experts. Remove one.")
     if found.offload and zero3 and (not found.checkpoints or found.every_n_layers > 1):
         raise RecipeError(
             f"{KEY}: `offload` under ZeRO-3 would send gathered weights to the host, unless every layer is computed"

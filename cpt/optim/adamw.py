@@ -109,7 +109,7 @@ FEWEST_ON_HOST = 100_000
 
 
 class OneKernelAdamW(torch.optim.Optimizer):
-    """AdamW over bfloat16 weights with states in fp32 or 8 bit, one kernel for each parameter.
+    """AdamW with states in fp32 or 8 bit, one kernel for each parameter.
 
     Gradient scalers and the loss guard set `found_inf`, a flag on the device: if it is 1, a step changes nothing, and
     the host does not wait for it. `grad_scale` divides the gradients.
@@ -163,7 +163,6 @@ class OneKernelAdamW(torch.optim.Optimizer):
         return loss
 
     def update(self, parameter: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, Any]) -> None:
-        """Launch the kernel, or one for each piece where the states are on the host."""
         assert parameter.grad is not None, "only parameters with a gradient are updated"
         weights, gradients, number = flat(parameter), flat(parameter.grad), self.numbers[parameter]
         arrays = {name: flat(value) for name, value in state.items() if name != "step"}
@@ -202,7 +201,6 @@ class OneKernelAdamW(torch.optim.Optimizer):
     # --- states ------------------------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, which also calls it for each of the first groups."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         self.layouts |= {parameter: self.layout(parameter, group) for parameter in group["params"]}
@@ -211,8 +209,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
     def layout(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]:
         if parameter.dtype == torch.float16 and self.rounding is not None:
             raise RecipeError(
-                "`optimizer`: states in 8 bit and `rounding` are for bfloat16 or fp32 weights. Write `model.dtype:"
-                " bfloat16`."
+                "`optimizer`: states in 8 bit and `rounding` need `model.dtype: bfloat16`, or fp32 weights."
             )
         in_8_bit = self.eight_bit and not group.get(IS_EMBEDDING, False) and parameter.numel() >= FEWEST_IN_8_BIT
         found = dict.fromkeys(DECADES, torch.uint8 if in_8_bit else torch.float32)
@@ -250,8 +247,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
             except (torch.cuda.CudaError, OSError) as problem:
                 raise ResourceError(
                     f"`optimizer.name`: {total / 2**30:.1f} GiB of host memory for states could not be page-locked"
-                    f" ({problem}). Free host memory, raise `ulimit -l`, or take adamw_8bit, whose states are on the"
-                    " GPU."
+                    f" ({problem}). Free host memory, raise `ulimit -l`, or use adamw_8bit."
                 ) from problem
         size = shape.numel() * dtype.itemsize
         found = self.arena[self.used : self.used + size].view(dtype).view(shape)
@@ -290,7 +286,6 @@ class OneKernelAdamW(torch.optim.Optimizer):
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """In one dimension; of a DTensor the part of this process."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().view(-1)
 
 
@@ -334,9 +329,8 @@ class Fetched:
 class Pages:
     """Pieces of states, one after the other on the GPU.
 
-    Two streams, one each way, and two buffers on the GPU: a piece comes while the one before it goes back, and while
-    the GPU computes a backward pass. The host never waits. Which piece is next is known from the last step, so it is
-    fetched in advance.
+    Two streams, one each way, and two buffers on the GPU: a piece comes while the one before it goes back. The host
+    never waits. Which piece is next is known from the last step, so it is fetched in advance.
     """
 
     def __init__(self, device: torch.device, streams: Any = None) -> None:
@@ -352,13 +346,7 @@ class Pages:
         self.fetched = 0
 
     def pieces(self, parameter: int, arrays: Arrays) -> Iterator[tuple[int, int, Arrays]]:
-        """First and end of each piece, and its states on the GPU, which are written back when the next one is asked
-        for.
-
-        Args:
-            parameter: its number.
-            arrays: flat states on the host.
-        """
+        """First and end of each piece, and its states on the GPU, written back when the next one is asked for."""
         numbers = len(arrays["exp_avg"])
         bytes_each = sum(array.nbytes for array in arrays.values()) / numbers
         size = int((BUFFER - len(arrays) * ALIGNED) / bytes_each) // PIECES_OF * PIECES_OF

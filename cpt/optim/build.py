@@ -31,16 +31,10 @@ def build_optimizer(
     """
     check_optimizer(section)
     build = fused_by_torch if partitioned and section.name == "adamw" else find_optimizer(section.name)
-    if partitioned and section.name in FOR_MATRICES:
+    if partitioned and section.name in FOR_MATRICES | IN_LITTLE_MEMORY:
         raise RecipeError(
-            f"`optimizer.name`: `{section.name}` needs whole matrices, and DeepSpeed's ZeRO gives it slices of them."
-            " Take adamw, or leave `training.deepspeed` out: without it each GPU has the whole model."
-        )
-    if partitioned and section.name in IN_LITTLE_MEMORY:
-        raise RecipeError(
-            f"`optimizer.name`: the states of `{section.name}` are for whole parameters, and DeepSpeed's ZeRO cuts"
-            " them. Take adamw: ZeRO divides its states over the GPUs or keeps them on the host. Or leave"
-            " `training.deepspeed` out."
+            f"`optimizer.name`: `{section.name}` needs whole parameters, and DeepSpeed's ZeRO gives it slices of them."
+            " Use adamw, or remove `training.deepspeed`."
         )
     if partitioned and section.options.get("rounding") is not None:
         raise RecipeError(
@@ -105,8 +99,7 @@ def check_optimizer(section: Optimizer) -> None:
     rate = section.options.get("embedding_learning_rate")
     if rate is not None and rate <= 0:
         raise RecipeError(
-            f"`optimizer.embedding_learning_rate` must be more than 0, got {rate}. To freeze the embeddings, use"
-            " `model.lora`."
+            f"`optimizer.embedding_learning_rate` must be more than 0, got {rate}. `model.lora` freezes embeddings."
         )
 
 
@@ -117,10 +110,7 @@ def check_rounding(recipe: Recipe) -> None:
     if model.lora is not None:
         raise RecipeError("`optimizer.rounding` has no effect: adapters are fp32, whatever the model is. Remove it.")
     if model.dtype != "bfloat16" and recipe.training.get("deepspeed") is None:
-        raise RecipeError(
-            "`optimizer.rounding` is of bfloat16 weights, and this recipe has others: write `model.dtype: bfloat16`,"
-            " or remove it."
-        )
+        raise RecipeError("`optimizer.rounding` needs bfloat16 weights. Write `model.dtype: bfloat16`, or remove it.")
 
 
 def sgd(
@@ -264,8 +254,7 @@ def offloaded_adamw(
         )
     except RuntimeError as problem:
         raise ResourceError(
-            f"DeepSpeed's CPU AdamW could not be compiled: {problem.__cause__ or problem}. Install a C++ compiler:"
-            " apt-get install g++"
+            f"DeepSpeed's CPU AdamW could not be compiled: {problem.__cause__ or problem}. Run: apt-get install g++"
         ) from problem
 
 

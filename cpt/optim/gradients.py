@@ -2,8 +2,7 @@
 that are released.
 
 Released gradients never add up in memory: each parameter is updated in the backward pass, and its gradient is dropped
-right away. The norm of the whole gradient is then known only after all updates, so it cannot be clipped, and a step
-cannot be judged by it. A parameter still stays as it is where its own gradient is not finite.
+right away. A parameter stays as it is where its own gradient is not finite.
 """
 
 from collections.abc import Sequence

@@ -57,8 +57,7 @@ def parameter_groups(
         sorted_out[Kind(is_end, not decays, is_other)].append(parameter)
     if embedding_learning_rate is not None and not any(kind.is_end for kind in sorted_out):
         raise RecipeError(
-            "`optimizer.embedding_learning_rate` has no effect: neither embeddings nor head are trained. Remove it, or"
-            " write `lora: cpt`."
+            "`optimizer.embedding_learning_rate`: embeddings and head are frozen. Remove it, or write `lora: cpt`."
         )
     groups: ParameterGroups = []
     for kind in sorted(sorted_out):

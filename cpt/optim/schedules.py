@@ -1,7 +1,5 @@
-"""Learning-rate schedules: the factor on the peak learning rate, as a function of the tokens trained so far.
-
-In tokens and not in steps, so that another batch size or number of GPUs leaves the curve where it was.
-"""
+"""Learning-rate schedules: the factor on the peak learning rate, as a function of the tokens trained so far: not of
+steps, so that another batch size or number of GPUs leaves the curve where it was."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -69,14 +67,12 @@ def phases_in_tokens(recipe: Recipe) -> Data:
             ends = tokens_until(recipe.schedule, phase.until_learning_rate, total, key)
             if ends <= begins:
                 raise RecipeError(
-                    f"{key}: the phase ends before it starts: the learning rate is there at {ends:,} tokens already."
-                    " Give a lower one."
+                    f"{key}: the phase ends before it starts: the learning rate is there at {ends:,} tokens."
                 )
             phase = phase.model_copy(update={"until": ends, "until_learning_rate": None})
         elif phase.until is not None and phase.until <= begins:
             raise RecipeError(
-                f"`data.phases[{number}].until` is {phase.until:,}: the phase ends before it starts, at {begins:,}"
-                " tokens. Write more."
+                f"`data.phases[{number}].until` is {phase.until:,}: the phase ends before it starts, at {begins:,}."
             )
         begins = phase.until or total
         phases.append(phase)
@@ -94,17 +90,13 @@ def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -
     factors = [factor(at) for at in tokens]
     above = [point for point, value in enumerate(factors) if value > share]
     if not above:
-        raise RecipeError(
-            f"{key}: under `{section.name}` the learning rate is never above {share:g} of its peak: the phase is"
-            " empty."
-        )
+        raise RecipeError(f"{key}: the phase is empty: `{section.name}` is never above {share:g} of its peak.")
     if above[-1] == POINTS or tokens[above[-1] + 1] >= total_tokens:
         only_warms_up = factors[0] <= share < min(factors[above[0] :])
         where = "there only while it warms up" if only_warms_up else "above it to the end"
         raise RecipeError(
             f"{key} is {share:g}: under `{section.name}` the learning rate is {where}, and ends at {factors[-1]:.3g}"
-            " of its peak. Give a higher share, a schedule that falls further, or the end of the phase in tokens"
-            " (`until`)."
+            " of its peak. Give a higher share, another schedule, or the end of the phase in tokens (`until`)."
         )
     before, after = tokens[above[-1]], tokens[above[-1] + 1]
     while after - before > 1:
