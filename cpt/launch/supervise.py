@@ -192,7 +192,7 @@ class Supervisor:
         return Ended(code, state, error, own_code, message, step, hung is not None, time.monotonic()), number
 
     def forward(self, number: int, launcher: int) -> None:
-        """Send a signal to the run's processes, since launchers treat signals differently; before they start, to it."""
+        """Signal the run's processes, since launchers treat signals differently; before they start, the launcher."""
         pids = pids_here(self.run.folder)
         for pid in pids:
             send(pid, number)

@@ -95,12 +95,10 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
     ends = last_names(name for name, part in modules.items() if part is head or isinstance(part, nn.Embedding))
     for key, names in (("target_modules", layers), ("modules_to_save", [*ends, *layers])):
         wanted = chosen.get(key) or []
-        if isinstance(wanted, str):  # a regular expression of whole names
-            patterns = {} if wanted == ALL_LINEAR else {wanted: wanted}
-        else:
-            patterns = {word: rf"(.*\.)?{re.escape(word)}" for word in wanted}
-        for word, pattern in patterns.items():
-            if not any(re.fullmatch(pattern, name) for name in modules):
+        is_pattern = isinstance(wanted, str)  # a regular expression of whole names
+        for word in [wanted] if is_pattern else wanted:
+            pattern = word if is_pattern else rf"(.*\.)?{re.escape(word)}"
+            if word != ALL_LINEAR and not any(re.fullmatch(pattern, name) for name in modules):
                 raise RecipeError(
                     f"`model.lora.{key}`: {model.config.model_type} has nothing called `{word}`."
                     f"{did_you_mean(word, names)} It has: {', '.join(names)}."

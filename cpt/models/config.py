@@ -58,7 +58,14 @@ def _resolve(model: Model) -> PreTrainedConfig:
     if written is None or model.config is None:
         return found
     if written.model_type in FAMILIES and found.model_type in FAMILIES[written.model_type].starts_from:
-        found = _adopt(found, written)
+        if found.model_type == "minimind":  # its own config.json has other names; the weights must fit the shape
+            return written
+        values = {field.name: value_of(found, field.name) for field in dataclasses.fields(type(found))}
+        if isinstance(written, CptGPT2Config):
+            rows = max(written.vocab_size, found.vocab_size)
+            values |= {"unpadded_vocab_size": found.vocab_size, "vocab_size": rows}
+            values |= {name: vars(written)[name] for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+        found = type(written)(**values | {"architectures": None})
     # Only the keys in the recipe are compared.
     names = {"rope_parameters" if key in ROPE_KEYS else key for key in model.config} - {"torch_dtype", "architectures"}
     differing = [
@@ -161,17 +168,6 @@ def _hub_error(path: str, problem: OSError) -> RecipeError | ResourceError:
 def value_of(config: PreTrainedConfig, name: str) -> Any:
     """A config's value by its name or an older spelling, which only attribute access knows; None without one."""
     return getattr(config, name, None)
-
-
-def _adopt(found: PreTrainedConfig, written: PreTrainedConfig) -> PreTrainedConfig:
-    """Our family's config for a checkpoint of the architecture that it equals; its shape is compared afterwards."""
-    if found.model_type == "minimind":  # MiniMind's own config.json has other names; the weights must fit the shape
-        return written
-    values = {field.name: value_of(found, field.name) for field in dataclasses.fields(type(found))}
-    if isinstance(written, CptGPT2Config):
-        values |= {"unpadded_vocab_size": found.vocab_size, "vocab_size": max(written.vocab_size, found.vocab_size)}
-        values |= {name: vars(written)[name] for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
-    return type(written)(**values | {"architectures": None})
 
 
 def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrainedConfig:

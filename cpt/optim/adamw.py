@@ -358,7 +358,13 @@ class Pages:
             here = self.coming
             self.streams.current().wait_event(here.arrived)
             yield first, end, here.arrays
-            self.write_back(here)
+            # Once it is updated, begin to copy it to the host.
+            stream = self.streams.to_host
+            stream.wait_event(self.streams.current().record_event())
+            with self.streams.on(stream):
+                for name, host in self.hosts[key].items():
+                    host.copy_(here.arrays[name], non_blocking=True)
+            self.free[here.buffer] = self.back[key] = stream.record_event()
             self.next_of[self.last], self.last = key, key
             self.coming = self.fetch(self.next_of[key]) if key in self.next_of else None
 
@@ -374,15 +380,6 @@ class Pages:
                 arrays[name].copy_(host, non_blocking=True)
                 start += aligned(host.nbytes)
         return Fetched(key, number, arrays, stream.record_event())
-
-    def write_back(self, piece: Fetched) -> None:
-        """Begin to copy it to the host, once it is updated."""
-        stream = self.streams.to_host
-        stream.wait_event(self.streams.current().record_event())
-        with self.streams.on(stream):
-            for name, host in self.hosts[piece.key].items():
-                host.copy_(piece.arrays[name], non_blocking=True)
-        self.free[piece.buffer] = self.back[piece.key] = stream.record_event()
 
     def wait(self) -> None:
         for stream in (self.streams.to_gpu, self.streams.to_host):
