@@ -87,10 +87,6 @@ def supervise_run(
         arguments: of cpt/train.py, for every attempt.
         restarts: allowed in one hour. None, without `--supervise`: restart only where the run itself asks for it, and
             end with the run's own exit code.
-
-    Raises:
-        Interrupted: a signal ended the run, which has saved.
-        TrainingError: the run failed and is not restarted.
     """
     if "RANK" in os.environ:
         raise LaunchError(
@@ -310,11 +306,7 @@ class RunWatch:
 def command_of_attempt(
     arguments: Sequence[str], processes: int, launcher: str | None, program: Path = TRAIN
 ) -> list[str]:
-    """The command that starts a run.
-
-    Args:
-        launcher: another launcher's command, such as `accelerate launch --config_file launch/x.yaml`.
-    """
+    """The command that starts a run, by torchrun or by a launcher such as `accelerate launch --config_file FILE`."""
     if launcher is not None:
         return [*shlex.split(launcher), str(program), *arguments]
     if processes == 1:

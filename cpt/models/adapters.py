@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftModel, PeftType, get_peft_model
+from peft import PeftConfig, PeftModel, PeftType, get_peft_config, get_peft_model
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from peft.tuners.ln_tuning.layer import LNTuningLayer
 from peft.utils import ModulesToSaveWrapper
@@ -47,11 +47,7 @@ ALL_LINEAR = "all-linear"
 
 
 def check_lora_options(options: Mapping[str, Any], *, zero3: bool = False) -> None:
-    """Refuse starts that a run cannot give. The recipe has checked the method and its keys.
-
-    Args:
-        zero3: DeepSpeed divides the weights: adapters may read them only in the layer that gathers them.
-    """
+    """Refuse starts that a run cannot give. The recipe has checked the method and its keys."""
     if options.get("alora_invocation_tokens"):
         raise RecipeError(
             "`model.lora.alora_invocation_tokens` adapts a part of a text only, which cannot be merged. Remove it."
@@ -70,11 +66,6 @@ def check_lora_options(options: Mapping[str, Any], *, zero3: bool = False) -> No
         raise RecipeError(
             f"`model.lora.{reads}` reads weights that ZeRO-3 divides. Use ZeRO-2, or plain `method: lora`."
         )
-
-
-def config_class(method: str) -> type[PeftConfig]:
-    found: type[PeftConfig] = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(method.upper())]
-    return found
 
 
 def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
@@ -125,13 +116,12 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
     adapted = put_adapters(model, options)
     if not is_deepspeed_zero3_enabled():  # there DeepSpeed keeps fp32 copies of all that is trained
         train_copies_in_fp32(adapted, around=model.dtype)
-        trained = ((name, one) for name, one in adapted.named_parameters() if one.requires_grad)
-        half = [name for name, one in trained if one.dtype != torch.float32]
-        if half:
-            raise RecipeError(
-                f"`model.lora` trains {half[0]} of the base in {str(model.dtype).removeprefix('torch.')}, where small"
-                " steps are lost. Remove `bias`, or set `model.dtype: float32`."
-            )
+        for name, parameter in adapted.named_parameters():
+            if parameter.requires_grad and parameter.dtype != torch.float32:
+                raise RecipeError(
+                    f"`model.lora` trains {name} of the base in {str(model.dtype).removeprefix('torch.')}, where small"
+                    " steps are lost. Remove `bias`, or set `model.dtype: float32`."
+                )
     method, (trainable, total) = method_of(options), adapted.get_nb_trainable_parameters()
     if trainable == 0:
         raise RecipeError(f"`model.lora`: {method} with these options trains nothing: they choose no layer.")
@@ -152,7 +142,7 @@ def put_adapters(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftMode
 
 def config_for(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> PeftConfig:
     try:
-        return config_class(method_of(options))(**{"task_type": "CAUSAL_LM", **chosen})
+        return get_peft_config({"peft_type": method_of(options).upper(), "task_type": "CAUSAL_LM", **chosen})
     except (ValueError, TypeError) as problem:
         raise RecipeError(f"model.lora: {problem}") from problem
 
@@ -165,7 +155,7 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
     if method not in CHOSEN_BY_PEFT:
         chosen.setdefault("target_modules", ALL_LINEAR)
     is_mamba = any(isinstance(module, nn.Conv1d) for module in model.modules())
-    can_exclude = "exclude_modules" in config_class(method).__dataclass_fields__
+    can_exclude = "exclude_modules" in PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(method.upper())].__dataclass_fields__
     if chosen.get("target_modules") == ALL_LINEAR and is_mamba and can_exclude:
         chosen.setdefault("exclude_modules", list(MAMBA_EXCLUDED))
     if preset is not None and "modules_to_save" not in options:
@@ -208,10 +198,9 @@ def train_copies_in_fp32(adapted: PeftModel, around: torch.dtype) -> None:
 def merge_lora(model: PeftModel) -> PreTrainedModel:
     """The plain model with the adapters added into its weights; refuses adapters that contain NaN."""
     try:
-        merged: PreTrainedModel = model.merge_and_unload(safe_merge=True)
+        return model.merge_and_unload(safe_merge=True)  # type: ignore[no-any-return]
     except NotImplementedError as problem:
         raise CheckpointError(f"peft cannot merge {model.active_peft_config.peft_type.value}: {problem}") from problem
-    return merged
 
 
 def check_mergeable(peft_type: str) -> None:

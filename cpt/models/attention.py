@@ -71,7 +71,7 @@ def choose_attention(
     register_varlen()
     if wanted == "auto":
         if why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed) is None:
-            return VARLEN if _missing_for_flash("flash_attention_3") else BY_PACKAGE["flash_attention_3"]
+            return VARLEN if missing_for("flash_attention_3") else BY_PACKAGE["flash_attention_3"]
         return "sdpa" if supports_sdpa(model_class) else "eager"
     if ":" in wanted and "/" not in wanted:
         AttentionInterface.register(wanted, import_named(wanted))
@@ -90,18 +90,16 @@ def choose_attention(
     by_bounds = wanted == VARLEN or packed and wanted in BY_PACKAGE
     if by_bounds and (why := why_not_varlen(model_class, config)):
         raise RecipeError(f"model.attention: {wanted}: {why}. {remedy}")
-    if wanted in BY_PACKAGE and (missing := _missing_for_flash(wanted)):
+    is_kernel = wanted in BY_PACKAGE or wanted == VARLEN and torch.cuda.is_available()
+    if is_kernel and (missing := missing_for(wanted)):
         raise ResourceError(f"model.attention: {wanted}: {missing}. {remedy}")
     if packed and "flash" in wanted and wanted not in BY_PACKAGE:
         raise RecipeError(
             f"model.attention: {wanted}: transformers lets documents of packed rows leak into each other with it,"
             f" where a micro-batch has several rows. {remedy}"
         )
-    if wanted == VARLEN and torch.cuda.is_available():
-        if missing := missing_for_varlen():
-            raise ResourceError(f"model.attention: varlen: {missing}. {remedy}")
-        if not half_precision:
-            raise RecipeError(f"model.attention: varlen needs half precision. Set `training.bf16: true`. Or: {remedy}")
+    if wanted == VARLEN and torch.cuda.is_available() and not half_precision:
+        raise RecipeError(f"model.attention: varlen needs half precision. Set `training.bf16: true`. Or: {remedy}")
     return BY_PACKAGE[wanted] if packed and wanted in BY_PACKAGE else wanted
 
 
@@ -113,26 +111,20 @@ def why_not_by_bounds(
         return "rows come with a mask"
     if not half_precision or config is None:
         return "it computes in fp32"
-    return why_not_varlen(model_class, config) or missing_for_varlen()
+    return why_not_varlen(model_class, config) or missing_for(VARLEN)
 
 
-def missing_for_varlen() -> str | None:
+def missing_for(name: str) -> str | None:
+    """What this machine lacks for `varlen` or a kernel of flash-attn."""
     if not torch.cuda.is_available():
         return "it needs a CUDA GPU and this machine has none"
-    if torch.cuda.get_device_capability() < OLDEST_GPU:
+    if name == VARLEN and torch.cuda.get_device_capability() < OLDEST_GPU:
         return f"{torch.cuda.get_device_name()} is older than flash kernels (compute capability 8.0)"
-    return None
-
-
-def _missing_for_flash(name: str) -> str | None:
-    if not torch.cuda.is_available():
-        return "it needs a CUDA GPU and this machine has none"
-    third = name == "flash_attention_3"
-    if third and torch.cuda.get_device_capability() != HOPPER:
+    if name == "flash_attention_3" and torch.cuda.get_device_capability() != HOPPER:
         return f"it is for Hopper GPUs, and this is a {torch.cuda.get_device_name()}"
-    if third and not is_flash_attn_3_available():
+    if name == "flash_attention_3" and not is_flash_attn_3_available():
         return "flash_attn_interface is not installed (github.com/Dao-AILab/flash-attention, hopper/)"
-    if not third and not is_flash_attn_2_available():
+    if name == "flash_attention_2" and not is_flash_attn_2_available():
         return "flash-attn is not installed (pip install flash-attn --no-build-isolation)"
     return None
 

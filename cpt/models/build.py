@@ -175,14 +175,7 @@ def load_weights(
     *,
     quantization: Quantization | None = None,
 ) -> PreTrainedModel:
-    """The model of a folder or Hub id with all of its weights, as it was published.
-
-    Args:
-        dtype: of the weights in memory; "auto" is that of the files.
-
-    Raises:
-        CheckpointError: weights are missing or damaged.
-    """
+    """The model of a folder or Hub id with all of its weights, as published; dtype "auto" is that of the files."""
     path = str(Path(str(model.path)).expanduser()) if is_local(str(model.path)) else str(model.path)
     options: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": attention}
     options["output_loading_info"] = True
@@ -214,8 +207,7 @@ def load_weights(
 
 
 def _converted_weights(path: str, model: Model, config: PreTrainedConfig) -> dict[str, torch.Tensor] | None:
-    """The tensors where they cannot be loaded as they lie: a bare state dict, or a published GPT-2 whose rows must be
-    padded."""
+    """The tensors of a bare state dict, or of a published GPT-2 whose rows must be padded."""
     if Path(path).suffix in STATE_DICTS:
         return torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(config, CptGPT2Config):
@@ -271,8 +263,7 @@ def build_partitioned(build_whole: Callable[[], PreTrainedModel], trust_remote_c
     """Build the whole model on the main process, and return this process' part of it.
 
     transformers partitions while it builds, and then draws other random weights than without ZeRO-3. Built whole, a
-    seed means the same weights under every launcher. It costs host memory for one copy on the main process, as reading
-    a checkpoint under ZeRO-3 does in any case.
+    seed means the same weights under every launcher.
     """
     import deepspeed
     import torch.distributed as dist

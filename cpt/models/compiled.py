@@ -59,12 +59,7 @@ def take_compiling(arguments: TrainingArguments) -> Compiling | None:
 def check_compiling(
     training: Mapping[str, Any], *, zero3: bool, even_rows: bool = True, has_gpu: bool | None = None
 ) -> None:
-    """Refuse what cannot be compiled before anything is built.
-
-    Args:
-        even_rows: batches are of one shape.
-        has_gpu: of the machine that is meant; by default this one.
-    """
+    """Refuse what cannot be compiled before anything is built. By default `has_gpu` is of this machine."""
     wanted = wanted_compiling(training)
     if wanted is None:
         return

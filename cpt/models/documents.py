@@ -184,12 +184,8 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
 
 
 def attend_over_processes(config: PreTrainedConfig, micro_batch: int, group: Any) -> None:
-    """Give whole rows, and the documents' bounds in them, to the attention that the model runs with.
-
-    Args:
-        config: of the model, in place of whose attention accelerate has put DeepSpeed's already.
-        group: the processes that share rows.
-    """
+    """Give whole rows, and the documents' bounds in them, to the attention that the model runs with, in the place of
+    DeepSpeed's own, which accelerate has put there."""
     from deepspeed.runtime.sequence_parallel import ulysses_sp  # DeepSpeed is imported by runs that use it
 
     name, text = attention_of(config), config.get_text_config()

@@ -61,7 +61,6 @@ def cross_entropy_in_place(
 
     Args:
         logits: [T, V]; afterwards their gradient times `scale`, with `gradient`, else unchanged.
-        targets: [T]
         scale: fp32, one number.
         cap: soft cap of the logits; 0 for none.
     """
@@ -185,9 +184,6 @@ class FusedLoss:
     All that needs the head's weights happens inside one call of the head, where the hooks of ZeRO-3, FSDP and adapters
     have prepared them. A head that is more than a linear layer (an adapter on it, quantized weights) is called on
     chunks that are computed again in the backward pass.
-
-    Args:
-        tokens: through the head at once; by default `chunk_of` decides.
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel, *, tokens: int | None = None) -> None:
@@ -299,12 +295,8 @@ class FusedLoss:
         shift_labels: torch.Tensor | None = None,
         **options: Any,
     ) -> torch.Tensor:
-        """The mean cross entropy over the labels, or their sum over `num_items_in_batch`.
-
-        Args:
-            logits: hidden states while the model trains: [rows, tokens, width].
-            labels: [rows, tokens]; -100 counts for nothing.
-        """
+        """The mean cross entropy over the labels, or their sum over `num_items_in_batch`. While the model trains,
+        `logits` are hidden states, [rows, tokens, width]."""
         if not self.head.training:
             return self.plain(
                 logits, labels, vocab_size, num_items_in_batch=num_items_in_batch, shift_labels=shift_labels, **options

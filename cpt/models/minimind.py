@@ -90,7 +90,6 @@ def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int, num_sequen
 
     Args:
         router_logits: per layer [B x T, E].
-        top_k: experts that a token chooses.
         num_sequences: B to count within each sequence, 1 to count over the whole batch.
     """
     total = torch.zeros((), device=router_logits[0].device)

@@ -49,11 +49,7 @@ class Recomputing:
 
 
 def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, experts: bool = False) -> Recomputing:
-    """Read and check the sub-keys.
-
-    Args:
-        training: the recipe's section, or the attributes of the arguments made of it.
-    """
+    """Read and check the sub-keys of the recipe's section, or of the arguments made of it."""
     checkpoints = any(training.get(name) for name in SWITCHES)
     given: Mapping[str, Any] = next(
         (training[f"{name}_kwargs"] for name in SWITCHES if training.get(f"{name}_kwargs")), {}

@@ -118,6 +118,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
         rounding: of bfloat16 weights; None keeps fp32 master copies of weights in half precision.
         eight_bit: moments in 8 bit (arXiv 2110.02861), but for embeddings and small parameters.
         paged: states of large parameters are in pinned memory of the host.
+        defaults: `lr`, `betas`, `eps` and `weight_decay`.
     """
 
     grad_scale: torch.Tensor | None = None
@@ -127,13 +128,10 @@ class OneKernelAdamW(torch.optim.Optimizer):
         self,
         groups: list[dict[str, Any]],
         *,
-        lr: float,
-        betas: Sequence[float],
-        eps: float,
-        weight_decay: float,
         rounding: Rounding | None = None,
         eight_bit: bool = False,
         paged: bool = False,
+        **defaults: Any,
     ) -> None:
         self.rounding, self.eight_bit, self.paged = rounding, eight_bit, paged
         self.layouts: dict[torch.Tensor, dict[str, torch.dtype]] = {}
@@ -141,7 +139,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
         self.pages: Pages | None = None
         self.arena: torch.Tensor | None = None
         """Host memory for all states: torch's pinned allocations would each take a power of two."""
-        super().__init__(groups, {"lr": lr, "betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay})
+        super().__init__(groups, {**defaults, "betas": tuple(defaults["betas"])})
         self._step_supports_amp_scaling = True  # torch's and accelerate's name for taking `found_inf`
 
     @torch.no_grad()

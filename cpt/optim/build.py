@@ -27,7 +27,7 @@ def build_optimizer(
 
     Args:
         offloaded: DeepSpeed keeps the optimizer's states in host memory, where only its own AdamW works by default.
-        partitioned: DeepSpeed's ZeRO gives the optimizer slices of all parameters in a row, and no matrices.
+        partitioned: DeepSpeed's ZeRO gives the optimizer slices of all parameters, and no matrices.
     """
     check_optimizer(section)
     build = fused_by_torch if partitioned and section.name == "adamw" else find_optimizer(section.name)

@@ -66,11 +66,7 @@ def releases_gradients(recipe: Recipe) -> bool:
 
 
 def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = None) -> None:
-    """Refuse what needs a whole gradient.
-
-    Args:
-        processes: of the run that is meant; by default those that run now.
-    """
+    """Refuse what needs a whole gradient. By default, `processes` are those that run now."""
     if not releases_gradients(recipe):
         return
     name, training, steps = recipe.optimizer.name, recipe.training, accumulation(recipe)

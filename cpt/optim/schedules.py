@@ -48,7 +48,8 @@ def check_schedule(name: str, options: Mapping[str, Any], total_tokens: float, k
         raise RecipeError(f"{lengths}, but the whole schedule has {total_tokens:,.0f}. Make it less.")
     if factor is continued:
         planned, inner = options.get("planned_tokens") or options["trained_tokens"] + total_tokens, options["schedule"]
-        check_schedule(str(inner.get("name", "cosine")), without_name(inner), planned, f"{key}.schedule")
+        inner_options = {name: value for name, value in inner.items() if name != "name"}
+        check_schedule(str(inner.get("name", "cosine")), inner_options, planned, f"{key}.schedule")
 
 
 def phases_in_tokens(recipe: Recipe) -> Data:
@@ -225,12 +226,8 @@ def continued(
         planned_tokens: the whole length of its schedule; by default it ends with this run.
     """
     factor = find("schedule", str(schedule.get("name", "cosine")), SCHEDULES)
-    options = without_name(schedule)
+    options = {name: value for name, value in schedule.items() if name != "name"}
     return float(factor(trained_tokens + tokens, planned_tokens or trained_tokens + total_tokens, **options))
-
-
-def without_name(section: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in section.items() if key != "name"}
 
 
 def warmup(tokens: float, warmup_tokens: float) -> float:

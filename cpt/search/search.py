@@ -259,9 +259,6 @@ def range_test(
     """Learning-rate range test (arXiv 1506.01186): one short run whose learning rate grows until the loss diverges.
 
     It prints a tenth of the rate at the lowest smoothed loss, the rule of fastai's lr_find (arXiv 2002.04688).
-
-    Args:
-        options: of `cpt train`.
     """
     if not 0 < low < high < math.inf:
         raise RecipeError(f"--learning-rates {low:g} {high:g}: expected two numbers above 0, the lower one first.")

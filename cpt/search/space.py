@@ -135,11 +135,8 @@ def load_space(path: Path) -> Space:
 
 
 def distribution_of(key: str, value: Any) -> Any:
-    """Optuna's distribution of a list or a range, of whole numbers if the recipe's key or all numbers are.
-
-    Raises:
-        ValueError, TypeError: it is neither.
-    """
+    """Optuna's distribution of a list or a range, of whole numbers if the recipe's key or all numbers are; ValueError
+    or TypeError if it is neither."""
     distributions = import_optuna().distributions
     if steps_of(key)[0] in SET_BY_SEARCH:
         raise ValueError("the search sets it for each trial")
