@@ -50,19 +50,14 @@ PATIENCE = {"starting": 3600.0, "first steps": 600.0, "between": 1800.0, "ending
 
 @dataclass(frozen=True)
 class Ended:
-    code: int
-    """Of the process that was started; launchers change it."""
-    state: str
-    """Of status.json; `running` where the run died before it could write another."""
+    code: int  # of the process that was started; launchers change it
+    state: str  # of status.json; `running` where the run died before it could write another
     error: str | None
-    own_code: int | None
-    """The exit code that the run itself wrote to status.json."""
+    own_code: int | None  # the exit code that the run itself wrote to status.json
     message: str
-    step: int
-    """The last one of any process."""
+    step: int  # the last one of any process
     hung: bool
-    at: float
-    """Seconds of a monotonic clock."""
+    at: float  # seconds of a monotonic clock
 
 
 @dataclass(frozen=True)
@@ -119,10 +114,8 @@ def supervise_run(
 @dataclass
 class Supervisor:
     run: Run
-    words: Sequence[str]
-    """The command of an attempt."""
-    restarts: int | None = MOST_RESTARTS
-    """As in `supervise_run`."""
+    words: Sequence[str]  # the command of an attempt
+    restarts: int | None = MOST_RESTARTS  # as in `supervise_run`
     endings: list[Ended] = field(default_factory=list)
 
     def supervise(self) -> Decision:

@@ -236,10 +236,8 @@ BYTES_OF_4_BIT = {  # of each number, by whether the scales are quantized as wel
 
 @dataclass(frozen=True)
 class Quantization:
-    kind: str
-    """nf4: the quantiles of a normal distribution, fp4: floating-point numbers."""
-    double: bool
-    """The scales are quantized too."""
+    kind: str  # nf4: the quantiles of a normal distribution, fp4: floating-point numbers
+    double: bool  # the scales are quantized too
 
     def config(self, compute: torch.dtype | str) -> BitsAndBytesConfig:
         return BitsAndBytesConfig(

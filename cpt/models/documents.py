@@ -144,8 +144,7 @@ def wants_bounds(model: nn.Module | None) -> bool:
 class PartOfRows:
     """Cuts micro-batches; it can be sent to worker processes."""
 
-    number: int
-    """Of this process' part, in the order of the tokens."""
+    number: int  # of this process' part, in the order of the tokens
     parts: int
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:

@@ -125,8 +125,7 @@ def pad_vocabulary(state_dict: StateDict, rows: int) -> StateDict:
 class Family:
     config: type[PreTrainedConfig]
     model: type[PreTrainedModel]
-    native: type[PreTrainedConfig]
-    """The architecture of transformers with the same logits."""
+    native: type[PreTrainedConfig]  # the architecture of transformers with the same logits
     starts_from: tuple[str, ...]
     """Model types of checkpoints that it can start from. `minimind` is what MiniMind's own code calls itself."""
 

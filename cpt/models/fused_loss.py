@@ -195,8 +195,7 @@ class FusedLoss:
         self.tokens = tokens
         self.plain, self.own_forward = whole.loss_function, self.head.forward
         self.is_random = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.head.modules())
-        self.labels: torch.Tensor | None = None
-        """While `score` runs: [rows, tokens]."""
+        self.labels: torch.Tensor | None = None  # while `score` runs: [rows, tokens]
         self.scored: tuple[torch.Tensor, torch.Tensor] | None = None
         self.is_scorable: bool | None = None
         """Whether `factor` and `cap` are all that the model does to its logits; None before the first `score`."""

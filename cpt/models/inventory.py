@@ -32,8 +32,7 @@ class ParameterCount:
     """A tied head counts once."""
 
     total: int
-    active: int
-    """All but the experts that the router does not choose."""
+    active: int  # all but the experts that the router does not choose
 
 
 def count_parameters(config: PreTrainedConfig) -> ParameterCount:

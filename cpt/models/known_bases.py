@@ -10,16 +10,12 @@ from pathlib import Path
 class KnownBase:
     """A published pre-training run."""
 
-    name: str
-    """Hub id."""
-    source: str
-    """Paper, files of a repository, or model card."""
+    name: str  # Hub id
+    source: str  # paper, files of a repository, or model card
     peak_learning_rate: float | None = None
-    final_learning_rate: float | None = None
-    """0 if the learning rate was annealed to nothing."""
+    final_learning_rate: float | None = None  # 0 if the learning rate was annealed to nothing
     batch_tokens: int | None = None
-    sequence_length: int | None = None
-    """Tokens in a row, before any extension of the context."""
+    sequence_length: int | None = None  # tokens in a row, before any extension of the context
 
 
 def known_base(path: str) -> KnownBase | None:

@@ -30,8 +30,7 @@ UNDECAYED = "without_weight_decay"
 class Rows:
     before: int
     after: int
-    spare: int
-    """New tokens that took rows which the model had but no token used."""
+    spare: int  # new tokens that took rows which the model had but no token used
     is_tied: bool
 
 

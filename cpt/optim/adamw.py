@@ -335,8 +335,7 @@ class Pages:
         self.streams: Any = Streams(device) if streams is None else streams
         self.buffers = [torch.empty(BUFFER, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
         self.free = [self.streams.current().record_event()] * BUFFERS
-        self.back: dict[Key, Any] = {}
-        """When a piece was last back on the host."""
+        self.back: dict[Key, Any] = {}  # when a piece was last back on the host
         self.hosts: dict[Key, Arrays] = {}
         self.next_of: dict[Key | None, Key] = {}
         self.last: Key | None = None

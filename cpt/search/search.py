@@ -45,8 +45,7 @@ def options_of_train(processes: int, launcher: str | None) -> list[str]:
 
 @dataclass
 class Trial:
-    drawn: Any
-    """Optuna's trial."""
+    drawn: Any  # Optuna's trial
     run: Run
     child: Child
     log: Path
@@ -68,10 +67,8 @@ class Search:
     recipe: Recipe
     space: Space
     study: Any
-    options: Sequence[str] = ()
-    """Of `cpt train`."""
-    environments: Sequence[Mapping[str, str]] = ({},)
-    """Variables, one entry for each trial that runs at the same time."""
+    options: Sequence[str] = ()  # of `cpt train`
+    environments: Sequence[Mapping[str, str]] = ({},)  # variables, one entry for each trial that runs at the same time
     running: dict[int, Trial] = field(default_factory=dict)
     failures: int = 0
     preempted: str = ""
