@@ -135,7 +135,7 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
                     optimizer.step()
                     optimizer.zero_grad()
                     if isinstance(optimizer, OneKernelAdamW) and optimizer.arena is not None:
-                        storages.ignore(optimizer.arena.memory.untyped_storage())  # pages are on the host
+                        storages.ignore(optimizer.arena.untyped_storage())  # pages are on the host
         return storages.peak
 
 
