@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
 from cpt.errors import CheckpointError
 from cpt.files import sealed, size_and_hash, unsealed, write_atomic
@@ -86,17 +86,17 @@ def wrong_names_and_sizes(folder: Path, manifest: Manifest) -> list[CheckpointDa
 
 def wrong_contents(folder: Path, files: Mapping[str, FileEntry]) -> list[CheckpointDamage]:
     """Files whose bytes have changed; several are read at a time."""
+
+    def damage_of(name: str) -> CheckpointDamage | None:
+        try:
+            found, entry = hash_file(folder / name), files[name]
+        except OSError as problem:
+            return CheckpointDamage(name, "unreadable", str(problem.strerror))
+        details = f"{found.xxh3_128} instead of {entry.xxh3_128}"
+        return None if found == entry else CheckpointDamage(name, "hash", details)
+
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-        found = pool.map(lambda name: wrong_content(folder, name, files[name]), files)
-        return [damage for damage in found if damage is not None]
-
-
-def wrong_content(folder: Path, name: str, entry: FileEntry) -> CheckpointDamage | None:
-    try:
-        found = hash_file(folder / name)
-    except OSError as problem:
-        return CheckpointDamage(name, "unreadable", str(problem.strerror))
-    return None if found == entry else CheckpointDamage(name, "hash", f"{found.xxh3_128} instead of {entry.xxh3_128}")
+        return [damage for damage in pool.map(damage_of, files) if damage is not None]
 
 
 def hash_file(path: Path) -> FileEntry:
@@ -118,7 +118,10 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = unsealed(path.read_bytes())
         if content["format"] == FORMAT:
-            return manifest_of(content)
+            if outside := [name for name in content["files"] if name.startswith("/") or ".." in Path(name).parts]:
+                raise ValueError(f"{outside[0]} is outside the checkpoint")
+            files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
+            return Manifest(**{**content, "files": files})
     except FileNotFoundError as problem:
         raise CheckpointError(
             f"{folder} has no {MANIFEST}: its save did not finish, or cpt did not write it."
@@ -132,25 +135,9 @@ def read_manifest(folder: Path) -> Manifest:
     )
 
 
-def manifest_of(content: dict[str, Any]) -> Manifest:
-    files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
-    for name in files:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise ValueError(f"{name} is outside the checkpoint")
-    return Manifest(**{**content, "files": files})
-
-
 PUBLISHED = re.compile(r"(checkpoint|weights)-(\d+)")
 STATE = "trainer_state.json"
 OF_THE_RUN = ("optimizer.pt", "scheduler.pt", "rng_state", f"{FSDP_FOLDER}/")  # what no model needs
-
-
-@dataclass(frozen=True)
-class Verified:
-    folder: Path
-    step: int | None
-    num_bytes: int
-    found: list[CheckpointDamage]
 
 
 def defects(checkpoint: Path) -> list[CheckpointDamage]:
@@ -211,8 +198,16 @@ def refuse_changed_weights(checkpoint: Path) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Verified:
+    folder: Path
+    step: int | None
+    num_bytes: int
+    found: list[CheckpointDamage]
+
+
 def verify_path(path: Path) -> list[Verified]:
-    """Verify a checkpoint, or everything that a run has published.
+    """Verify a checkpoint, or everything that a run has published, by step.
 
     Raises:
         CheckpointError: there is nothing to verify.
@@ -221,25 +216,18 @@ def verify_path(path: Path) -> list[Verified]:
         raise CheckpointError(f"{path}: no such folder (from {Path.cwd()}). Give a run's folder or a checkpoint.")
     if (path / MANIFEST).exists() or PUBLISHED.fullmatch(path.name):
         return [verify_folder(path)]
-    published = [child for child in path.iterdir() if child.is_dir() and is_published(child)]
+    published = []
+    for folder in path.iterdir():
+        match = PUBLISHED.fullmatch(folder.name)
+        is_published = match or folder.name == EXPORT or (folder / MANIFEST).exists()
+        if is_published and folder.is_dir() and not folder.name.startswith((".", "bad-")):
+            published.append((match[1], int(match[2]), folder) if match else (folder.name, 0, folder))
     if not published:
         raise CheckpointError(
             f"{path} has no checkpoint and no {MANIFEST}. Give a run that has saved, or a checkpoint."
         )
-    verified = [verify_folder(folder) for folder in sorted(published, key=in_order)]
+    verified = [verify_folder(folder) for *_, folder in sorted(published)]
     return [one for one in verified if one.folder.is_dir()]  # a run that continues removes old ones meanwhile
-
-
-def is_published(folder: Path) -> bool:
-    """Whether it is a checkpoint, the finished model, or another folder with a manifest; not a quarantined one."""
-    if folder.name.startswith((".", "bad-")):
-        return False
-    return folder.name == EXPORT or PUBLISHED.fullmatch(folder.name) is not None or (folder / MANIFEST).exists()
-
-
-def in_order(folder: Path) -> tuple[str, int]:
-    match = PUBLISHED.fullmatch(folder.name)
-    return (match[1], int(match[2])) if match is not None else (folder.name, 0)
 
 
 def verify_folder(folder: Path) -> Verified:

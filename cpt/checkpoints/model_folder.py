@@ -90,36 +90,32 @@ class Tensors:
         self.dtypes: dict[str, torch.dtype] = {}
         self._pickled: dict[Path, dict[str, torch.Tensor]] = {}
         for file in weight_files(folder):
-            with _damage_told(file):
-                for name, shape, dtype in self._contents(file):
-                    self.files[name], self.shapes[name], self.dtypes[name] = file, shape, dtype
+            with damage_reported(file):
+                self._list(file)
+
+    def _list(self, file: Path) -> None:
+        if file.suffix != ".safetensors":
+            self._pickled[file] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            for name, tensor in self._pickled[file].items():
+                self.files[name], self.shapes[name], self.dtypes[name] = file, tuple(tensor.shape), tensor.dtype
+            return
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  # the file is not a mapping
+                part = opened.get_slice(name)
+                self.files[name], self.shapes[name] = file, tuple(part.get_shape())
+                self.dtypes[name] = part[:0].dtype if self.shapes[name] else opened.get_tensor(name).dtype
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor, in the dtype that it is stored in."""
         file = self.files[name]
         if file in self._pickled:
             return self._pickled[file][name]
-        with _damage_told(file), safe_open(file, framework="pt") as opened:
+        with damage_reported(file), safe_open(file, framework="pt") as opened:
             return opened.get_tensor(name)
-
-    def _contents(self, file: Path) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
-        if file.suffix != ".safetensors":
-            self._pickled[file] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-            yield from ((name, tuple(tensor.shape), tensor.dtype) for name, tensor in self._pickled[file].items())
-            return
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  # the file is not a mapping
-                part = opened.get_slice(name)
-                yield (
-                    name,
-                    tuple(part.get_shape()),
-                    opened.get_tensor(name).dtype if not part.get_shape() else part[:0].dtype,
-                )
 
 
 @contextmanager
-def _damage_told(file: Path) -> Iterator[None]:
-    """Raise a `CheckpointError` that names the file if it is damaged."""
+def damage_reported(file: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, UnpicklingError, EOFError, RuntimeError) as problem:

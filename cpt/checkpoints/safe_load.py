@@ -81,11 +81,7 @@ def harmless_classes() -> list[Any]:
 
 
 def load_data(path: Path, *, map_location: Any = "cpu", mmap: bool = False, trust: bool = False) -> Any:
-    """`torch.load` of one file of a checkpoint, as data.
-
-    Raises:
-        CheckpointError: it holds more than data.
-    """
+    """`torch.load` of one file of a checkpoint, as data; a CheckpointError if it holds more."""
     with only_data(path, trust=trust):
         return torch.load(path, map_location=map_location, mmap=mmap, weights_only=not trusted.get())
 
