@@ -53,14 +53,13 @@ PEFT_METHODS = {
 packed documents, and what AdaLoRA measures while it trains is in no checkpoint."""
 TAKES_4_BIT = (LORA, "ia3", "randlora", "road")
 
-KINDS = {bool: "bool", int: "int", float: "float", str: "str", dict: "dict", list: "list", tuple: "list"}
-ANYTHING = frozenset({"bool", "int", "float", "str", "list", "dict", "null"})
+ANYTHING: frozenset[type] = frozenset({bool, int, float, str, list, dict, NoneType})
 
 
 @dataclass(frozen=True)
 class Key:
-    kinds: frozenset[str]
-    """What it may be, of `words.KINDS`."""
+    kinds: frozenset[type]
+    """What it may be, of `ANYTHING`."""
     enums: tuple[tuple[str, str], ...] = ()
     """(module, name) of the classes that list its choices."""
     description: str = ""
@@ -76,34 +75,23 @@ class ModuleSource:
     path: Path
     tree: ast.Module
 
-    @property
-    def package(self) -> str:
-        """What its relative imports start from."""
-        return self.module if self.path.name == "__init__.py" else self.module.rpartition(".")[0]
-
 
 @dataclass(frozen=True)
 class ClassSource:
-    """A class definition and the file it stands in."""
-
     source: ModuleSource
     node: ast.ClassDef
 
 
 def method_of(lora: Mapping[str, Any]) -> str:
-    """The name of the method in the options of `model.lora`."""
     return str(lora.get("method", LORA)).lower()
 
 
 @lru_cache(maxsize=16)
 def keys_of_config(config: str) -> Mapping[str, Key]:
-    """The keys of a config class, those of its base classes included.
-
-    Args:
-        config: `package:Class`, or `package.module:Class`.
+    """The keys of a config class, such as `trl:DPOConfig`, those of its base classes included.
 
     Raises:
-        ResourceError: the package is not installed, or lays its sources out in a way that cannot be followed.
+        ResourceError: the package is not installed, or its sources cannot be followed.
     """
     module, _, name = config.partition(":")
     found = find_class(module, name)
@@ -150,8 +138,8 @@ def key_of(field: ast.AnnAssign, module: str) -> Key | None:
     enums = tuple((module, name) for name in sorted(names) if enum_values(module, name))
     if len(enums) < len(names):
         return Key(ANYTHING, description=str(metadata.get("help", "")))
-    kinds |= {"str"} if enums else set()
-    return Key(frozenset(kinds - {"int"} if "float" in kinds else kinds), enums, str(metadata.get("help", "")))
+    kinds |= {str} if enums else set()
+    return Key(frozenset(kinds - {int} if float in kinds else kinds), enums, str(metadata.get("help", "")))
 
 
 class Unknown:
@@ -192,54 +180,42 @@ def evaluate_expression(expression: ast.expr) -> Any:
         return Unknown("")
 
 
-def kinds_in(hint: Any, names: set[str]) -> set[str]:
+def kinds_in(hint: Any, names: set[str]) -> set[type]:
     """The kinds that a type hint allows; the names of other classes are added to `names`."""
-    origin = get_origin(hint)
+    origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return {kind for part in get_args(hint) for kind in kinds_in(part, names)}
+        return {kind for part in parts for kind in kinds_in(part, names)}
     if origin is Annotated:
-        return kinds_in(get_args(hint)[0], names)
+        return kinds_in(parts[0], names)
     if origin is Literal:
-        return {kind for value in get_args(hint) for kind in kinds_in(type(value), names)}
-    if hint in (None, NoneType):
-        return {"null"}
+        return {kind for value in parts for kind in kinds_in(type(value), names)}
     if hint is Any:
         return set(ANYTHING)
-    kind = origin or hint
-    if kind in KINDS:
-        return {KINDS[kind]}
-    if isinstance(hint, Unknown):
-        names.add(hint.name)
-    elif isinstance(hint, ForwardRef):
-        names.add(hint.__forward_arg__)
+    kind = NoneType if hint is None else origin or hint
+    if isinstance(hint, Unknown | ForwardRef):
+        names.add(hint.name if isinstance(hint, Unknown) else hint.__forward_arg__)
+    elif kind in ANYTHING:
+        return {kind}
     elif isinstance(kind, type) and issubclass(kind, Mapping):
-        return {"dict"}
+        return {dict}
     elif isinstance(kind, type) and issubclass(kind, Sequence):
-        return {"list"}
+        return {list}
     return set()
 
 
 @lru_cache(maxsize=128)
 def enum_values(module: str, name: str) -> tuple[str, ...]:
-    """The words that an enum class lists; none for what is no enum."""
+    """The words that an enum class lists; empty for any other class."""
     found = find_class(module, name)
     if found is None or not any("Enum" in last_name(base) for base in found.node.bases):
         return ()
-    values: list[Any] = [
-        node.value.value
-        for node in found.node.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-    ]
-    return tuple(value for value in values if isinstance(value, str))
+    values = [node.value for node in found.node.body if isinstance(node, ast.Assign)]
+    return tuple(node.value for node in values if isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 @lru_cache(maxsize=128)
 def find_class(module: str, name: str) -> ClassSource | None:
-    """The class that `from module import name` would give, followed through imports; None when there is none.
-
-    Raises:
-        ResourceError: the package is not installed, or its source cannot be read.
-    """
+    """The class that `from module import name` would give, followed through imports; None when there is none."""
     source = parse_module(module)
     if source is None:
         return None
@@ -264,14 +240,15 @@ def imported_module(source: ModuleSource, node: ast.ImportFrom) -> str:
     """The full name of the module in `from ..module import name`."""
     if not node.level:
         return node.module or ""
-    parts = source.package.split(".")
-    above = ".".join(parts[: len(parts) - node.level + 1])
+    parts = source.module.split(".")
+    num_above = node.level - (source.path.name == "__init__.py")
+    above = ".".join(parts[: len(parts) - num_above])
     return f"{above}.{node.module}" if node.module else above
 
 
 @lru_cache(maxsize=128)
 def parse_module(name: str) -> ModuleSource | None:
-    """The module's source; None for what has no Python source file (built-in modules, compiled ones)."""
+    """The module's source; None where it is not in Python (built-in modules, compiled ones)."""
     path = find_source(name)
     if path is None:
         return None
@@ -297,7 +274,6 @@ def find_source(name: str) -> Path | None:
     return None
 
 
-NAME = "COLUMNS"
 PAIRS, CHAT, PROMPT = ("prompt", "chosen", "rejected"), ("messages",), ("prompt",)
 BUILT_IN_COLUMNS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("pretrain", "cpt", "distill_text"), ("text",)),
@@ -309,10 +285,7 @@ BUILT_IN_COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 def columns_of_stage(stage: str) -> tuple[str, ...]:
-    """The columns of a stage's examples.
-
-    Args:
-        stage: a built-in's name, or the user's `package.module`.
+    """The columns of the examples of a built-in stage, or of the user's `package.module`.
 
     Raises:
         RecipeError: there is no such module, or its source does not give them literally.
@@ -324,7 +297,7 @@ def columns_of_stage(stage: str) -> tuple[str, ...]:
     except ResourceError as problem:
         raise RecipeError(f"`stage`: {problem}") from problem
     if columns is None:
-        example = f'{NAME} = ("prompt", "chosen", "rejected")'
+        example = 'COLUMNS = ("prompt", "chosen", "rejected")'
         raise RecipeError(f"`stage`: `{stage}` must say which columns its examples have, as in {example}.")
     return columns
 
@@ -338,6 +311,6 @@ def columns_in(module: str) -> tuple[str, ...] | None:
                 if all(isinstance(word, ast.Constant) for word in words):
                     return tuple(map(str, ast.literal_eval(node.value)))
             case ast.ImportFrom(names=names) if source is not None:
-                if any(alias.name == NAME and alias.asname in (None, NAME) for alias in names):
+                if any((alias.name, alias.asname or "COLUMNS") == ("COLUMNS", "COLUMNS") for alias in names):
                     return columns_in(imported_module(source, node))
     return None
