@@ -65,19 +65,10 @@ def plain(node: Node) -> Any:
     return node.value
 
 
-def children(node: Node) -> list[Node]:
-    return (
-        list(node.value.values())
-        if isinstance(node.value, dict)
-        else node.value
-        if isinstance(node.value, list)
-        else []
-    )
-
-
 def holds_broken(node: Node) -> bool:
     """True when the node or something below it could not be read."""
-    return node.broken or any(holds_broken(child) for child in children(node))
+    below = node.value.values() if isinstance(node.value, dict) else node.value
+    return node.broken or isinstance(node.value, dict | list) and any(holds_broken(child) for child in below)
 
 
 def nodes_along(root: Node, location: Location) -> list[Node]:
@@ -157,19 +148,14 @@ class Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  #
 
 
 def read_yaml(path: Path, mistakes: Mistakes) -> Node:
-    """Read a file.
-
-    Raises:
-        UnreadableError: it cannot be read; the reason is in `mistakes`.
-    """
+    """Read a file; an UnreadableError if that fails, with the reason in `mistakes`."""
     shown = shown_path(path)
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         there = closest(path.name, (file.name for file in path.parent.glob("*.y*ml")))
-        reason = f"no such file (looked from {Path.cwd()})." + (
-            f" Did you mean {path.parent / there}?" if there else ""
-        )
+        hint = f" Did you mean {path.parent / there}?" if there else ""
+        reason = f"no such file (looked from {Path.cwd()}).{hint}"
     except IsADirectoryError:
         reason = "is a folder. Give the .yaml file."
     except OSError as problem:
@@ -198,15 +184,10 @@ def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
     return root
 
 
-def read_value(text: str, place: Place, mistakes: Mistakes) -> Node:
-    return compose(text, place, mistakes) or Node(None, place)
-
-
 def resolve_scalar(text: str) -> Any:
     """Read an unquoted word: only true and false are booleans, `1e-4` and `1_000` are numbers, dates stay text.
 
-    Raises:
-        ValueError: `010`, which is 8 to some readers and 10 to others.
+    `010` raises a ValueError: it is 8 to some readers and 10 to others.
     """
     if text in CONSTANTS:
         return CONSTANTS[text]
@@ -231,7 +212,7 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
     """The tree of the only document, None for empty text.
 
     Args:
-        start: of the text; line 0 on the command line, where lines do not count.
+        start: of the text; line 0 on the command line.
     """
 
     def place(line: int) -> Place:
@@ -242,17 +223,20 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
         events: Any = yaml.parse(text, Loader=Loader)
         for event in events:  # the composer below is recursive: 100,000 brackets crash it
             if (tag := getattr(event, "tag", None)) not in (None, "!"):  # `!`: quoted
-                mistakes.add(
-                    place(event.start_mark.line),
-                    f"the tag `{tag}` is not allowed: a recipe holds plain values only",
-                )
+                text_of_tag = f"the tag `{tag}` is not allowed: a recipe holds plain values only"
+                mistakes.add(place(event.start_mark.line), text_of_tag)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
                 mistakes.add(place(event.start_mark.line), "nested too deeply")
                 raise UnreadableError
         documents = list(yaml.compose_all(text, Loader=Loader))
     except yaml.MarkedYAMLError as problem:
-        line, reason = explain(problem, text.split("\n"))
+        # What is never closed is reported where it was opened.
+        lines, marks = text.split("\n"), (problem.problem_mark, problem.context_mark)
+        line = next((mark.line for mark in marks if mark is not None and any(lines[mark.line :])), 0)
+        reason = ", ".join(part for part in (problem.context, problem.problem) if part)
+        if "\t" in lines[line]:
+            reason = f"there is a tab in this line; indent with spaces ({reason})"
         mistakes.add(place(line), f"not YAML: {reason}")
         raise UnreadableError from None
     except yaml.reader.ReaderError as problem:  # its position counts neither lines nor characters
@@ -309,13 +293,3 @@ class TreeBuilder:
 
     def place(self, found: yaml.Node) -> Place:
         return Place(self.start.file, self.start.line and found.start_mark.line + 1)
-
-
-def explain(problem: yaml.MarkedYAMLError, lines: list[str]) -> tuple[int, str]:
-    """The line, from 0, and the parser's complaint with its usual cause. What is never closed is reported where it was
-    opened."""
-    marks = (problem.problem_mark, problem.context_mark)
-    number = next((mark.line for mark in marks if mark is not None and any(lines[mark.line :])), 0)
-    complaint = ", ".join(part for part in (problem.context, problem.problem) if part)
-    is_tab = "\t" in lines[number]
-    return number, f"there is a tab in this line; indent with spaces ({complaint})" if is_tab else complaint
