@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from cpt.errors import RecipeError
 from cpt.installation import SHIPPED_FILES
 from cpt.recipe.keys import child_annotation, is_free_mapping, item_in, keys_of, presets_of, section_in
-from cpt.recipe.paths import with_results_of_runs
+from cpt.recipe.paths import result_of_run
 from cpt.recipe.rules import check_rules
 from cpt.recipe.schema import Component, Data, Recipe
 from cpt.recipe.shape import check_passed_on_keys, check_shape, read_option_numbers
@@ -115,7 +115,9 @@ def check_tree(root: Node, mistakes: Mistakes) -> Recipe:
         check_rules(sections, root, mistakes)
     mistakes.raise_if_any()
     assert recipe is not None, "a recipe without mistakes has a shape"
-    return with_results_of_runs(recipe)
+    model = recipe.model.model_copy(update={"path": result_of_run(recipe.model.path)})
+    tokenizer = recipe.tokenizer.model_copy(update={"path": result_of_run(recipe.tokenizer.path)})
+    return recipe.model_copy(update={"model": model, "tokenizer": tokenizer})
 
 
 def read_or_raise(path: Path, mistakes: Mistakes) -> Node:
