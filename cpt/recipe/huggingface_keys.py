@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, ForwardRef, Literal, Union, get_args, get_origin
+from types import NoneType
+from typing import Any, get_origin
 
 from cpt.errors import RecipeError, ResourceError
 
@@ -53,6 +53,7 @@ PEFT_METHODS = {
 packed documents, and what AdaLoRA measures while it trains is in no checkpoint."""
 TAKES_4_BIT = (LORA, "ia3", "randlora", "road")
 
+PYTHONS = {**vars(typing), **vars(builtins)}
 ANYTHING: frozenset[type] = frozenset({bool, int, float, str, list, dict, NoneType})
 
 
@@ -124,83 +125,69 @@ def keys_of_class(found: ClassSource) -> dict[str, Key]:
 
 def key_of(field: ast.AnnAssign, module: str) -> Key | None:
     """What the field's annotation, default and metadata say; None for what the class sets itself."""
-    hint = evaluate_expression(field.annotation)
-    hint = evaluate_expression(ast.parse(hint, mode="eval").body) if isinstance(hint, str) else hint
-    given = evaluate_expression(field.value) if field.value is not None else {}
-    given = given if isinstance(field.value, ast.Call) and isinstance(given, dict) else {"default": given}
-    if get_origin(hint) is ClassVar or given.get("init") is False:
+    given: dict[Any, ast.expr] = {} if field.value is None else {"default": field.value}
+    if isinstance(field.value, ast.Call) and last_name(field.value.func) == "field":
+        given = {keyword.arg: keyword.value for keyword in field.value.keywords}
+    hint = field.annotation.value if isinstance(field.annotation, ast.Subscript) else field.annotation
+    if last_name(hint) == "ClassVar" or literal(given.get("init")) is False:
         return None
-    metadata = given.get("metadata") or {}
-    # Annotations forget kinds: `num_layers: int = None`, or the `const: True` of `fsdp: str | None`.
-    others = [group[name] for group, name in ((given, "default"), (metadata, "const")) if name in group]
+    about, metadata = given.get("metadata"), {}
+    if isinstance(about, ast.Dict):
+        metadata = {literal(key): value for key, value in zip(about.keys, about.values, strict=True)}
     names: set[str] = set()
-    kinds = kinds_in(hint, names) | {kind for value in others for kind in kinds_in(type(value), set())}
+    kinds = kinds_in(field.annotation, names)
+    # Annotations forget kinds: `num_layers: int = None`, or the `const: True` of `fsdp: str | None`.
+    for value in (given.get("default"), metadata.get("const")):
+        kinds |= kinds_of_class(type(literal(value)))
+    description = literal(metadata.get("help"))
+    description = "" if description is ... else str(description)
     enums = tuple((module, name) for name in sorted(names) if enum_values(module, name))
     if len(enums) < len(names):
-        return Key(ANYTHING, description=str(metadata.get("help", "")))
+        return Key(ANYTHING, description=description)
     kinds |= {str} if enums else set()
-    return Key(frozenset(kinds - {int} if float in kinds else kinds), enums, str(metadata.get("help", "")))
+    return Key(frozenset(kinds - {int} if float in kinds else kinds), enums, description)
 
 
-class Unknown:
-    """A name of a package's source, which is not imported."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Unknown(name)
-
-    def __getitem__(self, _: Any) -> Any:
-        return self
-
-    def __or__(self, other: Any) -> Any:
-        return Union[self, other]  # noqa: UP007 - evaluated here
-
-    __ror__ = __or__
-
-
-class Names(dict[str, Any]):
-    def __missing__(self, name: str) -> Any:
-        return Unknown(name)
-
-
-def evaluate_expression(expression: ast.expr) -> Any:
-    """The value of an annotation or a default, with `Unknown` for each name that is not Python's; `field(...)` is the
-    dict of its keywords."""
-    names = Names({**vars(builtins), **vars(typing), "field": dict})
+def literal(expression: ast.expr | None) -> Any:
+    """The value of a literal; Ellipsis for all other expressions."""
     try:
-        return eval(ast.unparse(expression), {}, names)
-    except Exception:  # an expression that needs the package
-        return Unknown("")
+        return ast.literal_eval(expression)  # type: ignore[arg-type]
+    except ValueError:
+        return ...
 
 
-def kinds_in(hint: Any, names: set[str]) -> set[type]:
-    """The kinds that a type hint allows; the names of other classes are added to `names`."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return {kind for part in parts for kind in kinds_in(part, names)}
-    if origin is Annotated:
-        return kinds_in(parts[0], names)
-    if origin is Literal:
-        return {kind for value in parts for kind in kinds_in(type(value), names)}
-    if hint is Any:
-        return set(ANYTHING)
-    kind = NoneType if hint is None else origin or hint
-    if isinstance(hint, Unknown | ForwardRef):
-        names.add(hint.name if isinstance(hint, Unknown) else hint.__forward_arg__)
-    elif kind in ANYTHING:
+def kinds_in(hint: ast.expr, names: set[str]) -> set[type]:
+    """The kinds that a type hint allows; the names of classes that are not Python's are added to `names`."""
+    if isinstance(hint, ast.Constant):
+        if isinstance(hint.value, str):
+            return kinds_in(ast.parse(hint.value, mode="eval").body, names)
+        return {NoneType}
+    if isinstance(hint, ast.BinOp):
+        return kinds_in(hint.left, names) | kinds_in(hint.right, names)
+    if isinstance(hint, ast.Subscript):
+        parts = hint.slice.elts if isinstance(hint.slice, ast.Tuple) else [hint.slice]
+        match last_name(hint.value):
+            case "Literal":
+                return {kind for part in parts for kind in kinds_of_class(type(literal(part)))}
+            case "Annotated":
+                return kinds_in(parts[0], names)
+            case "Optional" | "Union" as form:
+                none = {NoneType} if form == "Optional" else set()
+                return none.union(*(kinds_in(part, names) for part in parts))
+        return kinds_in(hint.value, names)
+    known = PYTHONS.get(last_name(hint))
+    if known is None:
+        names.add(last_name(hint))
+    return set(ANYTHING) if known is Any else kinds_of_class(get_origin(known) or known)
+
+
+def kinds_of_class(kind: Any) -> set[type]:
+    if kind in ANYTHING:
         return {kind}
-    elif isinstance(kind, type) and issubclass(kind, Mapping):
+    is_class = isinstance(kind, type)
+    if is_class and issubclass(kind, Mapping):
         return {dict}
-    elif isinstance(kind, type) and issubclass(kind, Sequence):
-        return {list}
-    return set()
+    return {list} if is_class and issubclass(kind, Sequence) else set()
 
 
 @lru_cache(maxsize=128)
