@@ -17,10 +17,11 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 FILES_AT_ONCE = min(8, os.cpu_count() or 1)
 READ_WHEN_LOADING = (".safetensors", ".bin", ".pt", ".pth", ".index.json", "adapter_config.json")
-
-
 FSDP_FOLDER = "fsdp"
 FSDP_PART = re.compile(rf"{FSDP_FOLDER}/part_(\d+)_of_(\d+)\.pt")
+PUBLISHED = re.compile(r"(checkpoint|weights)-(\d+)")
+STATE = "trainer_state.json"
+OF_THE_RUN = ("optimizer.pt", "scheduler.pt", "rng_state", f"{FSDP_FOLDER}/")  # what no model needs
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,6 @@ class Manifest:
 
 @dataclass(frozen=True)
 class CheckpointDamage:
-    """One difference between a checkpoint's files and its manifest."""
-
     file: str
     """Its path from the checkpoint's folder."""
     what: str
@@ -109,11 +108,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint.
-
-    Raises:
-        CheckpointError: it is missing, damaged, of another format, or names a file outside the folder.
-    """
+    """The manifest; a CheckpointError if it is missing, damaged, of another format, or names a file outside."""
     path = folder / MANIFEST
     try:
         content = unsealed(path.read_bytes())
@@ -135,11 +130,6 @@ def read_manifest(folder: Path) -> Manifest:
     )
 
 
-PUBLISHED = re.compile(r"(checkpoint|weights)-(\d+)")
-STATE = "trainer_state.json"
-OF_THE_RUN = ("optimizer.pt", "scheduler.pt", "rng_state", f"{FSDP_FOLDER}/")  # what no model needs
-
-
 def defects(checkpoint: Path) -> list[CheckpointDamage]:
     """Why a run cannot continue from this checkpoint; empty if it can."""
     if found := damages(checkpoint):
@@ -147,44 +137,32 @@ def defects(checkpoint: Path) -> list[CheckpointDamage]:
     manifest = read_manifest(checkpoint)
     if manifest.kind != "full":
         return [CheckpointDamage(MANIFEST, "weights alone", "a run continues from a full checkpoint only")]
-    found = [
-        CheckpointDamage(name, "missing", "it was never written")
-        for name in lacking_state(manifest.files, manifest.world_size)
-    ]
+    lacking = lacking_state(manifest.files, manifest.world_size)
+    found = [CheckpointDamage(name, "missing", "it was never written") for name in lacking]
     if not found and json.loads((checkpoint / STATE).read_text())["global_step"] != manifest.step:
         found = [CheckpointDamage(STATE, "another step", f"the manifest says {manifest.step}")]
     return found
 
 
 def lacking_state(names: Collection[str], world_size: int | None = None) -> list[str]:
-    """The files of a run's state that a checkpoint with these files lacks.
-
-    Args:
-        names: paths from its folder.
-        world_size: how many processes wrote it, if that is known.
-    """
+    """The files of a run's state that a checkpoint with these files, by paths from its folder, lacks."""
     lacking = [name for name in (STATE, "scheduler.pt") if name not in names]
     if not any(name.startswith("rng_state") for name in names):
         lacking.append("rng_state.pth")
     if world_size is not None and world_size > 1:
         lacking += [name for rank in range(world_size) if (name := f"rng_state_{rank}.pth") not in names]
-    parts = [name for name in names if name.endswith("optim_states.pt")]
-    of_fsdp = parts_in(names)
+    of_zero, of_fsdp = [name for name in names if name.endswith("optim_states.pt")], parts_in(names)
     if of_fsdp and world_size is not None:
         lacking += [name for rank in range(world_size) if (name := file_of_part(rank, world_size)) not in of_fsdp]
     if "latest" not in names and "optimizer.pt" not in names and not of_fsdp:
         lacking.append("optimizer.pt")
-    if "latest" in names and world_size is not None and len(parts) < world_size:
-        lacking.append(f"{world_size - len(parts)} of {world_size} *_optim_states.pt")
+    if "latest" in names and world_size is not None and len(of_zero) < world_size:
+        lacking.append(f"{world_size - len(of_zero)} of {world_size} *_optim_states.pt")
     return lacking
 
 
 def refuse_changed_weights(checkpoint: Path) -> None:
-    """Before a model is built from a checkpoint that has a manifest: compare its weights with it.
-
-    Raises:
-        CheckpointError: a file is damaged or missing.
-    """
+    """Before a model is built from a checkpoint with a manifest: a CheckpointError if its weights are damaged."""
     if not (checkpoint / MANIFEST).exists():
         return
     manifest = read_manifest(checkpoint)
@@ -207,11 +185,7 @@ class Verified:
 
 
 def verify_path(path: Path) -> list[Verified]:
-    """Verify a checkpoint, or everything that a run has published, by step.
-
-    Raises:
-        CheckpointError: there is nothing to verify.
-    """
+    """Verify a checkpoint, or everything that a run has published, by step; a CheckpointError if there is nothing."""
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder (from {Path.cwd()}). Give a run's folder or a checkpoint.")
     if (path / MANIFEST).exists() or PUBLISHED.fullmatch(path.name):

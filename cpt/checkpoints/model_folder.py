@@ -35,11 +35,7 @@ def kind_of(folder: Path) -> Kind:
 
 
 def config_json(folder: Path) -> dict[str, Any]:
-    """What config.json says of the model.
-
-    Raises:
-        CheckpointError: it is damaged.
-    """
+    """What config.json says of the model; a CheckpointError if it is damaged."""
     try:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as problem:
@@ -54,19 +50,14 @@ def config_json(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a model's weights, safetensors before pickles.
-
-    Raises:
-        CheckpointError: there are none, or a shard that the index names is missing.
-    """
+    """The files of a model's weights, safetensors before pickles; a CheckpointError if they are not all there."""
     for whole, index in zip(WHOLE, INDEXES, strict=True):
         if (folder / index).is_file():
             names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
             if missing := [name for name in names if not (folder / name).is_file()]:
                 raise CheckpointError(
-                    f"{folder} is incomplete: {index} names {', '.join(missing)}, which"
-                    f" {'is' if len(missing) == 1 else 'are'} missing. Copy the folder again, or choose another"
-                    " checkpoint."
+                    f"{folder} is incomplete: {index} names {', '.join(missing)}, not found there. Copy the folder"
+                    " again, or choose another checkpoint."
                 )
             return [folder / name for name in names]
         if (folder / whole).is_file():
@@ -77,11 +68,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 class Tensors:
-    """The tensors of a model folder by name, each read from the disk when it is asked for.
-
-    Raises:
-        CheckpointError: a file is missing or damaged.
-    """
+    """The tensors of a model folder by name, each read when it is asked for; a CheckpointError if one is damaged."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

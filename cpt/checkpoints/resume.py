@@ -99,11 +99,7 @@ def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoi
 
 
 def newest_sound(folder: Path, *, up_to: int | None = None) -> Path | None:
-    """The newest sound checkpoint, None if there is none; damaged ones become bad-checkpoint-N. For one process.
-
-    Args:
-        up_to: the last step to consider.
-    """
+    """The newest sound checkpoint up to a step, or None; damaged ones become bad-checkpoint-N. For one process."""
     for checkpoint in reversed(published_checkpoints(folder)):
         step = step_of(checkpoint)
         if up_to is not None and step > up_to:

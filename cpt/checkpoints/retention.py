@@ -72,13 +72,9 @@ def find_rule(keep: Component) -> Rule:
 def rotate(
     folder: Path, keep: Component | None, *, prefix: str = "checkpoint-", spared: Collection[Path] = ()
 ) -> list[Path]:
-    """Remove what the rule does not keep; the newest complete checkpoint always stays.
+    """Remove what the rule does not keep, except the newest complete checkpoint and the `spared` ones, which are read.
 
     A folder with a damaged manifest, or with missing or truncated files, is neither counted nor removed.
-
-    Args:
-        keep: the recipe's rule; None keeps all.
-        spared: folders that are being read.
     """
     if keep is None:
         return []

@@ -35,14 +35,10 @@ trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 
 @contextmanager
 def only_data(what: Path, *, trust: bool = False) -> Iterator[None]:
-    """Within it `torch.load` reads data only, even if the caller asks for more.
+    """Within it `torch.load` reads data only, even if the caller asks for more; a CheckpointError names `what`.
 
     Args:
-        what: the checkpoint, for the message.
         trust: the user trusts the checkpoint: its pickles may call functions, even if a caller asks for data only.
-
-    Raises:
-        CheckpointError: a file holds more than data, or is damaged.
     """
     if trust or trusted.get():
         before_it = trusted.set(True)

@@ -80,11 +80,7 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @torch.no_grad()
 def load_parts(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, trust: bool = False) -> None:
-    """Fill this process's rows of the weights and of the optimizer's states, whatever number of processes wrote them.
-
-    Raises:
-        CheckpointError: a part is missing, or it is of another model.
-    """
+    """Fill this process's rows of weights and optimizer states, whatever number of processes wrote the parts."""
     parts = read_parts(checkpoint, trust=trust)
     parameters, stored = trained_parameters(model), parts[0]["weights"]
     if differing := sorted(parameters.keys() ^ stored.keys()):

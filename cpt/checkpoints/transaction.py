@@ -296,9 +296,6 @@ class Agreement:
     """All processes do one thing, or none does: a failure on one is raised on all.
 
     It has a process group of its own, so that a thread can use it while training uses the others.
-
-    Args:
-        timeout: how long a process waits for the others.
     """
 
     def __init__(self, timeout: timedelta) -> None:
@@ -306,7 +303,6 @@ class Agreement:
         self.group = None if self.alone else dist.new_group(backend="gloo", timeout=timeout)
 
     def gather(self, mine: Result) -> list[Result]:
-        """The values of all processes, by rank."""
         if self.alone:
             return [mine]
         everyone: list[Any] = [None] * dist.get_world_size()
@@ -355,8 +351,7 @@ def in_words(problem: BaseException) -> str:
 def read_back(folder: Path, model: nn.Module) -> None:
     """Read the first checkpoint of a run from the disk: compare it with its manifest, and count the weights.
 
-    Raises:
-        SaveFailed: a file is damaged (a retry may succeed), or weights are missing.
+    A SaveFailed if it is damaged (a retry may succeed), or weights are missing.
     """
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         descriptor = os.open(path, os.O_RDONLY)
@@ -376,7 +371,6 @@ def read_back(folder: Path, model: nn.Module) -> None:
 
 
 def count_stored(folder: Path) -> int:
-    """The number of weights in all safetensors files below."""
     total = 0
     for path in folder.rglob("*.safetensors"):
         with safe_open(path, framework="pt") as opened:

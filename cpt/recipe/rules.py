@@ -14,15 +14,7 @@ from typing import Any
 from cpt.plugins import did_you_mean
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.keys import AUTO, DEFAULT_MICRO_BATCH, MOVED, OTHER_WORDS, format_new_key, place_of_key
-from cpt.recipe.paths import (
-    COMPRESSED_FILES,
-    DOCUMENT_FILES,
-    TEXT_FILES,
-    document_suffix,
-    is_document_file,
-    is_function,
-    is_local,
-)
+from cpt.recipe.paths import COMPRESSED_FILES, DOCUMENT_FILES, TEXT_FILES, document_suffix, is_function, is_local
 from cpt.recipe.schema import (
     Budget,
     Checkpoints,
@@ -223,7 +215,7 @@ def reported_name(entry: DocumentSource) -> str:
     """Its name in reports: `name`, or the last part of its path that is no pattern, without a document's suffix."""
     parts = [part for part in Path(entry.path).parts if not set(part) & set("*?[")]
     last = Path(parts[-1]) if parts else Path(entry.path)
-    if last.suffix.lower() in COMPRESSED_FILES and is_document_file(last.stem):
+    if last.suffix.lower() in COMPRESSED_FILES and document_suffix(last.stem):
         last = last.with_suffix("")
     return entry.name or (last.stem if last.suffix.lower() in DOCUMENT_FILES else last.name) or entry.path
 
@@ -434,27 +426,9 @@ def check_training(training: dict[str, Any]) -> Violations:
             yield not_both(("training", key), ("training", other))
 
 
-RULES: list[Callable[..., Violations]] = [
-    check_stage,
-    check_start,
-    check_rewards,
-    check_stage_options,
-    check_weights,
-    check_sharded_rows,
-    check_tokenizer,
-    check_saving,
-    check_average,
-    check_evaluation,
-    check_retained_sets,
-    check_option_names,
-    check_training,
-    check_budget,
-    check_global_batch,
-    check_accumulation,
-    check_phase_ends,
-    check_phases,
-    check_stride,
-    check_token_budget,
-    check_names,
-    check_source_options,
-]
+RULES: tuple[Callable[..., Violations], ...] = (
+    *(check_stage, check_start, check_rewards, check_stage_options, check_weights, check_sharded_rows),
+    *(check_tokenizer, check_saving, check_average, check_evaluation, check_retained_sets, check_option_names),
+    *(check_training, check_budget, check_global_batch, check_accumulation, check_phase_ends, check_phases),
+    *(check_stride, check_token_budget, check_names, check_source_options),
+)

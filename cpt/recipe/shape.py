@@ -96,7 +96,13 @@ def sentences(problems: Iterable[ErrorDetails]) -> Iterator[tuple[Location, str]
     """What is wrong, and where; of a key that takes several types, pydantic reports a problem for each of them."""
     by_key: dict[Location, list[tuple[Location, ErrorDetails]]] = {}
     for problem in problems:
-        location, key_of_several = strip_type_labels(problem["loc"])
+        location: Location = ()
+        key_of_several: Location | None = None
+        for step in problem["loc"]:  # names of types, and "[key]" of a mapping's key, are not steps to a key
+            if key_of_several is None and len(types_in(annotation_at(location))) > 1:
+                key_of_several = location
+            elif step != "[key]":
+                location = (*location, step)
         if key_of_several is None:
             yield location, sentence(problem, location)
         else:
@@ -112,19 +118,6 @@ def sentences(problems: Iterable[ErrorDetails]) -> Iterator[tuple[Location, str]
             words = [word for _, problem in found for word in words_of(problem)]
             words += ["true", "false"] * (bool in kinds)
             yield key, f"`{dotted(key)}`: {one_of(words, got) if words else expected(kinds, got)}"
-
-
-def strip_type_labels(steps: Location) -> tuple[Location, Location | None]:
-    """A location of pydantic's without its names for types, which are no keys; and the key of several types that it
-    goes through."""
-    location: Location = ()
-    key_of_several = None
-    for step in steps:
-        if key_of_several is None and len(types_in(annotation_at(location))) > 1:
-            key_of_several = location
-        elif step != "[key]":  # pydantic's word for a key of a mapping
-            location = (*location, step)
-    return location, key_of_several
 
 
 def sentence(problem: ErrorDetails, location: Location) -> str:
@@ -276,10 +269,8 @@ def explain_moved_key(key: str, node: Node, root: Node) -> str:
         return f"`training.{key}` is not written here: write {format_new_key(key)}"
     there = f"line {ours.place.line}" if ours.place.file == node.place.file and ours.place.line else str(ours.place)
     here = f"line {node.place.line}" if node.place.line else "the command line"
-    return (
-        f"one knob is set twice: `{dotted(MOVED[key])}` ({there}) and `training.{key}` ({here}). Keep"
-        f" `{dotted(MOVED[key])}`"
-    )
+    name = dotted(MOVED[key])
+    return f"one knob is set twice: `{name}` ({there}) and `training.{key}` ({here}). Keep `{name}`"
 
 
 def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -> None:

@@ -214,20 +214,17 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
     Args:
         start: of the text; line 0 on the command line.
     """
-
-    def place(line: int) -> Place:
-        return Place(start.file, start.line and start.line + line)
-
+    builder = TreeBuilder(start, mistakes)
     try:
         depth = 0
         events: Any = yaml.parse(text, Loader=Loader)
         for event in events:  # the composer below is recursive: 100,000 brackets crash it
             if (tag := getattr(event, "tag", None)) not in (None, "!"):  # `!`: quoted
                 text_of_tag = f"the tag `{tag}` is not allowed: a recipe holds plain values only"
-                mistakes.add(place(event.start_mark.line), text_of_tag)
+                mistakes.add(builder.place(event.start_mark.line), text_of_tag)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
-                mistakes.add(place(event.start_mark.line), "nested too deeply")
+                mistakes.add(builder.place(event.start_mark.line), "nested too deeply")
                 raise UnreadableError
         documents = list(yaml.compose_all(text, Loader=Loader))
     except yaml.MarkedYAMLError as problem:
@@ -237,15 +234,17 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
         reason = ", ".join(part for part in (problem.context, problem.problem) if part)
         if "\t" in lines[line]:
             reason = f"there is a tab in this line; indent with spaces ({reason})"
-        mistakes.add(place(line), f"not YAML: {reason}")
+        mistakes.add(builder.place(line), f"not YAML: {reason}")
         raise UnreadableError from None
     except yaml.reader.ReaderError as problem:  # its position counts neither lines nor characters
-        mistakes.add(place(NOT_TEXT.split(text, maxsplit=1)[0].count("\n")), f"not YAML: {problem.reason}")
+        mistakes.add(builder.place(NOT_TEXT.split(text, maxsplit=1)[0].count("\n")), f"not YAML: {problem.reason}")
         raise UnreadableError from None
     if len(documents) > 1:
-        mistakes.add(place(documents[1].start_mark.line), "a second document begins (`---`): one file is one recipe")
+        mistakes.add(
+            builder.place(documents[1].start_mark.line), "a second document begins (`---`): one file is one recipe"
+        )
         raise UnreadableError
-    return TreeBuilder(start, mistakes).node(documents[0]) if documents else None
+    return builder.node(documents[0]) if documents else None
 
 
 class TreeBuilder:
@@ -258,7 +257,7 @@ class TreeBuilder:
 
     def node(self, found: yaml.Node, depth: int = 0) -> Node:
         """One node with all below it; each alias gets a copy."""
-        place = self.place(found)
+        place = self.place(found.start_mark.line)
         self.num_nodes += 1
         if depth > MAX_DEPTH or self.num_nodes > MAX_NODES:
             self.mistakes.add(place, "nested too deeply" if depth > MAX_DEPTH else "too large for a recipe")
@@ -279,7 +278,7 @@ class TreeBuilder:
         """The entries, each with the place of its key; a key is its text, whatever it looks like."""
         entries: dict[str, Node] = {}
         for key, value in found.value:
-            place, node = self.place(key), self.node(value, depth + 1)
+            place, node = self.place(key.start_mark.line), self.node(value, depth + 1)
             if not isinstance(key, yaml.ScalarNode):
                 self.mistakes.add(place, "a key must be a single word")
             elif key.value == "<<" and not key.style:
@@ -291,5 +290,5 @@ class TreeBuilder:
                 entries[key.value] = Node(node.value, place)
         return entries
 
-    def place(self, found: yaml.Node) -> Place:
-        return Place(self.start.file, self.start.line and found.start_mark.line + 1)
+    def place(self, line: int) -> Place:
+        return Place(self.start.file, self.start.line and self.start.line + line)
