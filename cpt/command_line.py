@@ -66,10 +66,9 @@ def run_app(
     name: str | None = None,
     outlives_readers: bool = False,
 ) -> None:
-    """Run a whole application.
+    """Run a whole application, called `name` on its help pages.
 
     Args:
-        name: what help pages and messages call it; by default the program's.
         outlives_readers: drop output that cannot be written and continue; otherwise end quietly with the reader, as in
             `| head`.
     """
@@ -124,12 +123,7 @@ def path_errors_reported() -> Iterator[None]:
 
 
 def refuse_ignored(given: Mapping[str, bool], because: str) -> None:
-    """Refuse options that would do nothing.
-
-    Args:
-        given: option -> whether it was given.
-        because: ends the sentence "--steps has no effect ...".
-    """
+    """Refuse options that were given and would do nothing; `because` ends the sentence "--steps has no effect ..."."""
     if names := [name for name, is_given in given.items() if is_given]:
         have, them = ("have", "them") if len(names) > 1 else ("has", "it")
         raise RecipeError(f"{' and '.join(names)} {have} no effect {because}. Remove {them}.")
@@ -175,12 +169,8 @@ class LossyFile(FileIO):
 
 
 def make_output_safe(outlives_readers: bool = False) -> None:
-    """Replace characters that the terminal's encoding lacks, and accept closed outputs.
-
-    Args:
-        outlives_readers: also ignore write errors of stdout; those of stderr are always ignored, as they could not be
-            reported.
-    """
+    """Replace characters that the terminal's encoding lacks, accept closed outputs, and ignore write errors: of stdout
+    only if it `outlives_readers`, of stderr always, as they could not be reported."""
     # A closed descriptor would become the next socket, here or in a child, and what is printed would go there.
     for number in (1, 2):
         try:

@@ -77,11 +77,8 @@ def num_nodes() -> int:
 
 
 def name_of_launcher() -> str:
-    """accelerate, torchrun, deepspeed, or python where nothing but Python started it.
-
-    Read from what each launcher leaves in the environment; accelerate uses torchrun inside.
-    """
-    if "ACCELERATE_MIXED_PRECISION" in os.environ:
+    """accelerate, torchrun, deepspeed, or python, read from what each launcher leaves in the environment."""
+    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # which uses torchrun
         return "accelerate"
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return "torchrun"
@@ -203,11 +200,7 @@ def read_parallelism(training: Mapping[str, Any]) -> Parallelism:
 
 
 def groups_of_rows(training: Mapping[str, Any], processes: int) -> int:
-    """How many groups of processes read rows of their own: all processes, where nothing but the model is split.
-
-    Raises:
-        RecipeError: the processes cannot be divided so.
-    """
+    """How many groups of processes read rows of their own: all processes, where nothing but the model is split."""
     sharing = read_parallelism(training).sharing_rows
     groups, rest = divmod(processes, sharing)
     if rest or not groups:
@@ -230,10 +223,7 @@ class LaunchedAs:
 
 def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
     """Make this process part of the run; call it before anything of the model or the data, and `start_deepspeed` after
-    the checks.
-
-    Args:
-        training: the recipe's `training:` section.
+    the checks. `training` is the recipe's section.
 
     Raises:
         LaunchError: the processes do not know each other, or the launcher contradicts the recipe.
@@ -347,14 +337,8 @@ def environment_alone() -> dict[str, str]:
 
 
 def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | None:
-    """Compare what the launcher left in the environment with the recipe's `training:` section.
-
-    Returns:
-        What `TrainingArguments.deepspeed` must be: from the recipe, or from accelerate's config.
-
-    Raises:
-        LaunchError: the processes do not know each other, or the launcher contradicts the recipe.
-    """
+    """Compare what the launcher left in the environment with the recipe's `training:` section; a LaunchError if they
+    contradict each other. Returns DeepSpeed's config, from the recipe or from accelerate's config."""
     if world_size() > 1 and "RANK" not in os.environ:  # every process would be the main one
         raise LaunchError(
             f"WORLD_SIZE is {world_size()}, but RANK is not set. Use a launcher (torchrun, accelerate, deepspeed), or"

@@ -99,8 +99,7 @@ def make_durable(path: Path) -> None:
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock of a file, which the system frees when this process dies; `.lock` is the usual suffix.
 
-    Args:
-        wait: for another process that holds it. If false, the value is False while another one does.
+    Without `wait`, the value is False while another process holds it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
@@ -179,10 +178,7 @@ class LinesFile:
 def append(path: Path, text: str) -> None:
     """Append all of the text or none of it, in one write, so that lines of several processes do not mix.
 
-    A line that a crash has cut off before it is ended first.
-
-    Raises:
-        OSError: the disk is full or not writable.
+    A line that a crash has cut off before it is ended first. An OSError if the disk is full or not writable.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:

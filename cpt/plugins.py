@@ -30,12 +30,9 @@ IN_WORDS = {
 
 
 def find(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """The `kind` called `name`: `find("optimizer", "adamw", OPTIMIZERS)`.
+    """The `kind` called `name`: `find("optimizer", "adamw", OPTIMIZERS)`; a RecipeError if there is none.
 
     An error that the user's function raises when it is called becomes a UserCodeError with its traceback.
-
-    Raises:
-        RecipeError: nothing has that name, or the user's module cannot be imported.
     """
     if name in built_in:
         return built_in[name]
@@ -91,9 +88,8 @@ def import_user_module(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as problem:
-        raise RecipeError(
-            f"cannot import `{name}`: {problem}. It is looked for in {here} and in the installed packages."
-        ) from problem
+        where = f"{here} and in the installed packages"
+        raise RecipeError(f"cannot import `{name}`: {problem}. It is looked for in {where}.") from problem
 
 
 def check_options(
@@ -103,8 +99,7 @@ def check_options(
     given: Iterable[str] = (),
     also: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse options that `function` does not take by name, values of a wrong type, and report those it needs, before
-    anything is built.
+    """Refuse options that `function` does not take by name, values of a wrong type, and missing options.
 
     Args:
         key: the section of the options, for the message: `optimizer`.

@@ -40,6 +40,10 @@ class Node:
     """What stands here could not be read, which was already said: expect nothing of it."""
 
 
+class UnreadableError(Exception):
+    """The file cannot be read; `Mistakes` has the reason."""
+
+
 class Mistakes:
     """Collects what is wrong with a recipe, to say all of it at once."""
 
@@ -48,6 +52,11 @@ class Mistakes:
 
     def add(self, place: Place, text: str) -> None:
         self.found.add((place, text))
+
+    def unreadable(self, place: Place, text: str) -> UnreadableError:
+        """Add what makes the whole file unreadable; raise the result."""
+        self.add(place, text)
+        return UnreadableError()
 
     def raise_if_any(self) -> None:
         """Raise one RecipeError with a line `file:line: what is wrong` for each mistake; the command line's come
@@ -137,10 +146,6 @@ CONSTANTS = {
 }
 
 
-class UnreadableError(Exception):
-    """The file cannot be read; `Mistakes` has the reason."""
-
-
 class Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
     """Leaves the types of unquoted words to `resolve_scalar`."""
 
@@ -162,8 +167,7 @@ def read_yaml(path: Path, mistakes: Mistakes) -> Node:
         reason = f"cannot be read: {problem.strerror}"
     else:
         return read_text(data, shown, mistakes)
-    mistakes.add(Place(shown, 1), reason)
-    raise UnreadableError
+    raise mistakes.unreadable(Place(shown, 1), reason)
 
 
 def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
@@ -172,15 +176,13 @@ def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
-        mistakes.add(Place(shown, line), f"not UTF-8 text: byte 0x{data[problem.start]:02x}. Save it as UTF-8.")
-        raise UnreadableError from None
+        text = f"not UTF-8 text: byte 0x{data[problem.start]:02x}. Save it as UTF-8."
+        raise mistakes.unreadable(Place(shown, line), text) from None
     root = compose(text, Place(shown, 1), mistakes)
     if root is None or root.value is None:
-        mistakes.add(Place(shown, 1), "the file is empty: it holds no keys")
-        raise UnreadableError
+        raise mistakes.unreadable(Place(shown, 1), "the file is empty: it holds no keys")
     if not isinstance(root.value, dict):
-        mistakes.add(root.place, "expected `key: value` lines, got a list or a single value")
-        raise UnreadableError
+        raise mistakes.unreadable(root.place, "expected `key: value` lines, got a list or a single value")
     return root
 
 
@@ -224,8 +226,7 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
                 mistakes.add(builder.place(event.start_mark.line), text_of_tag)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
-                mistakes.add(builder.place(event.start_mark.line), "nested too deeply")
-                raise UnreadableError
+                raise mistakes.unreadable(builder.place(event.start_mark.line), "nested too deeply")
         documents = list(yaml.compose_all(text, Loader=Loader))
     except yaml.MarkedYAMLError as problem:
         # What is never closed is reported where it was opened.
@@ -234,16 +235,13 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
         reason = ", ".join(part for part in (problem.context, problem.problem) if part)
         if "\t" in lines[line]:
             reason = f"there is a tab in this line; indent with spaces ({reason})"
-        mistakes.add(builder.place(line), f"not YAML: {reason}")
-        raise UnreadableError from None
+        raise mistakes.unreadable(builder.place(line), f"not YAML: {reason}") from None
     except yaml.reader.ReaderError as problem:  # its position counts neither lines nor characters
-        mistakes.add(builder.place(NOT_TEXT.split(text, maxsplit=1)[0].count("\n")), f"not YAML: {problem.reason}")
-        raise UnreadableError from None
+        line = NOT_TEXT.split(text, maxsplit=1)[0].count("\n")
+        raise mistakes.unreadable(builder.place(line), f"not YAML: {problem.reason}") from None
     if len(documents) > 1:
-        mistakes.add(
-            builder.place(documents[1].start_mark.line), "a second document begins (`---`): one file is one recipe"
-        )
-        raise UnreadableError
+        line = documents[1].start_mark.line
+        raise mistakes.unreadable(builder.place(line), "a second document begins (`---`): one file is one recipe")
     return builder.node(documents[0]) if documents else None
 
 
@@ -260,8 +258,8 @@ class TreeBuilder:
         place = self.place(found.start_mark.line)
         self.num_nodes += 1
         if depth > MAX_DEPTH or self.num_nodes > MAX_NODES:
-            self.mistakes.add(place, "nested too deeply" if depth > MAX_DEPTH else "too large for a recipe")
-            raise UnreadableError
+            reason = "nested too deeply" if depth > MAX_DEPTH else "too large for a recipe"
+            raise self.mistakes.unreadable(place, reason)
         if isinstance(found, yaml.MappingNode):
             return Node(self.mapping(found, depth), place)
         if isinstance(found, yaml.SequenceNode):
