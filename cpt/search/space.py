@@ -149,7 +149,7 @@ def distribution_of(key: str, value: Any) -> Any:
     numbers = {name: whole_number(number) for name, number in value.items() if name != "log"}
     kinds = kinds_of(annotation_at(steps_of(key)))
     # `{low: 0, high: 1}` of a key that takes any number, such as a weight, means the numbers between, too.
-    is_whole = kinds == ["int"] or kinds != ["float"] and all(isinstance(value[name], int) for name in numbers)
+    is_whole = kinds == [int] or kinds != [float] and all(isinstance(value[name], int) for name in numbers)
     kind = distributions.IntDistribution if is_whole else distributions.FloatDistribution
     return kind(**numbers, log=bool(value.get("log", False)))
 
