@@ -4,6 +4,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -96,9 +97,6 @@ def report_page(record: RunRecord) -> str:
     return html_page(record.folder.resolve().name, sections, record.verdict.get("headline") or state(record))
 
 
-# --- facts -----------------------------------------------------------------------------------------------------------
-
-
 def state(record: RunRecord) -> str:
     """The run's state, how far it came, and what ended it."""
     step, steps = last_step(record), get(record.status, "steps")
@@ -160,9 +158,6 @@ def seconds_in_steps(record: RunRecord) -> float:
     return float((np.diff(tokens, prepend=0.0)[speeds > 0] / speeds[speeds > 0]).sum())
 
 
-# --- verdict and held-out text ---------------------------------------------------------------------------------------
-
-
 def verdict(record: RunRecord) -> list[Part]:
     """The verdict's page without its title and headline."""
     path = record.folder / VERDICT_PAGE
@@ -182,42 +177,34 @@ def held_out(record: RunRecord) -> list[Part]:
     def ending(*suffixes: str) -> dict[str, str]:
         return {name.removeprefix(EVALUATED): name for name in evaluated if name.endswith(suffixes)}
 
+    # Domain over general bits per byte, a point for each evaluation.
+    retained, found = get_dict(record.recipe, "evaluation", "retain"), list[Part]()
+    general = [metrics.columns[figure] for name, figure in sets.items() if name in retained]
+    domain = [metrics.columns[figure] for name, figure in sets.items() if name not in retained]
+    if general and domain:
+        x, y = np.mean(general, axis=0), np.mean(domain, axis=0)
+        is_evaluated = np.isfinite(x) & np.isfinite(y)
+        x, y = x[is_evaluated], y[is_evaluated]
+        ends = [Curve("before", x[:1], y[:1]), Curve("after", x[-1:], y[-1:])]
+        found += curves(
+            "Domain against general text",
+            "domain, bits per byte",
+            [Curve("evaluations", x, y, points=True), *ends],
+            x_title="general text, bits per byte",
+            note="Down: learned. To the right: forgotten.",
+        )
+    found += evaluations(record, "Bits per byte of held-out text", "bits per byte", sets)
     losses = {name.removesuffix("_loss"): figure for name, figure in ending("_loss").items()}
-    found: list[Part] = [
-        *frontier(record, sets),
-        *evaluations(record, "Bits per byte of held-out text", "bits per byte", sets),
-        *evaluations(
-            record, "Loss of held-out examples", "loss", {name: losses[name] for name in losses if name not in sets}
-        ),
-    ]
+    of_examples = {name: figure for name, figure in losses.items() if name not in sets}
+    found += evaluations(record, "Loss of held-out examples", "loss", of_examples)
     for suffix in ("accuracies", "accuracy", "margins", "margin", "reward"):
         found += evaluations(record, f"Held-out examples: {suffix}", "", ending(suffix))
     stopped = get(record.status, "stopped")
     return [*found, *([f"The run {stopped}."] if stopped else [])]
 
 
-def frontier(record: RunRecord, sets: dict[str, str]) -> list[Plot]:
-    """Domain over general bits per byte, a point for each evaluation."""
-    kept, columns = get_dict(record.recipe, "evaluation", "retain"), record.metrics.columns
-    general = [columns[figure] for name, figure in sets.items() if name in kept]
-    domain = [columns[figure] for name, figure in sets.items() if name not in kept]
-    if not general or not domain:
-        return []
-    x, y = np.mean(general, axis=0), np.mean(domain, axis=0)
-    is_evaluated = np.isfinite(x) & np.isfinite(y)
-    x, y = x[is_evaluated], y[is_evaluated]
-    ends = [Curve("before", x[:1], y[:1]), Curve("after", x[-1:], y[-1:])]
-    lines = [Curve("evaluations", x, y, points=True), *ends]
-    titles = ("Domain against general text", "domain, bits per byte")
-    note = "Down: learned. To the right: forgotten."
-    return curves(*titles, lines, x_title="general text, bits per byte", note=note)
-
-
 def evaluations(record: RunRecord, title: str, unit: str, figures: dict[str, str]) -> list[Plot]:
     return curves(title, unit, [Curve(name, *record.metrics.curve(key), points=True) for name, key in figures.items()])
-
-
-# --- curves ----------------------------------------------------------------------------------------------------------
 
 
 def training(record: RunRecord) -> list[Part]:
@@ -258,39 +245,34 @@ def stage_figures(record: RunRecord) -> list[Part]:
 
 
 def mixture(record: RunRecord) -> list[Part]:
-    """Shares of the tokens by source: requested and realized."""
+    """Shares of the tokens by source: requested until the last token, and realized."""
     realized = {name: record.metrics.curve(name) for name in record.metrics.names if name.startswith("share_")}
     if len(realized) < 2:
         return []
-    requested = requested_shares(record)
-    rows = []
+    requested, rows = dict[str, float](), []
+    # Shares that follow the learning rate have no plan, and a recipe of another version cannot be loaded.
+    with suppress(CptError, OSError):
+        data = load_recipe(record.folder / RECIPE).data
+        names = [reported_name(source) for source in data.sources]
+        tokens = [get(record.inputs, "data", "sources", name, "tokens") or 1 for name in names]
+        num_rows = max(1, round((record.metrics.last("tokens") or 0) / data.sequence_length))
+        requested = dict(zip(names, shares_over(asked_shares(data, tokens), num_rows).tolist(), strict=True))
     for figure, (_, shares) in realized.items():
         wanted, had = requested.get(figure[6:]), float(shares[-1])
         difference = "" if wanted is None else f"{100 * (had - wanted):+.2f} points"
         rows.append([figure[6:], format_share(wanted), format_share(had), difference])
-    lines = [Curve(figure[6:], tokens, 100 * shares) for figure, (tokens, shares) in realized.items()]
+    lines = [Curve(figure[6:], seen, 100 * shares) for figure, (seen, shares) in realized.items()]
     return [
         *curves("Share of the tokens so far", "share (%)", lines),
         Table(("source", "requested", "realized", "difference"), rows),
     ]
 
 
-def requested_shares(record: RunRecord) -> dict[str, float]:
-    """Each source's share until the last token; empty if it follows the learning rate or cannot be read."""
-    try:
-        data = load_recipe(record.folder / RECIPE).data
-        names = [reported_name(source) for source in data.sources]
-        tokens = [get(record.inputs, "data", "sources", name, "tokens") or 1 for name in names]
-        rows = max(1, round((record.metrics.last("tokens") or 0) / data.sequence_length))
-        return dict(zip(names, shares_over(asked_shares(data, tokens), rows).tolist(), strict=True))
-    except (CptError, OSError):
-        return {}
-
-
 def against_plan(record: RunRecord) -> list[Part]:
     """Planned and measured memory, speed and time."""
     plan, metrics = record.plan, record.metrics
-    parts = get_dict(plan, "gpu_memory_gib")
+    if not plan:
+        return []
     peak, host = (metrics.curve(name)[1] for name in ("gpu_memory_peak_gib", "host_memory_gib"))
     seconds, tokens, speed = seconds_in_steps(record), metrics.last("tokens"), plan.get("tokens_per_second")
     figures = {
@@ -299,12 +281,11 @@ def against_plan(record: RunRecord) -> list[Part]:
         "tokens per second": (speed, tokens / seconds if tokens and seconds else None),
         "time in training steps (s)": (tokens / speed if tokens and speed else None, seconds or None),
     }
-    if not plan:
-        return []
     rows = []
     for name, (planned, measured) in figures.items():
         ratio = f"{measured / planned:.2f}" if planned and measured is not None else ""
         rows.append([name, format_number(planned), format_number(measured), ratio])
+    parts = get_dict(plan, "gpu_memory_gib")
     rows += [[f"planned for {name} (GiB)", format_number(size), "", ""] for name, size in parts.items()]
     found: list[Part] = [Table(("", "planned", "measured", "measured / planned"), rows)]
     if mfu := plan.get("assumed_mfu"):
@@ -312,22 +293,14 @@ def against_plan(record: RunRecord) -> list[Part]:
     return found
 
 
-# --- events, data, record --------------------------------------------------------------------------------------------
-
-
 def events(record: RunRecord) -> list[Part]:
     if not record.events:
         return []
     counts = Counter(str(event.get("kind")) for event in record.events)
-    rows = [
-        [
-            str(event.get("time"))[:19].replace("T", " "),
-            format_count(event.get("step")),
-            str(event.get("kind")),
-            str(event.get("message")),
-        ]
-        for event in record.events[-MOST_EVENTS:]
-    ]
+    rows = []
+    for event in record.events[-MOST_EVENTS:]:
+        time, kind, message = (str(event.get(key)) for key in ("time", "kind", "message"))
+        rows.append([time[:19].replace("T", " "), format_count(event.get("step")), kind, message])
     summary = ", ".join(f"{kind} {count:,}" for kind, count in counts.most_common())
     return [
         f"{len(record.events):,} events ({summary}); the last {len(rows):,}:",
@@ -344,23 +317,14 @@ def sources(record: RunRecord) -> list[Part]:
         epochs = f"{share * trained / tokens:.2f}" if tokens and share and trained else ""
         lost = get_dict(source, "dropped")
         dropped += [f"{name}: {format_count(count)} documents dropped, {reason}." for reason, count in lost.items()]
-        rows.append(
-            [
-                name,
-                format_count(get(source, "documents")),
-                format_count(tokens),
-                format_share(share),
-                epochs,
-                format_count(get(source, "held_out")),
-                format_count(sum(lost.values())),
-            ]
-        )
+        documents, held_out = (format_count(get(source, key)) for key in ("documents", "held_out"))
+        counts = [documents, format_count(tokens), format_share(share), epochs, held_out]
+        rows.append([name, *counts, format_count(sum(lost.values()))])
     columns = ("source", "documents", "tokens", "share", "epochs", "held out", "dropped")
     return [*([Table(columns, rows)] if rows else []), *dropped]
 
 
 def missing(record: RunRecord) -> list[Part]:
-    """Files that cannot be read or are missing."""
     wanted = (RECIPE, ENVIRONMENT, INPUTS, STATUS)
     absent = [f"{name} is missing." for name in wanted if not (record.folder / name).is_file()]
     hint = [] if record.verdict else [f"There is no verdict. Evaluate the run: cpt verdict {record.folder}"]
@@ -370,7 +334,6 @@ def missing(record: RunRecord) -> list[Part]:
 
 
 def details(record: RunRecord) -> Iterator[Part]:
-    """Recipe, versions, hashes, uncommitted changes and profiles, folded."""
     environment, inputs = record.environment, record.inputs
     recipe = record.folder / RECIPE
     hashes = {
