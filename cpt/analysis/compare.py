@@ -15,8 +15,16 @@ from pydantic import ValidationError
 from xxhash import xxh3_64_hexdigest
 
 from cpt.errors import CheckpointError, DataError
-from cpt.evaluation.paired import FEWEST, NORMAL_QUANTILE, Difference, bits_per_byte_difference, ratio_and_error
-from cpt.evaluation.scoring import DocumentLosses, load_losses, saved_losses
+from cpt.evaluation.paired import (
+    FEWEST,
+    NORMAL_QUANTILE,
+    Difference,
+    DocumentLosses,
+    bits_per_byte_difference,
+    load_losses,
+    ratio_and_error,
+    saved_losses,
+)
 from cpt.formatting import format_count, format_duration
 from cpt.recipe.difference import UNSET, differing_values
 from cpt.recipe.schema import Recipe

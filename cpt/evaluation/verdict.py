@@ -19,6 +19,7 @@ from cpt.evaluation.paired import (
     NEGLIGIBLE,
     TOO_FEW,
     Difference,
+    DocumentLosses,
     EvaluationReport,
     Outcome,
     ScoreReport,
@@ -26,11 +27,12 @@ from cpt.evaluation.paired import (
     bits_per_byte_difference,
     dominated,
     evidence,
+    load_losses,
     more,
     relative,
+    saved_losses,
     too_few,
 )
-from cpt.evaluation.scoring import DocumentLosses, load_losses, saved_losses
 from cpt.files import DAMAGED, write_atomic
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe

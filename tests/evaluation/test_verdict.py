@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from tiny import write_recipe
 
-from cpt.evaluation.paired import Difference, bits_per_byte_difference
-from cpt.evaluation.scoring import DocumentLosses, save_losses
+from cpt.evaluation.paired import Difference, DocumentLosses, bits_per_byte_difference, save_losses
 from cpt.evaluation.verdict import NotRun, general_sentence, outcome_of_set, verdict_of_run, verdict_page
 from cpt.recipe.load import dump_recipe, load_recipe
 
