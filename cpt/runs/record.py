@@ -71,7 +71,6 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """The run finished and its model was exported."""
         return self.status().get("state") == "finished" and (self.export_folder / "config.json").exists()
 
     def status(self) -> dict[str, Any]:
@@ -178,8 +177,12 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, train
             return run
         refuse_unwritable(run.folder)
         lock = hold(run.folder, patience)
-        if trains:
-            record_start(run.folder)
+        if trains and not (run.folder / STATUS).exists():
+            write_json(run.folder / ENVIRONMENT, describe_environment())
+        elif trains:  # a later start: what differs from the first
+            first, now = read_object(run.folder / ENVIRONMENT, []), describe_environment()
+            changes = {key: value for key, value in now.items() if key == "started" or value != first.get(key)}
+            LinesFile(run.folder / STARTS).add(json.dumps(changes, default=str))
         remove_heartbeats(run.folder)  # else a process of an earlier start seems to be gone
         return Run(run.folder, lock)
 
@@ -193,18 +196,6 @@ def command_to_continue(words: Sequence[str], name: str, recipe_name: str) -> st
     kept = [word for word in words[1:] if word != "--new" and not word.startswith("name=")]
     has_own_name = any(word == f"name={name}" for word in words) or name != recipe_name
     return f"`{shlex.join(['cpt', *kept, *([f'name={name}'] if has_own_name else [])])}`"
-
-
-def record_start(folder: Path) -> None:
-    """Write environment.json at the first start; each later start adds a line to starts.jsonl with what differs from
-    the first."""
-    if not (folder / STATUS).exists():
-        write_json(folder / ENVIRONMENT, describe_environment())
-        return
-    first = read_object(folder / ENVIRONMENT, [])
-    now = describe_environment()
-    changes = {key: value for key, value in now.items() if key == "started" or value != first.get(key)}
-    LinesFile(folder / STARTS).add(json.dumps(changes, default=str))
 
 
 def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
@@ -241,41 +232,31 @@ def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
 def claim_folder(recipe: Recipe) -> Path:
     """output_dir/name, if it is new or belongs to this recipe."""
     folder = recipe.output_dir / recipe.name
-    saved = folder / RECIPE
+    saved, damaged = folder / RECIPE, folder / f"damaged-{RECIPE}"
     if not saved.exists():
         return write_record(recipe, folder)
     try:
         differences = differing_keys(load_recipe(saved), recipe)
     except RecipeError as problem:
-        return mend_record(recipe, folder, problem)
-    if differences and ended_before_it_began(folder):
+        if is_main_process():
+            saved.replace(damaged)
+            write_atomic(saved, dump_recipe(recipe), reuse_space=True)
+            reason = f"{saved} was damaged ({str(problem).partition(chr(10))[0]})"
+            record_event(folder, DAMAGED, f"{reason} and is written again. The old file: {damaged}.")
+        return folder
+    if not differences:
+        return folder
+    # A run that ended before it trained or saved anything may start again with another recipe.
+    has_results = (folder / METRICS).exists() or (folder / EXPORT).exists() or any(folder.glob("checkpoint-*"))
+    if not has_results and Run(folder).status().get("state") in ("failed", "interrupted"):
         if is_main_process():
             (folder / INPUTS).unlink(missing_ok=True)
         return write_record(recipe, folder)
-    if differences:
-        listing = "\n".join(f"  {line}" for line in differences)
-        raise RecipeError(
-            f"{folder} belongs to a run of another recipe. What differs (there -> here):\n{listing}\nGive this run"
-            f" another name (name=...), or add --new. If you changed nothing, {saved} is damaged: delete it."
-        )
-    return folder
-
-
-def ended_before_it_began(folder: Path) -> bool:
-    """Whether a run ended before it trained or saved anything: it may start again with another recipe."""
-    has_results = (folder / METRICS).exists() or (folder / EXPORT).exists() or any(folder.glob("checkpoint-*"))
-    return not has_results and Run(folder).status().get("state") in ("failed", "interrupted")
-
-
-def mend_record(recipe: Recipe, folder: Path, problem: RecipeError) -> Path:
-    """Write a damaged recipe.yaml again, and keep the damaged file."""
-    if is_main_process():
-        saved, damaged = folder / RECIPE, folder / f"damaged-{RECIPE}"
-        saved.replace(damaged)
-        write_atomic(saved, dump_recipe(recipe), reuse_space=True)
-        reason = str(problem).partition("\n")[0]
-        record_event(folder, DAMAGED, f"{saved} was damaged ({reason}) and is written again. The old file: {damaged}.")
-    return folder
+    listing = "\n".join(f"  {line}" for line in differences)
+    raise RecipeError(
+        f"{folder} belongs to a run of another recipe. What differs (there -> here):\n{listing}\nGive this run"
+        f" another name (name=...), or add --new. If you changed nothing, {saved} is damaged: delete it."
+    )
 
 
 def claim_new_folder(recipe: Recipe) -> Path:
@@ -294,10 +275,9 @@ def claim_new_folder(recipe: Recipe) -> Path:
 
 
 def write_record(recipe: Recipe, folder: Path) -> Path:
-    if not is_main_process():
-        return folder
-    refuse_unwritable(folder)
-    write_atomic(folder / RECIPE, dump_recipe(recipe), reuse_space=True)
+    if is_main_process():
+        refuse_unwritable(folder)
+        write_atomic(folder / RECIPE, dump_recipe(recipe), reuse_space=True)
     return folder
 
 
@@ -341,6 +321,14 @@ OF_LAUNCHERS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_EXTENSIONS_DIR")
 
 def describe_environment() -> dict[str, Any]:
     """Everything about this start that the recipe does not hold."""
+    gpus = find_gpus()
+    hardware = {  # what can change the results of the same arithmetic, or its speed
+        "processor": name_of_processor(),
+        "cores": count_cpu_cores(),
+        "host_memory_gib": round(host_memory_gib()),
+        "gpus": [gpu.name for gpu in gpus],
+        "driver": gpus[0].driver if gpus else None,
+    }
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -350,7 +338,7 @@ def describe_environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processors": os.cpu_count(),
-        "hardware": describe_hardware(),
+        "hardware": hardware,
         "variables": deciding_variables(),
         "versions": {name: installed_version(name) for name in PACKAGES},
         "code": hash_of_code(),
@@ -363,18 +351,6 @@ def installed_version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def describe_hardware() -> dict[str, Any]:
-    """What can change the results of the same arithmetic, or its speed."""
-    gpus = find_gpus()
-    return {
-        "processor": name_of_processor(),
-        "cores": count_cpu_cores(),
-        "host_memory_gib": round(host_memory_gib()),
-        "gpus": [gpu.name for gpu in gpus],
-        "driver": gpus[0].driver if gpus else None,
-    }
 
 
 @lru_cache
