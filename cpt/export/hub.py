@@ -14,10 +14,10 @@ TOKENS = "https://huggingface.co/settings/tokens"
 
 
 def check_push(name: str, *, private: bool, sure: bool) -> None:
-    """What can be said before anything is written; whether the Hub takes it is asked, too.
+    """Check everything, the user's rights on the Hub included, before anything is written.
 
     Raises:
-        RecipeError: the name is none, or nobody can be asked whether the world may see it.
+        RecipeError: not a name, or no terminal to confirm that the model becomes public.
         ResourceError: no network, no token, or one that may not write.
     """
     if not HUB_ID.fullmatch(name):
@@ -49,10 +49,24 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
 
 
 def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]:
-    """Upload a proven export; interrupted, the same again sends only what the Hub has not."""
+    """Upload a proven export; after an interruption, the same command sends only what the Hub lacks."""
     from huggingface_hub import HfApi
 
-    yield from what_will_be_seen(folder, name, private=private)
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    size = sum(file.stat().st_size for file in files) / 1e6
+    seen = "its owner alone" if private else "EVERYBODY"
+    yield f"To {name}, to be seen by {seen}: {len(files)} files, {size:,.1f} MB; see README.md."
+    card = (folder / CARD).read_text(encoding="utf-8")
+    base = next((line for line in card.splitlines() if "Licence of the base:" in line), None)
+    if base is not None:
+        yield f"Licence of the base: {base.partition('Licence of the base:')[2].strip()}"
+    data = card.partition("## Data\n")[2].strip().partition("\n\n")[0]
+    yield f"Data:\n{data}"
+    if not private and (base is None or UNKNOWN_LICENCE in base + data):
+        yield (
+            "warning: not every licence is stated here. Make sure that you may publish it (data.sources[].licence, the"
+            " base's own card)."
+        )
     if not (private or sure):
         typer.confirm("Publish it?", abort=True)
     api = HfApi()
@@ -70,25 +84,6 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
     except failures as problem:
         raise what_went_wrong(problem.__cause__ or problem, name, folder) from problem
     yield f"Pushed {folder} to {url}, commit {commit.oid[:12]}."
-
-
-def what_will_be_seen(folder: Path, name: str, *, private: bool) -> Iterator[str]:
-    """Who will see what, under whose licences, as the model card states them."""
-    files = [file for file in folder.rglob("*") if file.is_file()]
-    size = sum(file.stat().st_size for file in files) / 1e6
-    seen = "its owner alone" if private else "EVERYBODY"
-    yield f"To {name}, to be seen by {seen}: {len(files)} files, {size:,.1f} MB; see README.md."
-    card = (folder / CARD).read_text(encoding="utf-8")
-    base = next((line for line in card.splitlines() if "Licence of the base:" in line), None)
-    if base is not None:
-        yield f"Licence of the base: {base.partition('Licence of the base:')[2].strip()}"
-    data = card.partition("## Data\n")[2].strip().partition("\n\n")[0]
-    yield f"Data:\n{data}"
-    if not private and (base is None or UNKNOWN_LICENCE in base + data):
-        yield (
-            "warning: not every licence is stated here. Make sure that you may publish it (data.sources[].licence, the"
-            " base's own card)."
-        )
 
 
 def what_went_wrong(problem: BaseException, name: str, folder: Path | None = None) -> ResourceError:

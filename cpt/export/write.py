@@ -46,8 +46,6 @@ DtypeName = Literal["bfloat16", "float16", "float32"]
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """How a model is written, and how strictly it is compared."""
-
     dtype: torch.dtype = torch.bfloat16
     max_shard_size: str = "5GB"
     text: Path | None = None
@@ -58,8 +56,6 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class MergeProof:
-    """What an adapter and its merge did to the logits."""
-
     effect: LogitDifference
     """Between the base and the adapter: what was learned."""
     merged: LogitDifference
@@ -174,11 +170,7 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
 
 
 def load_base(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The adapter's base in fp32.
-
-    Raises:
-        CheckpointError: its weights changed since the training.
-    """
+    """The adapter's base in fp32; CheckpointError if its weights changed since the training."""
     base, recipe = trained.base, trained.recipe
     if base.path is not None and not base.from_scratch:
         check_base_weights(trained.base_weights, base.path, base.revision, trained.folder)
@@ -186,11 +178,7 @@ def load_base(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTraine
 
 
 def check_base_weights(expected: dict[str, str], base: str, revision: str | None, adapter: Path) -> None:
-    """Compare the base's files with those that the adapter was trained on.
-
-    Raises:
-        CheckpointError: they differ.
-    """
+    """Compare the base's files with those that the adapter was trained on; CheckpointError if they differ."""
     found = hash_weights(base, revision)
     if expected and found and sorted(found.values()) != sorted(expected.values()):
         raise CheckpointError(
@@ -293,11 +281,7 @@ def fingerprints(model: nn.Module, dtype: torch.dtype) -> dict[str, str]:
 
 @contextmanager
 def written_whole_or_not(output: Path) -> Iterator[Path]:
-    """As `new_folder`, with the message for a full disk.
-
-    Raises:
-        CheckpointError: the disk is full or read-only.
-    """
+    """As `new_folder`, with a CheckpointError for a full or read-only disk."""
     try:
         with new_folder(output) as unfinished:
             yield unfinished
