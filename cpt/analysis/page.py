@@ -29,8 +29,6 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure with its heading, and a sentence beneath it."""
-
     title: str
     svg: str
     note: str = ""
@@ -133,8 +131,6 @@ class Table:
 
 @dataclass(frozen=True)
 class Folded:
-    """Preformatted text behind its title."""
-
     title: str
     text: str
 

@@ -269,7 +269,6 @@ def mixture(record: RunRecord) -> list[Part]:
 
 
 def against_plan(record: RunRecord) -> list[Part]:
-    """Planned and measured memory, speed and time."""
     plan, metrics = record.plan, record.metrics
     if not plan:
         return []

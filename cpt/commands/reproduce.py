@@ -250,16 +250,8 @@ def repetition_of(record: RunRecord, recipe: Recipe) -> Recipe:
 def run_again(
     record: RunRecord, recipe: Recipe, words: Sequence[str], processes: int, launcher: str | None, *, quiet: bool
 ) -> Path:
-    """Run the recipe in processes of its own, and return its folder.
-
-    Args:
-        words: options of `run_recipe`.
-        quiet: its output goes to stderr.
-
-    Raises:
-        LaunchError: the launcher cannot be started.
-        TrainingError: the repetition failed.
-    """
+    """Run the recipe in processes of its own, with these options of `run_recipe`, and return its folder; TrainingError
+    if it fails. Its output goes to stderr if `quiet`."""
     folder = empty_folder(recipe)
     file = folder.with_name(f".{folder.name}.yaml")
     file.write_text(dump_recipe(recipe), encoding="utf-8")

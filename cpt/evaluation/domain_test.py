@@ -45,8 +45,6 @@ WORD = re.compile(r"[^\W\d_]\w*(?:-\w+)*")
 
 @dataclass(frozen=True)
 class Question:
-    """A text and what may follow it."""
-
     kind: str
     """cloze or continuation."""
     where: str
@@ -102,10 +100,8 @@ def split(text: str) -> list[re.Match[str]]:
 
 
 def cloze(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Match[str]]], seed: int) -> list[Question]:
-    """The last term of a sentence among terms of the same form and about the same frequency.
-
-    None of them is in the context, so that nothing can be copied.
-    """
+    """The last term of a sentence among terms of the same form and about the same frequency. None of them is in the
+    context, so that nothing can be copied."""
     counts = Counter(word for document in documents for word in set(WORD.findall(document.text)))
     most = max(2, int(COMMON_SHARE * len(documents)))
     by_form: dict[str, list[tuple[int, str]]] = {}
@@ -202,8 +198,6 @@ IGNORED = -100
 
 
 class Candidate(NamedTuple):
-    """The ids of a question with one of its choices."""
-
     ids: list[int]
     first: int
     """Where the choice begins."""

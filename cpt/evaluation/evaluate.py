@@ -81,14 +81,7 @@ class EvaluationResult:
 
 
 def measure(model: Model, asked: EvaluationRequest) -> EvaluationResult:
-    """Load a model, measure it, and free its memory.
-
-    Args:
-        model: of `model_at`.
-
-    Raises:
-        CptError: one of its children, for whatever the user can mend.
-    """
+    """Load a model of `model_at`, measure it, and free its memory."""
     if asked.tasks and world_size() > 1:
         raise RecipeError(
             f"lm-eval's tasks run in one process, and {world_size()} were started. Start `cpt evaluate` without a"
@@ -131,11 +124,8 @@ def measure(model: Model, asked: EvaluationRequest) -> EvaluationResult:
 
 
 def of_texts(sets: dict[str, EvaluationSet], asked: EvaluationRequest) -> dict[str, EvaluationSet]:
-    """The sets of texts and conversations; pairs and prompts need the run's trainer.
-
-    Raises:
-        DataError: there is nothing else to measure.
-    """
+    """The sets of texts and conversations; pairs and prompts need the run's trainer. DataError if nothing is left to
+    measure."""
     found = {name: of_set for name, of_set in sets.items() if of_set.rows.form not in ONE_A_ROW}
     if others := ", ".join(name for name in sets if name not in found):
         reason = f"held-out pairs and prompts ({others}) are measured by the run: see its verdict.md and metrics.jsonl"
@@ -147,11 +137,7 @@ def of_texts(sets: dict[str, EvaluationSet], asked: EvaluationRequest) -> dict[s
 
 def model_at(path: str, of_recipe: Model | None = None) -> Model:
     """The model in a folder or on the Hub, or the one that a run exported, with the attention and imports of a recipe;
-    its base with the recipe's pins too.
-
-    Raises:
-        CheckpointError: there is nothing that can be evaluated.
-    """
+    its base with the recipe's pins too. CheckpointError if there is nothing that can be evaluated."""
     folder = Path(path).expanduser()
     is_export = (folder / EXPORT / "config.json").exists()
     if not is_export and (folder / RECIPE).exists():
@@ -174,11 +160,8 @@ def model_at(path: str, of_recipe: Model | None = None) -> Model:
 
 
 def fitting(judges: EvaluationData, model: Model) -> EvaluationData:
-    """Rows that the model can read: padded if it cannot keep packed documents apart.
-
-    Raises:
-        RecipeError: the rows are longer.
-    """
+    """Rows that the model can read: padded if it cannot keep packed documents apart; RecipeError if they are
+    longer."""
     known = known_positions(model)
     if judges.data.sequence_length > known:
         raise RecipeError(
@@ -198,10 +181,7 @@ def known_positions(model: Model) -> int:
 
 def build_report(measured: EvaluationResult, base: EvaluationResult | None = None) -> EvaluationReport:
     """Put figures and differences from the base together, which was measured on the same sets, tasks and questions.
-
-    Raises:
-        DataError: a set has too few documents to be compared.
-    """
+    DataError if a set has too few documents to be compared."""
     sets, tests, tasks = list[SetReport](), list[ScoreReport](), list[ScoreReport]()
     for name, losses in measured.losses.items():
         try:
@@ -237,11 +217,7 @@ def complete_verdict(run: Run, *, batch_size: int = 8) -> Verdict:
     """Measure what is missing in the verdict of a finished run, and write it again.
 
     It needs one process, which loads the model and then the base. A measurement that fails is listed in the verdict
-    with the command that repeats it.
-
-    Raises:
-        CptError: the run's own record cannot be read.
-    """
+    with the command that repeats it."""
     recipe = load_recipe(run.folder / RECIPE)
     evaluation, contamination, not_run = None, None, list[NotRun]()
     try:
@@ -268,14 +244,7 @@ def one_line(problem: BaseException) -> str:
 def evaluate_after_training(
     folder: Path, recipe: Recipe, *, batch_size: int = 8
 ) -> tuple[EvaluationReport | None, list[NotRun]]:
-    """Domain test and tasks of the model and its base, and the reasons for missing domain tests.
-
-    Args:
-        folder: of a run whose model is exported.
-
-    Raises:
-        CptError: the model, the base or the held-out documents cannot be read.
-    """
+    """Domain test and tasks of a finished run's model and its base, and the reasons for missing domain tests."""
     evaluation, tasks = recipe.evaluation, tasks_of_recipe(recipe.evaluation.tasks)
     most, is_of_texts = domain_questions(evaluation.tasks), form_of_stage(recipe.stage) not in ONE_A_ROW
     sets, questions, not_run = dict[str, EvaluationSet](), dict[str, list[Question]](), list[NotRun]()
@@ -305,11 +274,8 @@ def evaluate_after_training(
 
 
 def search_after_training(recipe: Recipe) -> Contamination | None:
-    """Evaluation documents and questions in the training sources; None if there is nothing to search for.
-
-    Raises:
-        DataError: the sources are too large, or are not local files.
-    """
+    """Evaluation documents and questions in the training sources; None if there is nothing to search for. DataError if
+    the sources are too large, or are not local files."""
     data, evaluation = sections_of(recipe)
     choices = tasks_of_recipe(evaluation.tasks)
     if evaluation.held_out_share is None and not evaluation.perplexity and not choices:

@@ -107,11 +107,7 @@ def save_losses(path: Path, losses: Mapping[str, DocumentLosses]) -> None:
 
 
 def load_losses(path: Path) -> dict[str, DocumentLosses]:
-    """What `save_losses` wrote.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
+    """What `save_losses` wrote; CheckpointError if the file is damaged."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {
@@ -207,11 +203,7 @@ def bits_per_byte_difference(before: Sequence[DocumentLosses], after: Sequence[D
 
 
 def mean_difference(before: Floats, after: Floats) -> Difference:
-    """Of a figure of each item, such as a task's score.
-
-    Raises:
-        DataError: fewer than two items.
-    """
+    """Of a figure of each item, such as a task's score; DataError for fewer than two items."""
     if np.isin(np.concatenate([before, after]), (0, 1)).all():
         return accuracy_difference(before.astype(bool), after.astype(bool))
     low, high = ratio_interval([(after - before, np.ones(len(before)))])
@@ -383,7 +375,6 @@ class EvaluationReport:
     tasks: list[ScoreReport]
 
     def to_json(self) -> dict[str, Any]:
-        """Each set and score with its sentence."""
         content = asdict(self)
         for part in ("sets", "domain_test", "tasks"):
             content[part] = [{**asdict(one), "verdict": one.verdict()} for one in vars(self)[part]]

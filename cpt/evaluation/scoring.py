@@ -85,8 +85,7 @@ def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bo
     """Numbers of this process's items in batches, each with whether it counts.
 
     Every process gets the same number of batches, as ZeRO-3's gathering of parameters needs: a process without items
-    left repeats the first.
-    """
+    left repeats the first."""
     parallel = dist.is_available() and dist.is_initialized()
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if parallel else (0, 1)
     mine = range(rank, num_items, world_size)
@@ -133,10 +132,8 @@ def document_losses(
 ) -> dict[str, DocumentLosses]:
     """Measure the model on each document of each set, over all processes; every process gets the same losses.
 
-    A document's first token is not predicted; it is the begin token if the tokenizer adds one.
-
-    Args:
-        model, batch_size, after_batch: as for `scored_batches`.
+    A document's first token is not predicted; it is the begin token if the tokenizer adds one. Arguments as for
+    `scored_batches`.
 
     Raises:
         DataError: a set has nothing to predict.

@@ -32,8 +32,6 @@ DEFAULT_LENGTH = 2048
 
 
 class HeldOutText(NamedTuple):
-    """A held-out document as text."""
-
     text: str
     where: str
     """Its file and line."""
@@ -41,8 +39,6 @@ class HeldOutText(NamedTuple):
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """Where held-out documents come from."""
-
     data: Data
     """Transforms, policies and, for shares of sources, the sources."""
     evaluation: Evaluation
@@ -52,8 +48,6 @@ class EvaluationData:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """A held-out set for one tokenizer."""
-
     rows: HeldOutSet
     tokenized: TokenizedSource
 
@@ -75,11 +69,7 @@ class EvaluationSet:
 
 
 def data_of_recipe(recipe: Recipe) -> EvaluationData:
-    """The held-out sets of a recipe.
-
-    Raises:
-        DataError: it holds nothing out.
-    """
+    """The held-out sets of a recipe; DataError if it holds nothing out."""
     evaluation = recipe.evaluation
     if evaluation.held_out_share is None and not evaluation.perplexity:
         raise DataError(
@@ -92,14 +82,7 @@ def data_of_recipe(recipe: Recipe) -> EvaluationData:
 
 
 def data_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -> EvaluationData:
-    """The held-out sets of a command line.
-
-    Args:
-        texts: `name=path` each; a path is a file, folder or glob, as in a recipe.
-
-    Raises:
-        DataError: one has another form.
-    """
+    """The held-out sets of a command line, `name=path` each; a path is a file, folder or glob, as in a recipe."""
     sets = []
     for text in texts:
         name, is_there, path = text.partition("=")

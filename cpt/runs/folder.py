@@ -235,7 +235,6 @@ def last_figures(folder: Path) -> dict[str, float]:
 
 
 def is_bits_per_byte(name: str) -> bool:
-    """Whether the figure is `eval_<set>_bits_per_byte`."""
     return name.startswith(EVALUATED) and name.endswith(BITS_PER_BYTE)
 
 

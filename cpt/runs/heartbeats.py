@@ -16,8 +16,6 @@ Phase = Literal["starting", "training", "between", "ending"]
 
 @dataclass(frozen=True)
 class LastHeartbeat:
-    """The last heartbeat of one process."""
-
     rank: int
     pid: int
     host: str

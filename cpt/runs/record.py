@@ -199,14 +199,8 @@ def command_to_continue(words: Sequence[str], name: str, recipe_name: str) -> st
 
 
 def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
-    """Lock the run, so that two processes do not train it at once; the kernel frees the lock when this process dies.
-
-    Args:
-        patience: seconds to wait for another process to release it.
-
-    Raises:
-        LaunchError: another process has it.
-    """
+    """Lock the run, so that two processes do not train it at the same time; the kernel frees the lock when this
+    process dies. LaunchError if another process has it after `patience` seconds."""
     lock, end = (folder / LOCK).open("a+"), time.monotonic() + patience
     while True:
         try:
@@ -282,11 +276,7 @@ def write_record(recipe: Recipe, folder: Path) -> Path:
 
 
 def refuse_unwritable(folder: Path) -> None:
-    """Make the folder, and try there what a save does: write, sync, rename, remove.
-
-    Raises:
-        RecipeError: it fails.
-    """
+    """Make the folder, and try there what a save does: write, sync, rename, remove. RecipeError if that fails."""
     probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
