@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
@@ -32,7 +33,6 @@ from cpt.export.trained import Trained
 from cpt.export.write import ExportOptions, export_whole, name_of, written_whole_or_not
 from cpt.files import write_atomic
 from cpt.models.config import value_of
-from cpt.recipe.schema import Recipe
 
 Method = Literal["int8", "int4", "nf4"]
 MAX_RISE = 0.05  # of bits per byte, as a share
@@ -225,21 +225,12 @@ def evaluation_text(
             raise DataError(f"--text {file} cannot be read: {problem}") from problem
     if trained.run is not None and trained.recipe is not None:
         with suppress(CptError):  # the data may not be on this machine; the report names the text that was used
-            documents = held_out_documents(trained.recipe, tokenizer)
+            sets = open_evaluation_sets(data_of_recipe(trained.recipe), tokenizer).values()
+            in_turn = zip_longest(*(of_set.texts() for of_set in sets))  # so that each set counts
+            documents = (document.text for row in in_turn for document in row if document is not None)
             return in_windows(f"documents that the run `{trained.recipe.name}` held out", documents, tokenizer, config)
     passage = "our own passage, which is short: --text FILE gives a page of your domain"
     return in_windows(passage, [TEXT], tokenizer, config)
-
-
-def held_out_documents(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """One of every set in turn, so that each set counts."""
-    texts = [of_set.texts() for of_set in open_evaluation_sets(data_of_recipe(recipe), tokenizer).values()]
-    while texts:
-        for one in list(texts):
-            if (document := next(one, None)) is None:
-                texts.remove(one)
-            else:
-                yield document.text
 
 
 def in_windows(
