@@ -61,8 +61,6 @@ DECIDE_ABOUT_DATA = ("data", "seed", "stage", "budget", "model.path", "tokenizer
 
 @dataclass(frozen=True)
 class Row:
-    """One compared value of every run."""
-
     name: str
     values: tuple[str | None, ...]
     """As text, by run; None if unknown, which is not a difference."""
@@ -194,7 +192,6 @@ def read_compared_run(folder: Path, name: str) -> ComparedRun:
 
 
 def missing_parts(run: ComparedRun) -> list[str]:
-    """What cannot be compared of this run, one sentence each."""
     record = run.record
     parts: tuple[tuple[str, object, str], ...] = (
         (RECIPE, record.recipe, "recipe"),
@@ -340,7 +337,6 @@ def hash_row(title: str, name: str, files: Sequence[Mapping[str, str]]) -> Row:
 
 
 def model_topic(runs: Sequence[ComparedRun]) -> Topic:
-    """Tokenizer and input weights, by content."""
     weights = [run.file_hashes("weights", "sha256") for run in runs]
     tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") or "" for run in runs]
     rows = [
@@ -402,7 +398,6 @@ def comparable_losses(runs: Sequence[ComparedRun], not_compared: list[str]) -> l
 
 
 def loss_topic(runs: Sequence[ComparedRun], fits: Sequence[bool]) -> Topic:
-    """Losses at the same numbers of tokens, and up to which step they are bit-equal."""
     logged = [run.record.metrics.curve("loss") if fit else None for run, fit in zip(runs, fits, strict=True)]
     losses = [one if one is not None and len(one[0]) else None for one in logged]
     ends = [float(one[0][-1]) for one in losses if one]
@@ -447,7 +442,6 @@ def bit_equality(first: ComparedRun, other: ComparedRun) -> str:
 
 
 def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
-    """Bits per byte of each set at the last evaluation, and differences from the first run by document."""
     rows = []
     for name in dict.fromkeys(name for run in runs for name in run.record.metrics.held_out_sets):
         values = [run.record.metrics.last(f"{EVALUATED}{name}{BITS_PER_BYTE}") for run in runs]

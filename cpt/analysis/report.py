@@ -98,7 +98,6 @@ def report_page(record: RunRecord) -> str:
 
 
 def state(record: RunRecord) -> str:
-    """The run's state, how far it came, and what ended it."""
     step, steps = last_step(record), get(record.status, "steps")
     progress = f" after {format_count(step)} of {format_count(steps) or '?'} steps" if step is not None else ""
     message = get(record.status, "message") or get(record.status, "error") or ""
@@ -169,7 +168,6 @@ def verdict(record: RunRecord) -> list[Part]:
 
 
 def held_out(record: RunRecord) -> list[Part]:
-    """Domain against general text, and each set over the run."""
     metrics = record.metrics
     sets = {name: f"{EVALUATED}{name}{BITS_PER_BYTE}" for name in metrics.held_out_sets}
     evaluated = [name for name in metrics.names if name.startswith(EVALUATED)]
@@ -208,7 +206,6 @@ def evaluations(record: RunRecord, title: str, unit: str, figures: dict[str, str
 
 
 def training(record: RunRecord) -> list[Part]:
-    """Loss with the run's events, learning rate, gradient norm, and the loss of each source."""
     metrics = record.metrics
     unit = "nats per token" if record.stage in STAGES_OF_TEXT else "loss"
     tokens, losses = metrics.curve("loss")
@@ -229,7 +226,6 @@ def training(record: RunRecord) -> list[Part]:
 
 
 def plots_of(record: RunRecord, plots: Sequence[tuple[str, str, dict[str, str], float]]) -> list[Part]:
-    """A plot for each entry that the run logged."""
     found: list[Part] = []
     for title, unit, figures, factor in plots:
         logged = {name: record.metrics.curve(figure) for figure, name in figures.items()}
@@ -245,7 +241,6 @@ def stage_figures(record: RunRecord) -> list[Part]:
 
 
 def mixture(record: RunRecord) -> list[Part]:
-    """Shares of the tokens by source: requested until the last token, and realized."""
     realized = {name: record.metrics.curve(name) for name in record.metrics.names if name.startswith("share_")}
     if len(realized) < 2:
         return []
@@ -308,7 +303,6 @@ def events(record: RunRecord) -> list[Part]:
 
 
 def sources(record: RunRecord) -> list[Part]:
-    """Each source's documents, tokens and share, and what was dropped."""
     trained = record.metrics.last("tokens")
     rows, dropped = [], []
     for name, source in get_dict(record.inputs, "data", "sources").items():

@@ -186,7 +186,6 @@ def refuse_changed_inputs(folder: Path, recipe: Recipe, inputs: Content) -> None
 
 
 def changed_data(recipe: Recipe, inputs: Content) -> Iterator[str]:
-    """A line for each file that differs, is missing or is new."""
     for number, source in enumerate(recipe.data.sources):
         recorded = get_dict(inputs, "data", "sources", reported_name(source), "files")
         yield from changed_files(source, f"data.sources[{number}]", recorded)

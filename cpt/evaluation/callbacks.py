@@ -82,7 +82,6 @@ class StopWhenForgetting(TrainerCallback):
 
 
 def bits_per_byte_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Bits per byte by held-out set, out of what the Trainer logs."""
     return {set_name(key): float(value) for key, value in metrics.items() if is_bits_per_byte(key)}
 
 

@@ -77,7 +77,6 @@ class DocumentLosses:
         return float(self.num_correct.sum() / self.num_tokens.sum())
 
     def figures(self) -> dict[str, float]:
-        """By name, for the metrics."""
         return {
             "loss": self.loss,
             "perplexity": self.perplexity,
@@ -94,7 +93,6 @@ def saved_losses(run_folder: Path) -> dict[int, Path]:
 
 
 def save_losses(path: Path, losses: Mapping[str, DocumentLosses]) -> None:
-    """Write the losses of each set to an .npz file, atomically."""
     arrays = {
         f"{number}.{field.name}": vars(of_set)[field.name]
         for number, of_set in enumerate(losses.values())
@@ -381,7 +379,6 @@ class EvaluationReport:
         return content
 
     def verdicts(self) -> list[str]:
-        """A sentence for each set, kind of question and task."""
         return [one.verdict() for one in (*self.sets, *self.domain_test, *self.tasks)]
 
 
@@ -419,7 +416,6 @@ def more(difference: Difference) -> str:
 
 
 def dominated(difference: Difference) -> str:
-    """The warning about one document that decides much of the result."""
     share = f"{100 * (difference.largest_share or 0):.0f} % of the bytes"
     remedy = "split it or leave it out, and hold out more documents"
     return f"One document holds {share} and decides much of this: {remedy}."

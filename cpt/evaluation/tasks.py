@@ -26,8 +26,6 @@ LOWER_IS_BETTER = ("perplexity", "bits_per_byte")  # metrics that lm-eval does n
 
 @dataclass(frozen=True)
 class TaskScore:
-    """One metric of one task or group of tasks."""
-
     task: str
     metric: str
     """As lm-eval calls it, with its filter: `acc,none`."""
@@ -86,7 +84,6 @@ def domain_test_of_recipe(*, questions: int = 200) -> int:
 
 
 def domain_questions(tasks: Sequence[Component]) -> int:
-    """How many questions `evaluation.tasks` allows."""
     return next(
         (domain_test_of_recipe(**task.options) for task in tasks if task.name == DOMAIN_TEST), domain_test_of_recipe()
     )

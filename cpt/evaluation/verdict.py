@@ -182,8 +182,6 @@ class NotRun:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Everything that is known of a finished run."""
-
     run: str
     model: str
     """Folder of the trained model."""
@@ -281,7 +279,6 @@ def domain_sentence(domain: Difference, other: str) -> str:
 
 
 def general_sentence(general: Difference, what: str = "general text") -> str:
-    """What became of text that the model should not forget."""
     outcome, text = outcome_of_set(general, is_general=True), what[0].upper() + what[1:]
     if outcome == "better":
         return f"{text} became better, by {relative(general)}."
@@ -363,7 +360,6 @@ def compare_sets(
             before, after = load_losses(files[0]), load_losses(files[max(files)])
         except CheckpointError as problem:
             record_event(folder, DAMAGED, f"The verdict has no intervals: {problem}")
-            before, after = {}, {}
     sets = []
     for name, was in course[0].bits_per_byte.items():
         if name not in course[-1].bits_per_byte:
@@ -410,9 +406,7 @@ def not_measured(
     elif not sets:
         missing["held-out text"] = "nothing was held out: set `evaluation.held_out_share` or `evaluation.perplexity`"
     elif not any(one.is_general for one in sets):
-        missing["forgetting"] = (
-            f"`evaluation.retain` names no held-out set of general text. A public one: {GENERAL_SET}"
-        )
+        missing["forgetting"] = f"`evaluation.retain` names no set of general text. A public one: {GENERAL_SET}"
     if unpaired := ", ".join(one.name for one in sets if one.difference is None):
         missing[f"intervals of {unpaired}"] = f"no losses by document were kept, or there is one document. {evaluate}"
     if (sets or not examples) and (evaluation is None or not evaluation.domain_test):
@@ -423,7 +417,6 @@ def not_measured(
 
 
 def write_verdict(folder: Path, verdict: Verdict) -> None:
-    """Write verdict.md and verdict.json into the run's folder."""
     content = json.dumps(verdict.to_json(), indent=2, ensure_ascii=False) + "\n"
     try:
         write_atomic(folder / VERDICT_PAGE, verdict_page(verdict), reuse_space=True)
@@ -434,12 +427,10 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
 
 
 def verdict_page(verdict: Verdict) -> str:
-    """The page in Markdown, rendered from `verdict.md.jinja`."""
     environment = Environment(trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {
         "cell": lambda text: text.replace("|", "\\|"),
         "sample": sample,
-        "few": few,
         "dominated": dominated,
     }
     template = environment.from_string(Path(__file__).with_name("verdict.md.jinja").read_text(encoding="utf-8"))
@@ -468,8 +459,3 @@ def sample(text: str) -> str:
     """The beginning of a text as code in one line, with arrows for line breaks."""
     line = text[:LONGEST_SAMPLE].replace("`", "'").replace("\n", " ↵ ")
     return f"`{line}{'...' if len(text) > LONGEST_SAMPLE else ''}`" if line.strip(" ↵") else "(nothing)"
-
-
-def few(difference: Difference | None) -> str:
-    """A mark after the outcome if it rests on few documents."""
-    return " (few)" if difference is not None and difference.is_clear and difference.is_on_few else ""

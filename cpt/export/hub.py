@@ -87,7 +87,6 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
 
 
 def what_went_wrong(problem: BaseException, name: str, folder: Path | None = None) -> ResourceError:
-    """The Hub's answer with its remedy."""
     response = vars(problem).get("response")  # of huggingface_hub's errors, and of those of httpx that it lets through
     status = 0 if response is None else int(response.status_code)
     reason = {

@@ -144,7 +144,6 @@ def export_quantised(
 def write_quantised(
     trained: Trained, whole: Path, folder: Path, options: ExportOptions, method: Method, max_rise: float
 ) -> Iterator[str]:
-    """Quantise a whole export into another folder, prove what was stored, and measure what it costs."""
     dtype, device = options.dtype, "cuda" if method == "int4" else None
     tokenizer, config = AutoTokenizer.from_pretrained(whole), AutoConfig.from_pretrained(whole)
     text = evaluation_text(trained, tokenizer, config, options.text)

@@ -48,8 +48,6 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 @dataclass(frozen=True)
 class Trained:
-    """Weights on the disk, and the run that they come from."""
-
     folder: Path
     kind: Kind
     run: Path | None

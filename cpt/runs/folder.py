@@ -328,7 +328,6 @@ def get(content: object, *keys: str) -> Any:
 
 
 def get_dict(content: object, *keys: str) -> Content:
-    """The mapping under nested keys; empty if there is none."""
     found = get(content, *keys)
     return found if isinstance(found, dict) else {}
 
