@@ -148,7 +148,18 @@ def compare(folders: Sequence[Path]) -> Comparison:
     runs = read_runs(folders)
     not_compared: list[str] = []
     for run in runs:
-        not_compared += missing_parts(run)
+        record = run.record
+        parts = {
+            f"recipe of {run.name}: no {RECIPE}": record.recipe,
+            f"versions, code and machine of {run.name}: no {ENVIRONMENT}": record.environment,
+            f"data, tokenizer and weights of {run.name}: no {INPUTS}": record.inputs,
+            f"losses, speed and memory of {run.name}: no {METRICS}": record.metrics.names,
+        }
+        not_compared += [f"{run.name}: {text}." for text in record.unreadable]
+        not_compared += [f"{sentence}." for sentence, content in parts.items() if not content]
+        if record.state != "finished":
+            step = format_count(record.metrics.last("step")) or "?"
+            not_compared.append(f"the end of {run.name}: its state is {record.state} at step {step}.")
     recipe, model = recipe_topic(runs, not_compared), model_topic(runs)
     decides = any(row.name.startswith(DECIDE_ABOUT_DATA) for row in recipe.rows) or bool(model.rows)
     differences = [recipe, *environment_topics(runs), data_topic(runs, decides), model]
@@ -189,22 +200,6 @@ def read_compared_run(folder: Path, name: str) -> ComparedRun:
         except CheckpointError as problem:
             record.unreadable.append(str(problem))
     return ComparedRun(name, record, losses)
-
-
-def missing_parts(run: ComparedRun) -> list[str]:
-    record = run.record
-    parts: tuple[tuple[str, object, str], ...] = (
-        (RECIPE, record.recipe, "recipe"),
-        (ENVIRONMENT, record.environment, "versions, code and machine"),
-        (INPUTS, record.inputs, "data, tokenizer and weights"),
-        (METRICS, record.metrics.names, "losses, speed and memory"),
-    )
-    sentences = [f"{run.name}: {text}." for text in record.unreadable]
-    sentences += [f"{what} of {run.name}: no {file}." for file, content, what in parts if not content]
-    if record.state != "finished":
-        step = record.metrics.last("step")
-        sentences.append(f"the end of {run.name}: its state is {record.state} at step {format_count(step) or '?'}.")
-    return sentences
 
 
 def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:

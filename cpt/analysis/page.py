@@ -42,7 +42,6 @@ class Curve:
     faint: bool = False
     """Pale and in the color of the next curve: raw values behind smoothed ones."""
     points: bool = False
-    """Mark each value."""
 
 
 def curves(

@@ -46,9 +46,7 @@ WORD = re.compile(r"[^\W\d_]\w*(?:-\w+)*")
 @dataclass(frozen=True)
 class Question:
     kind: str
-    """cloze or continuation."""
     where: str
-    """The document's file and line."""
     context: str
     choices: tuple[str, ...]
     answer: int
@@ -186,7 +184,6 @@ class Candidate(NamedTuple):
     first: int
     """Where the choice begins."""
     num_bytes: int
-    """Of the choice."""
 
 
 def answer_questions(

@@ -65,7 +65,6 @@ class EvaluationRequest:
     made: Mapping[str, list[Question]] = field(default_factory=dict)
     """Questions that exist already, by set."""
     tasks: Sequence[TaskChoice] = ()
-    """Of lm-eval."""
     batch_size: int = 8
     is_compared: bool = False
     """With another model, which needs two documents of each set."""
@@ -210,7 +209,7 @@ def build_report(measured: EvaluationResult, base: EvaluationResult | None = Non
 def needs_verdict(run: Run) -> bool:
     """Whether the verdict of a finished run has only the run's own losses so far."""
     page = run.folder / VERDICT
-    return run.is_finished and page.is_file() and not read_object(page, []).get("is_complete", True)
+    return run.is_finished and page.is_file() and not read_object(page).get("is_complete", True)
 
 
 def complete_verdict(run: Run, *, batch_size: int = 8) -> Verdict:

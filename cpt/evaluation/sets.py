@@ -34,7 +34,6 @@ DEFAULT_LENGTH = 2048
 class HeldOutText(NamedTuple):
     text: str
     where: str
-    """Its file and line."""
 
 
 @dataclass(frozen=True)

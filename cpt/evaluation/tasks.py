@@ -45,13 +45,9 @@ class TaskChoice:
     names: tuple[str, ...]
     """lm-eval's tasks, groups or tags, or those of `folder`."""
     folder: Path | None = None
-    """Holds YAML files of your own tasks; they need no network where their data do not."""
     allow_code: bool = False
-    """Execute code that the model writes, as HumanEval and MBPP do. It runs on this machine, with your rights."""
     limit: int | None = None
-    """Only the first so many questions of each task."""
     num_fewshot: int | None = None
-    """Solved examples before each question; by default as the task says."""
 
 
 def task_of_recipe(

@@ -56,7 +56,6 @@ class ExampleSet:
     accuracy: tuple[float, float] | None = None
     margin: tuple[float, float] | None = None
     reward: tuple[float, float] | None = None
-    """The mean of the recipe's rewards."""
     has_reference: bool = False
     """Rewards are against the model that the run began with, so that before it no pair could be told apart."""
     is_new_head: bool = False
@@ -184,10 +183,8 @@ class NotRun:
 class Verdict:
     run: str
     model: str
-    """Folder of the trained model."""
     base: str | None
     tokens: int
-    """Trained on."""
     sets: list[SetVerdict]
     domain: Difference | None
     """Bits per byte of all domain sets together."""
@@ -205,7 +202,6 @@ class Verdict:
     samples: list[Sample] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
     serve: str | None = None
-    """The command that serves the model."""
     is_complete: bool = False
     """False while it holds only what the run itself measured."""
     examples: list[ExampleSet] = field(default_factory=list)
@@ -321,7 +317,7 @@ def verdict_of_run(
     # `domain test of code` in `not_run` says more than `domain test`.
     unmentioned = {what: why for what, why in missing.items() if not any(one.what.startswith(what) for one in not_run)}
     sources = []
-    for name, facts in read_object(folder / INPUTS, []).get("data", {}).get("sources", {}).items():
+    for name, facts in read_object(folder / INPUTS).get("data", {}).get("sources", {}).items():
         decontaminated = sum(count for reason, count in facts["dropped"].items() if reason.startswith(REASON))
         sources.append(SourceFacts(name, facts["documents"], facts["share"], facts["licence"], decontaminated))
     return Verdict(
@@ -428,11 +424,7 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
 
 def verdict_page(verdict: Verdict) -> str:
     environment = Environment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {
-        "cell": lambda text: text.replace("|", "\\|"),
-        "sample": sample,
-        "dominated": dominated,
-    }
+    environment.filters |= {"cell": lambda text: text.replace("|", "\\|"), "sample": sample, "dominated": dominated}
     template = environment.from_string(Path(__file__).with_name("verdict.md.jinja").read_text(encoding="utf-8"))
     names = ("loss", "accuracy", "margin", "reward")
     examples = [(one, name, vars(one)[name]) for one in verdict.examples for name in names if vars(one)[name]]

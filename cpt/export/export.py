@@ -120,7 +120,7 @@ def complete(
     unfinished: Path, adapted: PeftModel | None, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, run: Path
 ) -> None:
     if adapted:
-        if weights := read_object(run / INPUTS, []).get("weights"):
+        if weights := read_object(run / INPUTS).get("weights"):
             write_json(unfinished / ADAPTER / BASE_WEIGHTS, weights)
         # The base is built anew, as the run did; its seed decides rows that the vocabulary grew by.
         dtype = next(adapted.get_base_model().parameters()).dtype

@@ -33,9 +33,16 @@ def write_model_card(
         adapter: the folder holds an adapter instead of a model.
     """
     recipe = None if run is None else load_recipe(run / RECIPE)
-    environment = {} if run is None else read_object(run / ENVIRONMENT, [])
-    sources = {} if run is None else get_dict(read_object(run / INPUTS, []), "data", "sources")
-    evaluations = {} if run is None else read_evaluations_at(run / METRICS, step)
+    environment = {} if run is None else read_object(run / ENVIRONMENT)
+    sources = {} if run is None else get_dict(read_object(run / INPUTS), "data", "sources")
+    course = [] if run is None else read_course(run / METRICS)
+    before = course[0].bits_per_byte if course and course[0].step == 0 else {}
+    after = [point for point in course if step is None or point.step == step][-1:]
+    evaluations: Evaluations = {
+        name: (before.get(name) if point.step else None, value)
+        for point in after
+        for name, value in point.bits_per_byte.items()
+    }
     base = None if recipe is None else recipe.model.path
     written = {} if recipe is None else recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     verdict = ""
@@ -104,15 +111,3 @@ def base_licence(base: str | None) -> str | None:
     except (ValueError, yaml.YAMLError):  # not the Hub's header
         return None
     return licence if isinstance(licence, str) else None
-
-
-def read_evaluations_at(metrics: Path, step: int | None) -> Evaluations:
-    """The first evaluation of a run, and the one of a step, by default the last."""
-    course = read_course(metrics)
-    before = course[0].bits_per_byte if course and course[0].step == 0 else {}
-    after = [point for point in course if step is None or point.step == step][-1:]
-    return {
-        name: (before.get(name) if point.step else None, value)
-        for point in after
-        for name, value in point.bits_per_byte.items()
-    }

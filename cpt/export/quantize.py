@@ -52,7 +52,6 @@ BEGINNING = 4000  # characters read of a document, so that one long document doe
 @dataclass(frozen=True)
 class EvaluationText:
     where: str
-    """What the text is, for the report."""
     windows: list[list[int]]
     num_bytes: int
     """UTF-8 bytes of the text of the predicted tokens."""

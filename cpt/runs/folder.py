@@ -287,7 +287,6 @@ class RunRecord:
     status: Content = field(default_factory=dict)
     verdict: Content = field(default_factory=dict)
     events: list[Content] = field(default_factory=list)
-    samples: list[Content] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     """A sentence for each file, or part of one, that cannot be read."""
 
@@ -315,7 +314,6 @@ def read_run(folder: Path, figures: Collection[str] | None = None) -> RunRecord:
         status=read_status(folder, unreadable),
         verdict=read_object(folder / VERDICT, unreadable),
         events=read_objects(folder / EVENTS, unreadable),
-        samples=read_objects(folder / SAMPLES, unreadable),
         unreadable=unreadable,
     )
 

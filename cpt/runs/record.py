@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count, pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -75,7 +76,7 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         """The last status; empty before the first one and if the file is damaged."""
-        return read_object(self.folder / STATUS, [])
+        return read_object(self.folder / STATUS)
 
     def skipped_share(self) -> tuple[int, int]:
         """Steps that the loss guard skipped, and all steps so far."""
@@ -180,7 +181,7 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, train
         if trains and not (run.folder / STATUS).exists():
             write_json(run.folder / ENVIRONMENT, describe_environment())
         elif trains:  # a later start: what differs from the first
-            first, now = read_object(run.folder / ENVIRONMENT, []), describe_environment()
+            first, now = read_object(run.folder / ENVIRONMENT), describe_environment()
             changes = {key: value for key, value in now.items() if key == "started" or value != first.get(key)}
             LinesFile(run.folder / STARTS).add(json.dumps(changes, default=str))
         remove_heartbeats(run.folder)  # else a process of an earlier start seems to be gone
@@ -255,17 +256,11 @@ def claim_folder(recipe: Recipe) -> Path:
 
 def claim_new_folder(recipe: Recipe) -> Path:
     """The first of output_dir/name, name-2, name-3, ... that is free; the other ranks take the last that exists."""
-    number = 1
-    while True:
-        name = recipe.name if number == 1 else f"{recipe.name}-{number}"
-        folder = recipe.output_dir / name
-        if not is_main_process():
-            following = recipe.output_dir / f"{recipe.name}-{number + 1}"
-            if not following.exists():
-                return folder
-        elif not folder.exists():
-            return write_record(recipe, folder)
-        number += 1
+    names = (recipe.name if number == 1 else f"{recipe.name}-{number}" for number in count(1))
+    folders = (recipe.output_dir / name for name in names)
+    if is_main_process():
+        return write_record(recipe, next(folder for folder in folders if not folder.exists()))
+    return next(folder for folder, following in pairwise(folders) if not following.exists())
 
 
 def write_record(recipe: Recipe, folder: Path) -> Path:
@@ -343,7 +338,6 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-@lru_cache
 def name_of_processor() -> str:
     lines = CPU_INFO.read_text(errors="replace").splitlines() if CPU_INFO.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
