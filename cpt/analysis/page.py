@@ -53,14 +53,8 @@ def curves(
     marks: Sequence[float] = (),
     note: str = "",
 ) -> list[Plot]:
-    """A plot of the curves; none if no curve has a value.
-
-    Args:
-        marks: places on the x axis to mark with a triangle.
-
-    Raises:
-        ResourceError: matplotlib is not installed.
-    """
+    """A plot of the curves, with triangles at `marks` on the x axis; none if no curve has a value. ResourceError if
+    matplotlib is not installed."""
     thin = [(line, *thinned(np.asarray(line.x, dtype=float), np.asarray(line.y, dtype=float))) for line in lines]
     drawn = [(line, x, y) for line, x, y in thin if len(x)]
     if not drawn:

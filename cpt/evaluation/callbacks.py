@@ -106,11 +106,7 @@ def course_of(evaluations: Sequence[Content]) -> list[Point]:
 
 class PromptSamples(TrainerCallback):
     """Continue the recipe's prompts before the first and after the last step, one JSON line each: step, prompt,
-    continuation.
-
-    Args:
-        before_each: called before each prompt; it raises Interrupted on all processes to stop.
-    """
+    continuation. `before_each` is called before each prompt; it raises Interrupted on all processes to stop."""
 
     def __init__(
         self,
@@ -170,15 +166,11 @@ def continue_prompts(
     max_new_tokens: int = 64,
     before_each: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Generate greedily until the document ends or `max_new_tokens` are reached.
+    """Generate greedily until the document ends or `max_new_tokens` are reached; a prompt gets the begin token if the
+    tokenizer adds one, as in training.
 
-    Every process of the run must call it, and all get the same texts. The model's mode, its configs and the random
-    state do not change.
-
-    Args:
-        model: plain, a PeftModel, or wrapped by DDP or DeepSpeed.
-        prompts: beginnings of documents. They get the begin token if the tokenizer adds one, as in training.
-    """
+    Every process of the run must call it, and all get the same texts. The model may be wrapped by DDP or DeepSpeed;
+    its mode, its configs and the random state do not change."""
     # DDP and a DeepSpeed engine have the module that generates as `module`.
     is_generator = isinstance(model, PreTrainedModel) or "base_model" in dict(model.named_children())
     generator: Any = model if is_generator and not isinstance(model, DistributedDataParallel) else model.module

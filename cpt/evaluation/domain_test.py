@@ -53,11 +53,8 @@ class Question:
 
 
 def domain_test(documents: Iterable[HeldOutText], *, most: int = MOST_QUESTIONS) -> list[Question]:
-    """The questions of a held-out set, at most so many of each kind; no compared model was trained on the documents.
-
-    Raises:
-        DataError: the documents give fewer than `FEWEST_QUESTIONS`, or are conversations or pairs.
-    """
+    """At most `most` questions of each kind about held-out documents that no compared model was trained on. DataError
+    if they give fewer than `FEWEST_QUESTIONS`, or are conversations or pairs."""
     given = list({document.text: document for document in documents}.values())
     unique = [document for document in given if not document.text.startswith((PART, MARK))]
     if given and not unique:
@@ -192,12 +189,7 @@ def answer_questions(
     """Whether the model finds the right choice of each question the most likely; every process gets the same result.
 
     The log-likelihood is divided by the bytes of the choice, as in lm-eval's acc_norm, so that neither long choices
-    nor small tokens are a disadvantage.
-
-    Args:
-        batch_size: questions with one choice each in one forward pass.
-        longest: tokens of a text, at most; the beginning of longer ones is cut off.
-    """
+    nor small tokens are a disadvantage. The beginning of texts of more than `longest` tokens is cut off."""
     pairs = [(question.context, choice) for question in questions for choice in question.choices]
     candidates = [candidate(tokenizer, *pair, longest) for pair in pairs]
     # Texts of similar length share a batch: little padding.

@@ -175,14 +175,8 @@ class Difference:
 
 
 def bits_per_byte_difference(before: Sequence[DocumentLosses], after: Sequence[DocumentLosses]) -> Difference:
-    """Bits per byte of several sets together; each set is a stratum.
-
-    Args:
-        before, after: of the same sets in the same order; the tokenizers may differ.
-
-    Raises:
-        DataError: the documents are not the same, or a set has fewer than two.
-    """
+    """Bits per byte of several sets together; each set is a stratum. Both have the same sets in the same order; the
+    tokenizers may differ. DataError if the documents are not the same, or a set has fewer than two."""
     strata = []
     for old, new in zip(before, after, strict=True):
         if not np.array_equal(old.hashes, new.hashes):
@@ -280,15 +274,11 @@ def t_quantile(level: float, degrees: float) -> float:
 
 
 def accuracy_difference(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Difference:
-    """Of two accuracies on the same questions.
+    """Of two accuracies on the same questions; DataError for fewer than two.
 
     Only questions that one of the two models answers rightly tell anything, as in McNemar's test. The interval is
     Wald's after one such question was added to each side (Bonett and Price 2012, doi.org/10.3102/1076998611411915),
-    which covers well where they are few.
-
-    Raises:
-        DataError: fewer than two questions.
-    """
+    which covers well where they are few."""
     number = len(before)
     if number < FEWEST:
         raise DataError(

@@ -52,13 +52,9 @@ def sum_over_processes(sums: torch.Tensor) -> None:
 def scored_batches(
     model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch | None = None
 ) -> Iterator[ScoredBatch]:
-    """Scores of this process's rows, batch by batch; every process gets the same number of batches.
-
-    Args:
-        model: plain, a PeftModel, or wrapped by DDP or DeepSpeed. Its mode and the random state do not change.
-        batch_size: rows in one forward pass; the scores do not depend on it.
-        after_batch: called after each batch; an exception that it raises ends the evaluation.
-    """
+    """Scores of this process's rows, batch by batch; every process gets the same number of batches. The model may be
+    wrapped by DDP or DeepSpeed; its mode and the random state do not change. The scores do not depend on the batch
+    size."""
     # DDP's own forward would synchronise buffers; DeepSpeed's gathers the parameters and must stay.
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     device = next(model.parameters()).device
@@ -95,13 +91,8 @@ def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bo
 
 
 def score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The negative log-likelihood of each token but the first, whether it is predicted, and whether it was the most
-    likely.
-
-    Args:
-        logits: [B, T, V]; they predict the label one to the right.
-        labels: [B, T]; -100 is not predicted.
-    """
+    """The negative log-likelihood of each token but the first, whether it is predicted (its label is not -100), and
+    whether it was the most likely. The logits [B, T, V] predict the label [B, T] one to the right."""
     targets = labels[:, 1:]
     nats = torch.zeros(targets.shape, dtype=torch.float64, device=logits.device)
     is_correct = torch.zeros(targets.shape, dtype=torch.bool, device=logits.device)
@@ -130,14 +121,9 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def document_losses(
     model: nn.Module, held_out: Mapping[str, HeldOutSet], *, batch_size: int, after_batch: AfterBatch | None = None
 ) -> dict[str, DocumentLosses]:
-    """Measure the model on each document of each set, over all processes; every process gets the same losses.
-
-    A document's first token is not predicted; it is the begin token if the tokenizer adds one. Arguments as for
-    `scored_batches`.
-
-    Raises:
-        DataError: a set has nothing to predict.
-    """
+    """Measure the model on each document of each set, over all processes; every process gets the same losses. A
+    document's first token is not predicted; it is the begin token if the tokenizer adds one. DataError if a set has
+    nothing to predict."""
     losses, device = {}, next(model.parameters()).device
     for name, held_out_set in held_out.items():
         rows, chosen = cast(PackedRows, held_out_set.rows), held_out_set.chosen

@@ -96,11 +96,7 @@ def data_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -
 def open_evaluation_sets(
     judges: EvaluationData, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None = None
 ) -> dict[str, EvaluationSet]:
-    """Every set by its name, tokenised for one tokenizer; one process does the work for all.
-
-    Raises:
-        DataError: a file is missing, damaged or empty, or two sets have the same name.
-    """
+    """Every set by its name, tokenized for one tokenizer; one process does the work for all."""
     cache = cache_dir or default_cache_dir()
     if judges.evaluation.held_out_share is None:
         return main_process_first(lambda: sets_by_name(judges, DocumentEncoder(tokenizer), cache))

@@ -231,10 +231,8 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
 
 def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype | None, max_shard_size: str) -> None:
     """Write the mean of the models' weights, as LAWA and model soups take it (arXiv 2209.14981, 2203.05482), with the
-    last one's config and tokenizer.
-
-    Args:
-        dtype: of the written numbers; None: as the last model has them. Sums are made in float64.
+    last one's config and tokenizer. Sums are made in float64; numbers are written in the last model's dtype if `dtype`
+    is None.
 
     Raises:
         CheckpointError: fewer than two, not models, or of different shapes.

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -87,12 +88,8 @@ def logits_of(model: nn.Module, ids: list[int]) -> torch.Tensor:
 def difference(
     one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype, tolerance: float | None = None
 ) -> LogitDifference:
-    """Of two models' logits; where one pads its vocabulary, of the tokens that both have.
-
-    Args:
-        dtype: of the arithmetic, which decides what is allowed.
-        tolerance: allowed share of the largest logit, instead of the dtype's.
-    """
+    """Of two models' logits; where one pads its vocabulary, of the tokens that both have. The dtype of the arithmetic
+    decides what is allowed, or `tolerance`, a share of the largest logit."""
     columns = min(one.shape[-1], other.shape[-1])
     one, other = one[:, :columns], other[:, :columns]
     largest_logit = one.abs().max().item()
@@ -111,14 +108,7 @@ def reload_and_compare(
     device: str | None = None,
 ) -> str:
     """Compare the logits of an export, loaded in another process, with the expected ones; returns the report's line.
-
-    Args:
-        tolerance: as for `difference`.
-        base, device: as for `logits_in_another_process`.
-
-    Raises:
-        CheckpointError: the logits differ.
-    """
+    CheckpointError if they differ."""
     logits = logits_in_another_process(folder, text, dtype, base=base, device=device)
     found = difference(expected, logits, dtype, tolerance)
     what, library = ("The export", "transformers") if base is None else ("The adapter", "peft")
@@ -132,18 +122,11 @@ def reload_and_compare(
 def logits_in_another_process(
     folder: Path, text: ProofText, dtype: torch.dtype, *, base: str | None = None, device: str | None = None
 ) -> torch.Tensor:
-    """The logits that plain transformers computes from an export, in a new process that cannot import this package.
-
-    Args:
-        base: the folder holds an adapter of this model, which peft loads onto it.
-        device: where the model is loaded, by default the CPU.
-
-    Raises:
-        CheckpointError: it cannot be loaded there.
-    """
+    """The logits that plain transformers computes from an export, in a new process that cannot import this package, by
+    default on the CPU. With a `base`, the folder holds an adapter of that model, which peft loads onto it."""
     with tempfile.TemporaryDirectory() as scratch:
         job, output = Path(scratch) / "job.json", Path(scratch) / "logits.safetensors"
-        content = {"folder": str(folder), "output": str(output), "own_code": brings_its_code(folder)}
+        content: dict[str, Any] = {"folder": str(folder), "output": str(output), "own_code": brings_its_code(folder)}
         content |= {"text": text.text, "ids": text.ids, "dtype": name_of(dtype), "base": base, "device": device}
         job.write_text(json.dumps(content))
         quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}

@@ -109,11 +109,8 @@ def check_quantising(method: Method, dtype: torch.dtype) -> None:
 def export_quantised(
     trained: Trained, output: Path, options: ExportOptions, method: Method, max_rise: float
 ) -> Iterator[str]:
-    """Export the whole model into a scratch folder, quantise it from there; yields lines of the report.
-
-    Raises:
-        CheckpointError: the proof failed, or it costs too much; then no folder is left behind.
-    """
+    """Export the whole model into a scratch folder, quantize it from there; yields lines of the report.
+    CheckpointError if the proof failed or it costs too much; then no folder is left behind."""
     scratch = output.with_name(f".{output.name}.whole")
     whole = scratch / output.name  # the model card's title is the folder's name
     shutil.rmtree(scratch, ignore_errors=True)

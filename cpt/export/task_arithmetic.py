@@ -121,11 +121,8 @@ def match_rows(
     chat: PreTrainedTokenizerBase,
     rows: tuple[int, int, int],
 ) -> SharedRowIds:
-    """Match the three vocabularies; the ids of `after` stay what they are.
-
-    Raises:
-        CheckpointError: they are not the same tokenizer with tokens added.
-    """
+    """Match the three vocabularies; the ids of `after` stay what they are. CheckpointError if they are not the same
+    tokenizer with tokens added."""
     vocabularies = after_ids, base_ids, chat_ids = after.get_vocab(), base.get_vocab(), chat.get_vocab()
     for ids, count, what in zip(vocabularies, rows, ("--after", "--base", "--chat"), strict=True):
         if (needed := max(ids.values()) + 1) > count:

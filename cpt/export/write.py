@@ -68,12 +68,6 @@ class MergeProof:
 
 
 def check_output(output: Path, max_shard_size: str) -> None:
-    """Check the options before anything is read.
-
-    Raises:
-        RecipeError: `max_shard_size` is not a size.
-        CheckpointError: the output is not empty, or cannot be written.
-    """
     number = max_shard_size.rstrip("KMGTBi")
     if not number.isdigit() or int(number) == 0 or not max_shard_size.endswith("B"):
         raise RecipeError(f"--max-shard-size: expected a size like 5GB, got `{max_shard_size}`.")
@@ -86,11 +80,8 @@ def check_output(output: Path, max_shard_size: str) -> None:
 
 
 def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iterator[str]:
-    """Write the model, load it in another process and compare; yields the lines of the report.
-
-    Raises:
-        CheckpointError: something is missing, or a comparison fails; then no folder is left behind.
-    """
+    """Write the model, load it in another process and compare; yields the lines of the report. CheckpointError if
+    something is missing or a comparison fails; then no folder is left behind."""
     dtype, tokenizer = options.dtype, tokenizer_of(trained)
     config = load_config(trained.base) if trained.is_adapter else saved_config(trained.folder)
     text = proof_text(tokenizer, config, options.text)
@@ -132,11 +123,7 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
 
 
 def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> Iterator[str]:
-    """Write the adapter as it is, with the sha256 of its base, and load it with plain peft.
-
-    Raises:
-        CheckpointError: it is no adapter, or it changes nothing.
-    """
+    """Write the adapter as it is, with the sha256 of its base, and load it with plain peft."""
     if trained.kind != "adapter":
         merged = "" if trained.kind == "model" else "Export it merged: "
         remedy = f"{merged}{'leave' if merged else 'Leave'} --adapter-only out."
@@ -211,11 +198,7 @@ def merge_proven(
     dtype: torch.dtype,
     tolerance: float | None = None,
 ) -> tuple[PreTrainedModel, MergeProof]:
-    """Merge in fp32, round to `dtype`, and compare the logits at each step.
-
-    Args:
-        base: in fp32; it becomes the merged model.
-        put_adapter: gives the base with its adapter.
+    """Merge in fp32, round to `dtype`, and compare the logits at each step; `base` becomes the merged model.
 
     Raises:
         CheckpointError: the adapter changes nothing, or the merged model has other logits than base and adapter.

@@ -172,11 +172,8 @@ class Metrics:
 
 
 def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
-    """Read a run's metrics; values that are not finite numbers count as not logged.
-
-    Args:
-        names: wanted figures, `eval_*` for all that begin so; all by default. Fewer are faster.
-    """
+    """Read a run's metrics; values that are not finite numbers count as not logged. Reading only some figures
+    (`eval_*` for all that begin so) is faster."""
 
     @cache
     def wanted(keys: tuple[str, ...]) -> list[str]:
