@@ -46,16 +46,11 @@ Stratum = tuple[Floats, Floats]
 class DocumentLosses:
     """One model on one set; the arrays have an item for each document, in the set's order."""
 
-    hashes: NDArray[np.uint64]
-    """xxh3-64 of the text: which document it is, whatever tokenizer read it."""
-    num_bytes: NDArray[np.int64]
-    """UTF-8 bytes of the text."""
-    nats: NDArray[np.float64]
-    """Negative log-likelihood of the document."""
-    num_tokens: NDArray[np.int64]
-    """Predicted ones."""
-    num_correct: NDArray[np.int64]
-    """Those that were the most likely."""
+    hashes: NDArray[np.uint64]  # xxh3-64 of the text: which document it is, whatever tokenizer read it
+    num_bytes: NDArray[np.int64]  # UTF-8 bytes of the text
+    nats: NDArray[np.float64]  # negative log-likelihood of the document
+    num_tokens: NDArray[np.int64]  # predicted tokens
+    num_correct: NDArray[np.int64]  # tokens that were the most likely ones
 
     @property
     def loss(self) -> float:

@@ -31,16 +31,11 @@ AfterBatch = Callable[[], None]
 class ScoredBatch:
     """Scores of some rows: B sequences of T tokens, of which T - 1 can be predicted."""
 
-    rows: Sequence[int]
-    """Their numbers."""
-    position_ids: torch.Tensor
-    """[B, T], beginning anew with each piece of a document."""
-    nats: torch.Tensor
-    """[B, T - 1] float64, of the token one to the right; 0 where nothing is predicted."""
-    is_predicted: torch.Tensor
-    """[B, T - 1]"""
-    is_correct: torch.Tensor
-    """[B, T - 1]: the token was the most likely one."""
+    rows: Sequence[int]  # their numbers
+    position_ids: torch.Tensor  # [B, T], beginning anew with each piece of a document
+    nats: torch.Tensor  # [B, T - 1] float64, of the token one to the right; 0 where nothing is predicted
+    is_predicted: torch.Tensor  # [B, T - 1]
+    is_correct: torch.Tensor  # [B, T - 1]: the token was the most likely one
 
 
 def sum_over_processes(sums: torch.Tensor) -> None:

@@ -36,14 +36,8 @@ CONFIGS = ("config.json", "generation_config.json")
 SERVED = {"use_cache": True, "output_router_logits": False}  # in the configs; training had other values
 MODEL_FILES = (  # a model folder without its weights and without the state of a training
     *CONFIGS,
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.*",
-    "vocab.*",
-    "merges.txt",
-    "*.py",
-    EXTENSION,
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.*", "vocab.*", "merges.txt"),
+    *("*.py", EXTENSION),
 )
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -78,15 +79,9 @@ def card_data(name: str, recipe: Recipe | None, evaluations: Evaluations, adapte
     base = None if recipe is None else recipe.model.path
     paths: Iterable[str | None] = [] if recipe is None else [base, *(source.path for source in recipe.data.sources)]
     on_hub = {path for path in paths if path and HUB_ID.fullmatch(path) and not Path(path).exists()}
+    metric: dict[str, Any] = {"metric_type": "bits_per_byte", "metric_name": "bits per byte"}
     figures = [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type=name,
-            dataset_name=name,
-            metric_type="bits_per_byte",
-            metric_name="bits per byte",
-            metric_value=round(after, 5),
-        )
+        EvalResult("text-generation", **metric, dataset_type=name, dataset_name=name, metric_value=round(after, 5))
         for name, (_, after) in evaluations.items()
     ]
     return ModelCardData(

@@ -2,7 +2,7 @@
 tensor."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,8 @@ def write_chat_vector(
     names = vocabulary_tensors(trained.config, trained.tensors.files)
     for other in (origin, speaker):
         refuse_other_shapes(trained.tensors, other.tensors, apart_from=sorted(names))
-    counts = tuple(next(part.tensors.shapes[name][0] for name in sorted(names)) for part in (trained, origin, speaker))
-    rows = match_rows(trained.tokenizer, origin.tokenizer, speaker.tokenizer, (counts[0], counts[1], counts[2]))
+    counts = [part.tensors.shapes[min(names)][0] for part in (trained, origin, speaker)]
+    rows = match_rows(trained.tokenizer, origin.tokenizer, speaker.tokenizer, counts)
 
     def merged(name: str) -> torch.Tensor:
         one, two, three = (part.tensors.read(name) for part in (trained, origin, speaker))
@@ -102,11 +102,9 @@ def write_configs(output: Path, chat: Part, chat_tokens: dict[int, str], ids: di
 @dataclass(frozen=True)
 class SharedRowIds:
     total: int
-    shared: torch.Tensor
-    """[n] rows that stand for a token of all three models (row numbers of the trained model)."""
-    in_base: torch.Tensor
-    in_chat: torch.Tensor
-    """[n] the same tokens' rows there."""
+    shared: torch.Tensor  # [n] rows of tokens that all three models have, in the trained model
+    in_base: torch.Tensor  # [n] the same tokens' rows there
+    in_chat: torch.Tensor  # [n] and there
     added: list[str]
     """The chat model's own tokens, appended behind those of the trained model."""
     first_added: int
@@ -116,10 +114,7 @@ class SharedRowIds:
 
 
 def match_rows(
-    after: PreTrainedTokenizerBase,
-    base: PreTrainedTokenizerBase,
-    chat: PreTrainedTokenizerBase,
-    rows: tuple[int, int, int],
+    after: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase, rows: Sequence[int]
 ) -> SharedRowIds:
     """Match the three vocabularies; the ids of `after` stay what they are. CheckpointError if they are not the same
     tokenizer with tokens added."""

@@ -183,8 +183,6 @@ def is_plain(path: str | None, base: PreTrainedModel) -> bool:
     return bool(rows == base.config.vocab_size)
 
 
-# --- merging an adapter ----------------------------------------------------------------------------------------------
-
 NO_EFFECT = (
     "the adapter changes nothing: base and adapter give the same logits. It was not trained, or its weights are zero."
     " Choose a later checkpoint, or check whether the run's loss moved (metrics.jsonl)."
