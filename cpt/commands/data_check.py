@@ -21,7 +21,7 @@ from cpt.console import open_console
 from cpt.data.examples.check import CUT, WORKERS_IMPORT, WRONG, ExampleReport, Inspector, missing_tokens
 from cpt.data.examples.encoder import ExampleEncoder, encoder_of
 from cpt.data.readers.columns import form_of_source, sections_of
-from cpt.data.readers.decontamination import Judged
+from cpt.data.readers.decontamination import EvaluationDocument
 from cpt.data.readers.documents import (
     BadRow,
     Document,
@@ -330,8 +330,8 @@ def what_becomes_of_them(found: Contamination, recipe: Recipe) -> str:
     )
 
 
-def questions(tasks: Sequence[str], folder: Path | None) -> Iterator[Judged]:
+def questions(tasks: Sequence[str], folder: Path | None) -> Iterator[EvaluationDocument]:
     if tasks:
         from cpt.evaluation.tasks import task_texts  # imports torch, which takes seconds
 
-        yield from (Judged(*question) for question in task_texts(tasks, folder))
+        yield from (EvaluationDocument(*question) for question in task_texts(tasks, folder))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from cpt.data.readers.columns import ONE_A_ROW, form_of_stage, sections_of
-from cpt.data.readers.decontamination import Judged
+from cpt.data.readers.decontamination import EvaluationDocument
 from cpt.data.readers.sources import files_with_sizes
 from cpt.data.rows.contamination import Contamination, find_contamination
 from cpt.data.rows.open_sources import unchecked_sources
@@ -286,5 +286,7 @@ def search_after_training(recipe: Recipe) -> Contamination | None:
         size += sum(file_size for _, file_size in files_with_sizes(source, f"data.sources[{number}]"))
     if size > MOST_BYTES_SEARCHED:
         raise DataError(f"the sources have {size / 2**30:.1f} GiB, which takes a while to search")
-    questions = (Judged(*question) for choice in choices for question in task_texts(choice.names, choice.folder))
+    questions = (
+        EvaluationDocument(*question) for choice in choices for question in task_texts(choice.names, choice.folder)
+    )
     return find_contamination(data, evaluation, questions)

@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.cache import default_cache_dir, key_of, write_once
 from cpt.data.readers.columns import form_of_source
-from cpt.data.readers.decontamination import FORMAT, NAME, WORDS, Judged, load_runs, read_runs
+from cpt.data.readers.decontamination import FORMAT, NAME, WORDS, EvaluationDocument, load_runs, read_runs
 from cpt.data.readers.documents import Document, Piece, apply_policy
 from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
 from cpt.data.rows.open_sources import filters_of, keyed_sources, transforms_of
@@ -86,7 +86,7 @@ class Contamination:
 
 
 def find_contamination(
-    data: Data, evaluation: Evaluation, questions: Iterable[Judged] = (), *, cache_dir: Path | None = None
+    data: Data, evaluation: Evaluation, questions: Iterable[EvaluationDocument] = (), *, cache_dir: Path | None = None
 ) -> Contamination:
     """Search the training documents, after transforms and filters, for the evaluation documents, on all cores.
 
@@ -96,7 +96,7 @@ def find_contamination(
     """
     of_sets: set[int] = set()
 
-    def noted() -> Iterator[Judged]:
+    def noted() -> Iterator[EvaluationDocument]:
         for judged in documents_of_sets(data, evaluation):
             of_sets.add(xxh3_64_intdigest(judged.text.encode()))
             yield judged
@@ -124,11 +124,11 @@ def find_contamination(
     )
 
 
-def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[Judged]:
+def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[EvaluationDocument]:
     for number, held_out in enumerate(evaluation.perplexity):
         work, name = work_of(data, held_out, f"evaluation.perplexity[{number}]"), reported_name(held_out)
         for text, document in texts_of(work, pieces_of(held_out, work.key)):
-            yield Judged(name, document.where, text)
+            yield EvaluationDocument(name, document.where, text)
 
 
 def small_sets(data: Data, evaluation: Evaluation, fewest: int) -> Iterator[tuple[str, HeldOut, int]]:
@@ -142,7 +142,9 @@ def small_sets(data: Data, evaluation: Evaluation, fewest: int) -> Iterator[tupl
                 yield key, held_out, count
 
 
-def held_out_documents(data: Data, evaluation: Evaluation, *, only_local: bool = False) -> Iterator[Judged]:
+def held_out_documents(
+    data: Data, evaluation: Evaluation, *, only_local: bool = False
+) -> Iterator[EvaluationDocument]:
     """The documents that the hash of their text keeps from training, out of the shards that the held-out sets are
     taken from."""
     share = evaluation.held_out_share
@@ -151,7 +153,7 @@ def held_out_documents(data: Data, evaluation: Evaluation, *, only_local: bool =
             yield from held_out_of(data, source, f"data.sources[{number}]", share or 0.0)
 
 
-def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[Judged]:
+def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[EvaluationDocument]:
     work, states = work_of(data, source, key), states_of(source, key)
     plan = plan_of(source, key, states, window_bytes=data.window_bytes, seed=0, ordered=order_of(source) is not None)
     jobs = [plan.shards[shard] for shard in plan.held_out]
@@ -165,7 +167,7 @@ def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[
     for texts, *_ in parts:
         for where, text in texts:
             if len(text.encode()) <= longest:
-                yield Judged(reported_name(source), where, text)
+                yield EvaluationDocument(reported_name(source), where, text)
 
 
 def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> tuple[list[tuple[str, str]], int, int]:
