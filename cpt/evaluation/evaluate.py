@@ -3,7 +3,7 @@
 import gc
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +58,7 @@ MOST_BYTES_SEARCHED = 500 * 2**20  # of sources; one core searches 15 to 35 MB a
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    judges: EvaluationData | None = None
+    held_out: EvaluationData | None = None
     """Held-out sets, of which losses are measured; None if only tasks and questions are wanted."""
     domain_test: Sequence[str] = ()
     """Held-out sets to make questions of."""
@@ -79,40 +79,40 @@ class EvaluationResult:
     tasks: list[TaskScore] = field(default_factory=list)
 
 
-def measure(model: Model, asked: EvaluationRequest) -> EvaluationResult:
+def measure(model: Model, request: EvaluationRequest) -> EvaluationResult:
     """Load a model of `model_at`, measure it, and free its memory."""
-    if asked.tasks and world_size() > 1:
+    if request.tasks and world_size() > 1:
         raise RecipeError(
             f"lm-eval's tasks run in one process, and {world_size()} were started. Start `cpt evaluate` without a"
             " launcher."
         )
     tokenizer = load_tokenizer(Tokenizer(), model)
-    sets = open_evaluation_sets(fitting(asked.judges, model), tokenizer) if asked.judges is not None else {}
-    rows = {name: of_set.rows for name, of_set in of_texts(sets, asked).items()}
-    if asked.is_compared and (alone := [name for name, of_set in rows.items() if of_set.num_documents < FEWEST]):
+    sets = open_evaluation_sets(fitting(request.held_out, model), tokenizer) if request.held_out is not None else {}
+    rows = {name: of_set.rows for name, of_set in of_texts(sets, request).items()}
+    if request.is_compared and (alone := [name for name, of_set in rows.items() if of_set.num_documents < FEWEST]):
         raise DataError(
             f"the held-out set `{alone[0]}` has one document, and two models are compared document by document:"
             f" {FEWEST} are needed at least, {FEW} for an interval to mean much. Hold out more, or cut the document"
             " into several (`text_documents` in a recipe)."
         )
-    if unknown := [name for name in asked.domain_test if name not in sets]:
+    if unknown := [name for name in request.domain_test if name not in sets]:
         known = ", ".join(sets) or "none"
         raise DataError(f"--domain-test {unknown[0]}: there is no held-out set of this name. There is: {known}.")
-    questions = {name: domain_test(sets[name].texts()) for name in asked.domain_test}
+    questions = {name: domain_test(sets[name].texts()) for name in request.domain_test}
     on_gpu = torch.cuda.is_available()
     loaded = build_model(model, tokenizer, dtype=torch.bfloat16 if on_gpu else torch.float32)
     assert isinstance(loaded, PreTrainedModel), "no adapter was asked for"
     loaded.config.use_cache = True  # tasks that generate are slow without
     loaded.eval().to("cuda" if on_gpu else "cpu")  # type: ignore[arg-type]
     tasks: list[TaskScore] = []
-    for choice in asked.tasks:  # first, since a wrong name is found here
-        tasks += run_tasks(loaded, tokenizer, choice, batch_size=asked.batch_size)
+    for choice in request.tasks:  # first, since a wrong name is found here
+        tasks += run_tasks(loaded, tokenizer, choice, batch_size=request.batch_size)
     if rows:
         log.info(f"{model.path}: {sum(len(of_set.rows) for of_set in rows.values()):,} rows of held-out text")
-    losses = document_losses(loaded, rows, batch_size=asked.batch_size)
+    losses = document_losses(loaded, rows, batch_size=request.batch_size)
     answers, longest = {}, known_positions(model)
-    for name, some in {**questions, **asked.made}.items():
-        is_right = answer_questions(loaded, tokenizer, some, batch_size=4 * asked.batch_size, longest=longest)
+    for name, some in {**questions, **request.made}.items():
+        is_right = answer_questions(loaded, tokenizer, some, batch_size=4 * request.batch_size, longest=longest)
         for kind in KINDS:
             answers[name, kind] = is_right[[question.kind == kind for question in some]]
     del loaded
@@ -122,13 +122,13 @@ def measure(model: Model, asked: EvaluationRequest) -> EvaluationResult:
     return EvaluationResult(str(model.path), losses, answers, tasks)
 
 
-def of_texts(sets: dict[str, EvaluationSet], asked: EvaluationRequest) -> dict[str, EvaluationSet]:
+def of_texts(sets: dict[str, EvaluationSet], request: EvaluationRequest) -> dict[str, EvaluationSet]:
     """The sets of texts and conversations; pairs and prompts need the run's trainer. DataError if nothing is left to
     measure."""
     found = {name: of_set for name, of_set in sets.items() if of_set.rows.form not in ONE_A_ROW}
     if others := ", ".join(name for name in sets if name not in found):
         reason = f"held-out pairs and prompts ({others}) are measured by the run: see its verdict.md and metrics.jsonl"
-        if not (found or asked.tasks or asked.made):
+        if not (found or request.tasks or request.made):
             raise DataError(f"{reason}. Name texts to measure here: --text domain=held_out.jsonl")
         log.info(f"Not measured here: {reason}.")
     return found
@@ -158,18 +158,18 @@ def model_at(path: str, of_recipe: Model | None = None) -> Model:
     return model.model_copy(update={key: vars(of_recipe)[key] for key in ("import_", "attention", *pins)})
 
 
-def fitting(judges: EvaluationData, model: Model) -> EvaluationData:
+def fitting(held: EvaluationData, model: Model) -> EvaluationData:
     """Rows that the model can read: padded if it cannot keep packed documents apart; RecipeError if they are
     longer."""
     known = known_positions(model)
-    if judges.data.sequence_length > known:
+    if held.data.sequence_length > known:
         raise RecipeError(
-            f"rows of {judges.data.sequence_length:,} tokens are longer than the {known:,} positions that {model.path}"
+            f"rows of {held.data.sequence_length:,} tokens are longer than the {known:,} positions that {model.path}"
             f" knows. Evaluate both models with --sequence-length {known}."
         )
-    is_packed = judges.packing not in ("none", "token_budget")
+    is_packed = held.packing not in ("none", "token_budget")
     needs_padding = is_packed and not isolates_documents(load_config(model))
-    return EvaluationData(judges.data, judges.evaluation, judges.seed, "token_budget") if needs_padding else judges
+    return replace(held, packing="token_budget") if needs_padding else held
 
 
 def known_positions(model: Model) -> int:
@@ -264,12 +264,12 @@ def evaluate_after_training(
             not_run.append(NotRun(f"domain test of {name}", one_line(problem)))
     if not questions and not tasks:
         return None, not_run
-    asked = EvaluationRequest(made=questions, tasks=tasks, batch_size=batch_size)
+    request = EvaluationRequest(made=questions, tasks=tasks, batch_size=batch_size)
     # Each with the tokenizer that lies beside it: the run's may have new words that the base does not know.
     paths = [str(folder), *([] if recipe.model.from_scratch else [str(recipe.model.path)])]
     what = [*(f"domain test of {name}" for name in questions), *(name for choice in tasks for name in choice.names)]
     log.info(f"Measuring {' and '.join(paths)}: {', '.join(what)}")
-    return build_report(*(measure(model_at(path, recipe.model), asked) for path in paths)), not_run
+    return build_report(*(measure(model_at(path, recipe.model), request) for path in paths)), not_run
 
 
 def search_after_training(recipe: Recipe) -> Contamination | None:

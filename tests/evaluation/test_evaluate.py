@@ -74,12 +74,12 @@ def test_rows_longer_than_the_model_knows_are_refused(models, corpus):
 
 def test_a_domain_test_of_a_set_that_is_not_there_is_refused(models, asked):
     with pytest.raises(DataError, match="domain.*held"):
-        measure(Model(path=str(models / "one")), EvaluationRequest(asked.judges, domain_test=["domain"]))
+        measure(Model(path=str(models / "one")), EvaluationRequest(asked.held_out, domain_test=["domain"]))
 
 
 def test_a_domain_test_needs_enough_documents(models, asked):
     with pytest.raises(DataError, match=r"the domain test needs 30 \w+ questions, but 12 held-out document\(s\) give"):
-        measure(Model(path=str(models / "one")), EvaluationRequest(asked.judges, domain_test=["held"]))
+        measure(Model(path=str(models / "one")), EvaluationRequest(asked.held_out, domain_test=["held"]))
 
 
 def test_one_document_is_refused_before_two_models_are_loaded(models, corpus, tmp_path):
