@@ -273,14 +273,15 @@ def environment_topics(runs: Sequence[ComparedRun]) -> list[Topic]:
 
 def surroundings(start: Content) -> dict[str, dict[str, str]]:
     """What can change figures at one start (environment.json): versions, code and machine by name."""
-    variables = get_dict(start, "variables")
     machine = {"processes": start.get("processes"), "platform": start.get("platform")} | get_dict(start, "hardware")
+    if "gpus" in machine:
+        gpus = Counter(machine["gpus"] or [])
+        machine["gpus"] = ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "none"
+    machine |= {f"variable {name}": value for name, value in get_dict(start, "variables").items()}
     code = {"source files of cpt": start.get("code", "")[:HASH_SHOWN]}
     if "git" in start:
-        code |= {
-            "commit": (get(start, "git", "commit") or "no repository")[:HASH_SHOWN],
-            "uncommitted changes": "none",
-        }
+        commit = (get(start, "git", "commit") or "no repository")[:HASH_SHOWN]
+        code |= {"commit": commit, "uncommitted changes": "none"}
         changes = [line[3:] for line in (get(start, "git", "changes") or "").splitlines() if not line.startswith("??")]
         if diff := get(start, "git", "diff"):
             code["uncommitted changes"] = f"{', '.join(changes[:4])} ({short_hash(diff)})"
@@ -288,19 +289,12 @@ def surroundings(start: Content) -> dict[str, dict[str, str]]:
         "Versions": {"python": start.get("python")}
         | {name: version or "not installed" for name, version in get_dict(start, "versions").items()},
         "Code": code,
-        "Machine": machine | {f"variable {name}": value for name, value in variables.items()},
+        "Machine": machine,
     }
     return {
-        title: {name: as_line(value) for name, value in values.items() if value not in (None, "")}
+        title: {name: str(value) for name, value in values.items() if value not in (None, "")}
         for title, values in topics.items()
     }
-
-
-def as_line(value: Any) -> str:
-    """`8 x H100` of a list."""
-    if isinstance(value, list):
-        return ", ".join(f"{count} x {name}" for name, count in Counter(map(str, value)).items()) or "none"
-    return str(value)
 
 
 def data_topic(runs: Sequence[ComparedRun], is_explained: bool) -> Topic:

@@ -132,18 +132,10 @@ Part = str | Mapping[str, str] | Table | Folded | Plot
 """A string is a paragraph, or HTML if it is `Markup`; a mapping has names and values."""
 
 
-@dataclass(frozen=True)
-class PageSection:
-    """A heading and its parts; a section without parts is not shown."""
-
-    title: str
-    parts: Sequence[Part]
-
-
-def html_page(title: str, sections: Sequence[PageSection], lead: str = "") -> str:
-    """The whole page; `lead` is its first sentence, in large letters."""
+def html_page(title: str, sections: Mapping[str, Sequence[Part]], lead: str = "") -> str:
+    """The page: `lead` in large letters, then each heading with its parts; a section without parts is skipped."""
     template = Environment(autoescape=True).from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
-    return template.render(title=title, lead=lead, sections=[section for section in sections if section.parts])
+    return template.render(title=title, lead=lead, sections={name: parts for name, parts in sections.items() if parts})
 
 
 def write_page(path: Path, text: str) -> None:

@@ -13,7 +13,7 @@ import typer
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from cpt.analysis.page import Curve, Folded, PageSection, Part, Plot, Table, curves, html_page, smoothed, write_page
+from cpt.analysis.page import Curve, Folded, Part, Plot, Table, curves, html_page, smoothed, write_page
 from cpt.data.rows.mixture import asked_shares, shares_over
 from cpt.errors import CptError
 from cpt.formatting import format_count, format_duration, format_number, format_share
@@ -80,20 +80,20 @@ def command(
 
 
 def report_page(record: RunRecord) -> str:
-    sections = [
-        PageSection("", [{name: value for name, value in facts(record) if value}]),
-        PageSection("Verdict", verdict(record)),
-        PageSection("Held-out text and examples", held_out(record)),
-        PageSection("Training", training(record)),
-        PageSection("Figures of this stage", stage_figures(record)),
-        PageSection("Mixture: requested and realized", mixture(record)),
-        PageSection("Speed and hardware", plots_of(record, PLOTS[2:])),
-        PageSection("Memory and speed against the plan", against_plan(record)),
-        PageSection("Events", events(record)),
-        PageSection("Sources", sources(record)),
-        PageSection("Missing in this record", missing(record)),
-        PageSection("The record", list(details(record))),
-    ]
+    sections: dict[str, Sequence[Part]] = {
+        "": [{name: value for name, value in facts(record) if value}],
+        "Verdict": verdict(record),
+        "Held-out text and examples": held_out(record),
+        "Training": training(record),
+        "Figures of this stage": stage_figures(record),
+        "Mixture: requested and realized": mixture(record),
+        "Speed and hardware": plots_of(record, PLOTS[2:]),
+        "Memory and speed against the plan": against_plan(record),
+        "Events": events(record),
+        "Sources": sources(record),
+        "Missing in this record": missing(record),
+        "The record": list(details(record)),
+    }
     return html_page(record.folder.resolve().name, sections, record.verdict.get("headline") or state(record))
 
 

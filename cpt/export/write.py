@@ -90,7 +90,13 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
             check_mergeable(json.loads((trained.folder / ADAPTER_CONFIG).read_text())["peft_type"])
         base = load_base(trained, tokenizer)
         model, proof = merge_proven(base, lambda base: with_adapter(base, trained), text, dtype, options.tolerance)
-        yield from describe_merge(proof, dtype)
+        changed = f"({proof.changed} of {proof.tensors} tensors)"
+        yield f"The adapter changes logits by up to {proof.effect.largest:.3g} {changed}."
+        yield f"Adapter against merged model in float32: largest difference of logits {proof.merged}."
+        if dtype != torch.float32:
+            yield f"Adapter against merged model in {name_of(dtype)}: largest difference of logits {proof.exported}."
+        if proof.exported.largest > proof.effect.largest:
+            yield f"warning: rounding to {name_of(dtype)} changes more than the adapter did. Use --dtype float32."
     else:
         check_vocabulary(vocabulary_size(config), tokenizer)
         model = load_whole(trained, tokenizer)
@@ -225,16 +231,6 @@ def merge_proven(
                 " Use --dtype float32, or allow a larger share of the largest logit with --tolerance."
             )
     return model, MergeProof(effect, merged, exported, len(after), changed)
-
-
-def describe_merge(proof: MergeProof, dtype: torch.dtype) -> Iterator[str]:
-    effect = f"The adapter changes logits by up to {proof.effect.largest:.3g}"
-    yield f"{effect} ({proof.changed} of {proof.tensors} tensors)."
-    yield f"Adapter against merged model in float32: largest difference of logits {proof.merged}."
-    if dtype != torch.float32:
-        yield f"Adapter against merged model in {name_of(dtype)}: largest difference of logits {proof.exported}."
-    if proof.exported.largest > proof.effect.largest:
-        yield f"warning: rounding to {name_of(dtype)} changes more than the adapter did. Use --dtype float32."
 
 
 def rounded_to(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
