@@ -205,19 +205,14 @@ def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str])
         return [f"{key}: {problem}"]
     if not versions:  # a function, or a dataset without files
         return []
-    pairs = paired(list(recorded), list(versions))
+    # Recorded file -> the same file now: by its path, or by its name if the files have moved.
+    pairs = {name: name for name in recorded if name in versions}
+    others = {Path(name).name: name for name in versions if name not in pairs}
+    pairs |= {name: others[Path(name).name] for name in recorded if name not in pairs and Path(name).name in others}
     found = {name: versions[name] if is_url(name) else hash_file(name, key) for name in pairs.values()}
     changed = [f"{key}: {now} changed" for then, now in pairs.items() if recorded[then] != found[now]]
     missing = [f"{key}: {name} is missing" for name in recorded if name not in pairs]
     return [*changed, *missing, *(f"{key}: {name} is new" for name in versions if name not in pairs.values())]
-
-
-def paired(then: Sequence[str], now: Sequence[str]) -> dict[str, str]:
-    """Recorded file -> the same file now: by its path, or by its name if the files have moved."""
-    pairs = {name: name for name in then if name in now}
-    left = {Path(name).name: name for name in now if name not in pairs}
-    moved = {name: left[Path(name).name] for name in then if name not in pairs and Path(name).name in left}
-    return pairs | moved
 
 
 def repetition_of(record: RunRecord, recipe: Recipe) -> Recipe:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import typer
+from huggingface_hub import HfApi, constants, get_token
 
 from cpt.data.readers.hub import broken
 from cpt.errors import RecipeError, ResourceError
@@ -26,8 +27,6 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
         raise RecipeError(
             "--push-to-hub makes the model public, and nobody is there to be asked. Add --yes, or --private."
         )
-    from huggingface_hub import HfApi, constants, get_token
-
     if constants.HF_HUB_OFFLINE:
         raise ResourceError(
             "--push-to-hub needs the network, and HF_HUB_OFFLINE is set. Unset it, and run the command again."
@@ -50,8 +49,6 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
 
 def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]:
     """Upload a proven export; after an interruption, the same command sends only what the Hub lacks."""
-    from huggingface_hub import HfApi
-
     files = [file for file in folder.rglob("*") if file.is_file()]
     size = sum(file.stat().st_size for file in files) / 1e6
     seen = "its owner alone" if private else "EVERYBODY"
