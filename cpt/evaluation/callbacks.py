@@ -44,9 +44,8 @@ class StopWhenForgetting(TrainerCallback):
     """End the training when an evaluation finds that a general set has become worse than the recipe allows.
 
     Args:
-        run: its metrics.jsonl has the values before the first step, for a resumed run.
-        allowed: held-out set -> the largest rise of its bits per byte, as a share of the value before the first step;
-            None allows any.
+        allowed: held-out set -> the largest rise of its bits per byte, as a share of the value before the first step,
+            which a resumed run reads from metrics.jsonl; None allows any.
     """
 
     def __init__(self, run: Run, allowed: Mapping[str, float | None]) -> None:

@@ -138,13 +138,8 @@ def run_tasks(
 
 
 def load_tasks(names: Sequence[str], folder: Path | None) -> "tuple[TaskManager, dict[str, Any]]":
-    """lm-eval's task manager, and the tasks by name, members of groups included.
-
-    Raises:
-        RecipeError: there is no such folder or task.
-        ResourceError: lm-eval is not installed, or a task's data cannot be fetched.
-        DataError: the data are not what the task expects.
-    """
+    """lm-eval's task manager, and the tasks by name, members of groups included: RecipeError for an unknown folder or
+    task, ResourceError if lm-eval or the data cannot be had, DataError if the data are not what the task expects."""
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as problem:

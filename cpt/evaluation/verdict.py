@@ -298,14 +298,8 @@ def verdict_of_run(
     not_run: Sequence[NotRun] = (),
     is_complete: bool = False,
 ) -> Verdict:
-    """The verdict from a run's folder and from what was measured afterwards.
-
-    Args:
-        folder: of a finished run.
-        evaluation: domain test and tasks, compared with the base.
-        not_run: what could not be measured.
-        is_complete: False if more will be measured.
-    """
+    """The verdict from a finished run's folder and from what was measured afterwards: `evaluation` compares the domain
+    test and tasks with the base, `not_run` lists what could not be measured."""
     recipe, run = load_recipe(folder / RECIPE), Run(folder)
     evaluations = read_evaluations(folder / METRICS)
     course, examples = course_of(evaluations), read_example_sets(folder / METRICS)
@@ -320,6 +314,10 @@ def verdict_of_run(
     for name, facts in read_object(folder / INPUTS).get("data", {}).get("sources", {}).items():
         decontaminated = sum(count for reason, count in facts["dropped"].items() if reason.startswith(REASON))
         sources.append(SourceFacts(name, facts["documents"], facts["share"], facts["licence"], decontaminated))
+    lines = [line for line in read_lines(folder / SAMPLES) if {"step", "prompt", "continuation"} <= line.keys()]
+    last = max((line["step"] for line in lines), default=0)
+    before = {line["prompt"]: line["continuation"] for line in lines if line["step"] == 0}
+    written = [line for line in lines if line["step"] == last and last and line["prompt"] in before]
     return Verdict(
         run=folder.name,
         model=str(run.export_folder),
@@ -335,7 +333,7 @@ def verdict_of_run(
         tasks=list(evaluation.tasks) if evaluation is not None else [],
         contamination=contamination,
         retention=course,
-        samples=samples_of(folder),
+        samples=[Sample(line["prompt"], before[line["prompt"]], line["continuation"]) for line in written],
         not_run=[*(NotRun(what, why) for what, why in unmentioned.items()), *not_run],
         serve=None if gives_scores(examples) else serve,
         is_complete=is_complete,
@@ -370,18 +368,6 @@ def compare_sets(
         pairs = ([losses[name] for name in names] for losses in (before, after))
         together.append(bits_per_byte_difference(*pairs) if names else None)
     return sets, together[0], together[1]
-
-
-def samples_of(folder: Path) -> list[Sample]:
-    """What was written before the first and after the last step, prompt by prompt."""
-    lines = [line for line in read_lines(folder / SAMPLES) if {"step", "prompt", "continuation"} <= line.keys()]
-    last = max((line["step"] for line in lines), default=0)
-    before = {line["prompt"]: line["continuation"] for line in lines if line["step"] == 0}
-    return [
-        Sample(line["prompt"], before[line["prompt"]], line["continuation"])
-        for line in lines
-        if line["step"] == last and last and line["prompt"] in before
-    ]
 
 
 def not_measured(

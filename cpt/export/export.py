@@ -226,11 +226,7 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
 def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype | None, max_shard_size: str) -> None:
     """Write the mean of the models' weights, as LAWA and model soups take it (arXiv 2209.14981, 2203.05482), with the
     last one's config and tokenizer. Sums are made in float64; numbers are written in the last model's dtype if `dtype`
-    is None.
-
-    Raises:
-        CheckpointError: fewer than two, not models, or of different shapes.
-    """
+    is None. CheckpointError for fewer than two, for no models, or for different shapes."""
     if len(folders) < 2:
         raise CheckpointError(
             "an average needs two checkpoints or more: cpt merge --method average runs/x/checkpoint-* --output FOLDER"

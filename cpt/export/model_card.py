@@ -26,13 +26,8 @@ Evaluations = dict[str, tuple[float | None, float]]
 def write_model_card(
     folder: Path, run: Path | None, name: str, *, step: int | None = None, adapter: bool = False
 ) -> None:
-    """Write README.md into an exported folder.
-
-    Args:
-        run: the folder of the run that trained it; None if there is none.
-        step: of the exported checkpoint; None: the run's end.
-        adapter: the folder holds an adapter instead of a model.
-    """
+    """Write README.md into an exported folder: of the checkpoint of a step, or of the run's end. Without a run, data,
+    recipe and figures are unknown."""
     recipe = None if run is None else load_recipe(run / RECIPE)
     environment = {} if run is None else read_object(run / ENVIRONMENT)
     sources = {} if run is None else get_dict(read_object(run / INPUTS), "data", "sources")

@@ -10,8 +10,6 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-ISOLATED = "cpt"  # importing it fails in this process
-
 
 def logits_of_export(job: dict[str, Any]) -> torch.Tensor:
     """[T, V] on the job's text, in fp32, or a reward model's score; refuses weights that are missing or that no part
@@ -44,7 +42,7 @@ def logits_of_export(job: dict[str, Any]) -> torch.Tensor:
 
 
 def main() -> None:
-    sys.modules[ISOLATED] = None  # type: ignore[assignment]  # Python's way to make an import fail
+    sys.modules["cpt"] = None  # type: ignore[assignment]  # Python's way to make an import fail
     job = json.loads(Path(sys.argv[1]).read_text())
     save_file({"logits": logits_of_export(job).contiguous()}, job["output"])
 

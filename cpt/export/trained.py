@@ -2,6 +2,7 @@
 again."""
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,11 +94,7 @@ class Trained:
 
 def find_trained(path: Path) -> Trained:
     """What to export of a path that a user gave; of a run its finished model (of LoRA the adapter), else its newest
-    checkpoint.
-
-    Raises:
-        CheckpointError: there is nothing, or not all of it.
-    """
+    checkpoint. CheckpointError if there is nothing, or not all of it."""
     path = path.expanduser()
     if not path.is_dir():
         what = "is a file" if path.exists() else f"does not exist (looked in {Path.cwd()})"
@@ -199,9 +196,7 @@ def saved_config(folder: Path) -> PreTrainedConfig:
 
 def stored_dtype(folder: Path) -> torch.dtype:
     """Of most of the numbers on the disk."""
-    tensors = Tensors(folder)
-    sizes: dict[torch.dtype, int] = {}
+    tensors, sizes = Tensors(folder), Counter[torch.dtype]()
     for name, dtype in tensors.dtypes.items():
-        if dtype.is_floating_point:
-            sizes[dtype] = sizes.get(dtype, 0) + torch.Size(tensors.shapes[name]).numel()
-    return max(sizes, key=lambda dtype: sizes[dtype])
+        sizes[dtype] += torch.Size(tensors.shapes[name]).numel() * dtype.is_floating_point
+    return sizes.most_common(1)[0][0]

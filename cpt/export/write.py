@@ -203,10 +203,7 @@ def merge_proven(
     tolerance: float | None = None,
 ) -> tuple[PreTrainedModel, MergeProof]:
     """Merge in fp32, round to `dtype`, and compare the logits at each step; `base` becomes the merged model.
-
-    Raises:
-        CheckpointError: the adapter changes nothing, or the merged model has other logits than base and adapter.
-    """
+    CheckpointError if the adapter changes nothing, or the merged model has other logits than base and adapter."""
     before = fingerprints(base, dtype)
     base_logits = logits_of(base, text.ids)
     adapted = put_adapter(base)

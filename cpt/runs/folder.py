@@ -44,9 +44,6 @@ Content = dict[str, Any]
 Floats = NDArray[np.float64]
 
 
-# --- one file --------------------------------------------------------------------------------------------------------
-
-
 def read_object(path: Path, unreadable: list[str] | None = None) -> Content:
     """The object of a JSON file; empty if it is missing or damaged (then `unreadable` gets a sentence)."""
     try:
@@ -139,9 +136,6 @@ def is_until(line: str | bytes, step: int) -> bool:
 def note(unreadable: list[str] | None, sentence: str) -> None:
     if unreadable is not None:
         unreadable.append(sentence)
-
-
-# --- metrics ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -240,9 +234,6 @@ def set_name(name: str) -> str:
     return name.removeprefix(EVALUATED).removesuffix(BITS_PER_BYTE)
 
 
-# --- the status ------------------------------------------------------------------------------------------------------
-
-
 def read_status(folder: Path, unreadable: list[str] | None = None) -> Content:
     """The status; its state is `died` if it is `running` but the process has disappeared from this host."""
     status = read_object(folder / STATUS, unreadable)
@@ -265,9 +256,6 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return pid > 0
-
-
-# --- all of it -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

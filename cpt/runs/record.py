@@ -103,15 +103,8 @@ class Run:
             log.warning("%s cannot be written: %s.", self.folder / name, problem.strerror)
 
     def record_inputs(self, fingerprint: str, describe: Callable[[], dict[str, Any]]) -> None:
-        """Record what the run reads, or check that its data have not changed.
-
-        Args:
-            fingerprint: of the data now.
-            describe: returns the hashes of data, tokenizer and weights; called once for a run.
-
-        Raises:
-            CheckpointError: the data have changed, so the run's position in them is meaningless.
-        """
+        """Record what the run reads (`describe` is called once for a run), or check the fingerprint of its data:
+        CheckpointError if they have changed, since the run's position in them is then meaningless."""
         path = self.folder / INPUTS
         recorded = read_sealed(path)
         known = None if recorded is None else recorded["data"]["fingerprint"]
