@@ -11,7 +11,7 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 from cpt.analysis.compare import MOST_COLUMNS, ComparedRun, Comparison, Topic, comparable_losses, compare
-from cpt.analysis.page import Curve, PageSection, Part, Plot, Table, curves, html_page, smoothed, write_page
+from cpt.analysis.page import Curve, Part, Plot, Table, curves, html_page, smoothed, write_page
 from cpt.console import open_console
 from cpt.errors import CheckpointError
 from cpt.runs.folder import BITS_PER_BYTE, EVALUATED, find_run
@@ -69,12 +69,12 @@ def comparison_page(comparison: Comparison) -> str:
         tables = tables_of(topics, comparison.names)
         return [part for table, remarks in tables for part in ([table] if table.rows else []) + list(remarks)]
 
-    sections = [
-        PageSection("What differs", parts(comparison.differences)),
-        PageSection("Curves", plots(comparison.runs)),
-        PageSection("What they achieved", parts(comparison.figures)),
-        PageSection("Not compared", comparison.not_compared),
-    ]
+    sections: dict[str, Sequence[Part]] = {
+        "What differs": parts(comparison.differences),
+        "Curves": plots(comparison.runs),
+        "What they achieved": parts(comparison.figures),
+        "Not compared": comparison.not_compared,
+    }
     return html_page("Comparison", sections, comparison.headline())
 
 

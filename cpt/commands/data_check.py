@@ -21,7 +21,7 @@ from cpt.console import open_console
 from cpt.data.examples.check import CUT, WORKERS_IMPORT, WRONG, ExampleReport, Inspector, missing_tokens
 from cpt.data.examples.encoder import ExampleEncoder, encoder_of
 from cpt.data.readers.columns import form_of_source, sections_of
-from cpt.data.readers.decontamination import Judged
+from cpt.data.readers.decontamination import EvaluationDocument
 from cpt.data.readers.documents import (
     BadRow,
     Document,
@@ -277,7 +277,7 @@ def contamination_command(
         if task:
             from cpt.evaluation.tasks import task_texts  # imports torch, which takes seconds
 
-            questions = [Judged(*question) for question in task_texts(task, task_folder)]
+            questions = [EvaluationDocument(*question) for question in task_texts(task, task_folder)]
         found = find_contamination(*sections_of(loaded), questions)
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))

@@ -9,7 +9,7 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.command_line import refuse_ignored
 from cpt.errors import RecipeError
 from cpt.export.hub import check_push, push
-from cpt.export.proof import check_seal, seal_export
+from cpt.export.proof import check_seal, write_seal
 from cpt.export.quantize import MAX_RISE, Method, check_quantising, export_quantised
 from cpt.export.trained import find_trained, import_own_code, refuse_unknown_code
 from cpt.export.write import DTYPES, DtypeName, ExportOptions, check_output, export_adapter, export_whole
@@ -78,7 +78,7 @@ def command(
         for line in lines:
             typer.echo(f"{line} --import {own}" if own is not None and line.startswith(SERVE) else line)
             report.append(line)
-        seal_export(output, report)
+        write_seal(output, report)
     if push_to_hub is not None:
         folder = check_seal(path if output is None else output)
         for line in push(folder, push_to_hub, private=private, sure=yes):

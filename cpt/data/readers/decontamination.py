@@ -49,7 +49,7 @@ TABLE_BITS = 22
 Hashes = NDArray[np.uint64]
 
 
-class Judged(NamedTuple):
+class EvaluationDocument(NamedTuple):
     set_name: str
     where: str
     text: str
@@ -139,7 +139,7 @@ def key_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     return options if index is None else {**options, "index": Path(index).name.partition(".")[0]}
 
 
-def read_runs(documents: Iterable[Judged]) -> Runs:
+def read_runs(documents: Iterable[EvaluationDocument]) -> Runs:
     """The runs of these documents; of equal texts the first counts."""
     seen, own, too_short = set[int](), set[int](), 0
     places, runs = list[tuple[str, str]](), list[Hashes]()
@@ -201,7 +201,7 @@ def decontaminate(
 @lru_cache(maxsize=4)
 def runs_of_files(paths: tuple[str, ...]) -> Runs:
     return read_runs(
-        Judged(reported_name(source), document.where, document.text, is_held_out=False)
+        EvaluationDocument(reported_name(source), document.where, document.text, is_held_out=False)
         for source in (DocumentSource(path=path) for path in paths)
         for document in open_source(source, "filters.decontaminate.against")
     )

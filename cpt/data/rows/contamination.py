@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.cache import default_cache_dir, key_of, write_once
 from cpt.data.readers.columns import form_of_source
-from cpt.data.readers.decontamination import FORMAT, NAME, WORDS, Judged, load_runs, read_runs
+from cpt.data.readers.decontamination import FORMAT, NAME, WORDS, EvaluationDocument, load_runs, read_runs
 from cpt.data.readers.documents import Document, Piece, apply_policy
 from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
 from cpt.data.rows.open_sources import filters_of, keyed_sources, transforms_of
@@ -80,7 +80,7 @@ class Contamination:
 
 
 def find_contamination(
-    data: Data, evaluation: Evaluation, questions: Iterable[Judged] = (), *, cache_dir: Path | None = None
+    data: Data, evaluation: Evaluation, questions: Iterable[EvaluationDocument] = (), *, cache_dir: Path | None = None
 ) -> Contamination:
     """Search the training documents, after transforms and filters, for the evaluation documents, on all cores.
 
@@ -90,7 +90,7 @@ def find_contamination(
     """
     of_sets: set[int] = set()
 
-    def noted() -> Iterator[Judged]:
+    def noted() -> Iterator[EvaluationDocument]:
         for judged in documents_of_sets(data, evaluation):
             of_sets.add(xxh3_64_intdigest(judged.text.encode()))
             yield judged
@@ -118,11 +118,11 @@ def find_contamination(
     )
 
 
-def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[Judged]:
+def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[EvaluationDocument]:
     for number, held_out in enumerate(evaluation.perplexity):
         work, name = work_of(data, held_out, f"evaluation.perplexity[{number}]"), reported_name(held_out)
         for text, document in texts_of(work, pieces_of(held_out, work.key)):
-            yield Judged(name, document.where, text)
+            yield EvaluationDocument(name, document.where, text)
 
 
 def small_sets(data: Data, evaluation: Evaluation, fewest: int) -> Iterator[tuple[str, HeldOut, int]]:
@@ -135,7 +135,9 @@ def small_sets(data: Data, evaluation: Evaluation, fewest: int) -> Iterator[tupl
                 yield key, held_out, count
 
 
-def held_out_documents(data: Data, evaluation: Evaluation, *, only_local: bool = False) -> Iterator[Judged]:
+def held_out_documents(
+    data: Data, evaluation: Evaluation, *, only_local: bool = False
+) -> Iterator[EvaluationDocument]:
     """The documents that the hash of their text keeps from training."""
     share = evaluation.held_out_share
     for number, source in enumerate(data.sources if share is not None else []):
@@ -143,7 +145,7 @@ def held_out_documents(data: Data, evaluation: Evaluation, *, only_local: bool =
             yield from held_out_of(data, source, f"data.sources[{number}]", share or 0.0)
 
 
-def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[Judged]:
+def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[EvaluationDocument]:
     ordered = order_of(source) is not None
     plan = plan_of(source, key, states_of(source, key), window_bytes=data.window_bytes, seed=0, ordered=ordered)
     jobs = [plan.shards[shard] for shard in plan.held_out]
@@ -157,7 +159,7 @@ def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[
     for texts, *_ in parts:
         for where, text in texts:
             if len(text.encode()) <= longest:
-                yield Judged(reported_name(source), where, text)
+                yield EvaluationDocument(reported_name(source), where, text)
 
 
 def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> tuple[list[tuple[str, str]], int, int]:
