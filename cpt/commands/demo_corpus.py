@@ -117,7 +117,7 @@ def split_code(text: str) -> tuple[list[str], list[str]]:
     starts = []
     for statement in tree.body:
         decorators = statement.decorator_list if isinstance(statement, DEFINITION) else []
-        starts.append(min(node.lineno for node in [statement, *decorators]) - 1)
+        starts.append(min([statement.lineno, *(decorator.lineno for decorator in decorators)]) - 1)
     ends = [*starts[1:], len(lines)] if starts else []
     statements = [
         "\n".join(line for line in lines[start:end] if line is not None)

@@ -359,8 +359,9 @@ class EvaluationReport:
 
     def to_json(self) -> dict[str, Any]:
         content = asdict(self)
-        for part in ("sets", "domain_test", "tasks"):
-            content[part] = [{**asdict(one), "verdict": one.verdict()} for one in vars(self)[part]]
+        parts: dict[str, Any] = {"sets": self.sets, "domain_test": self.domain_test, "tasks": self.tasks}
+        for part, reports in parts.items():
+            content[part] = [{**asdict(one), "verdict": one.verdict()} for one in reports]
         return content
 
     def verdicts(self) -> list[str]:

@@ -85,9 +85,10 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
     modules, head = {name: part for name, part in model.named_modules() if name}, model.get_output_embeddings()
     ends = last_names(name for name, part in modules.items() if part is head or isinstance(part, nn.Embedding))
     for key, names in (("target_modules", layers), ("modules_to_save", [*ends, *layers])):
-        wanted = chosen.get(key) or []
+        wanted: Any = chosen.get(key) or []
         is_pattern = isinstance(wanted, str)  # a regular expression of whole names
-        for word in [wanted] if is_pattern else wanted:
+        words: list[str] = [wanted] if is_pattern else wanted
+        for word in words:
             pattern = word if is_pattern else rf"(.*\.)?{re.escape(word)}"
             if word != ALL_LINEAR and not any(re.fullmatch(pattern, name) for name in modules):
                 raise RecipeError(

@@ -177,8 +177,9 @@ def varlen_attention(
     if is_whole and window is None and kernel is torch_kernel:
         # torch's SDPA picks the fastest kernel of the GPU: on Hopper cuDNN's, which `varlen_attn` cannot use.
         grouped = key.shape[1] != query.shape[1]
+        query, key, value = same_width(query, key, value)
         output = F.scaled_dot_product_attention(
-            *same_width(query, key, value), is_causal=True, scale=scale, enable_gqa=grouped
+            query, key, value, is_causal=True, scale=scale, enable_gqa=grouped
         ).transpose(1, 2)
     else:
         if is_whole:

@@ -164,8 +164,8 @@ def read_runs(documents: Iterable[EvaluationDocument]) -> Runs:
     _, which, counts = np.unique(every, return_inverse=True, return_counts=True)
     is_rare = counts[which] <= common
     order = np.argsort(every[is_rare], kind="stable")
-    rare, of, at = (array[is_rare][order] for array in (every, owners, begins))
-    return Runs(rare, of, at, places, np.sort(np.array(list(own), np.uint64)), too_short)
+    kept = np.flatnonzero(is_rare)[order]
+    return Runs(every[kept], owners[kept], begins[kept], places, np.sort(np.array(list(own), np.uint64)), too_short)
 
 
 @lru_cache(maxsize=4)

@@ -101,8 +101,8 @@ def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> Mask:
         rows = np.ascontiguousarray(hashes[:, band * ROWS : (band + 1) * ROWS])
         _, first, group = np.unique(rows.view(f"V{ROWS * 4}").ravel(), return_index=True, return_inverse=True)
         candidates = np.flatnonzero((first[group] != np.arange(len(hashes))) & ~like)
-        for some in np.array_split(candidates, len(candidates) // 100_000 + 1):
-            like[some] |= (hashes[some] == hashes[first[group[some]]]).mean(1) >= LIKENESS
+        for chunk in np.array_split(candidates, len(candidates) // 100_000 + 1):
+            like[chunk] |= (hashes[chunk] == hashes[first[group[chunk]]]).mean(1) >= LIKENESS
     file.unlink()
     return like
 

@@ -66,10 +66,10 @@ def summed(entries: Sequence[WindowEntry]) -> WindowEntry:
     numbers = ("rows", "tokens", "tokens_in_rows", "positions", "documents", "held_out")
     counts = ("left_out", "bad_rows", "lengths")
     columns: dict[str, list[Any]] = {name: [vars(entry)[name] for entry in entries] for name in (*numbers, *counts)}
+    sums: dict[str, Any] = {name: sum(columns[name]) for name in numbers}
     return replace(
         START,
-        **{name: sum(columns[name]) for name in numbers},
-        **{name: added(columns[name]) for name in counts},
+        **sums | {name: added(columns[name]) for name in counts},
         longest=max((entry.longest for entry in entries), key=lambda place: place[1]),
         digest=entries[-1].digest,
     )
