@@ -43,7 +43,6 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
     "transformers.Trainer._save": ("output_dir, state_dict", "the model's part of that transaction", LOOP),
     "transformers.Trainer._push_from_checkpoint": ("checkpoint_folder", "push after publishing", "a public push"),
     "transformers.Trainer._tr_loss": ("", "a skipped step's loss does not count", "a public running loss"),
-    "transformers.Trainer._globalstep_last_logged": ("", "how many steps a logged mean has", "a public running loss"),
     "trl.trainer.base_trainer._BaseTrainer._send_telemetry": (
         "",
         "cpt sends nothing",
@@ -242,11 +241,6 @@ class TrainerHooks(Trainer):
         """The sum of losses since the last log; the Trainer adds to it in place."""
         loss: torch.Tensor = self._tr_loss
         return loss
-
-    @property
-    def last_logged_step(self) -> int:
-        step: int = self._globalstep_last_logged
-        return step
 
     if TYPE_CHECKING:  # CPTTrainer has these
 

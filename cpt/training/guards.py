@@ -43,6 +43,7 @@ class StepGuard(TrainerCallback):
         self.trainer = trainer
         self.loss_guard: SpikeDetector | None = None
         self.budget = SkipBudget(trainer.rows_of_steps, 0, 0)  # unused without a loss guard
+        self.last_logged_step = 0
         self.skipped_since_log: list[StepVerdict] = []
         self.new_data_from: set[int] = set()  # steps at which a phase of the data begins
         self.is_updating = False  # from when on the optimizer may have changed weights
@@ -91,6 +92,7 @@ class StepGuard(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Install the checks of a step, once everything is built and loaded."""
+        self.last_logged_step = state.global_step
         self.trainer.engine.reshard()
         accelerator = self.trainer.accelerator
         self.trained = [parameter for parameter in self.trainer.model.parameters() if parameter.requires_grad]
@@ -233,7 +235,6 @@ class StepGuard(TrainerCallback):
         Raises:
             RestartNeeded: too many were skipped; see `roll_back`.
         """
-        self.steps_to_log = self.trainer.state.global_step - self.trainer.last_logged_step
         if self.loss_guard is None:
             return
         for verdict in self.loss_guard.read(unread=0 if everything else STEPS_BEHIND):
@@ -243,16 +244,20 @@ class StepGuard(TrainerCallback):
 
     def note_logged(self) -> None:
         """Start the next mean, if this step was logged."""
-        if self.trainer.last_logged_step == self.trainer.state.global_step:
+        if self.last_logged_step == self.trainer.state.global_step:
             # The Trainer subtracts it from itself, and what is not finite would stay.
             self.trainer.loss_since_log.zero_()
             self.skipped_since_log = []
 
     def correct_loss(self, logs: dict[str, float]) -> None:
         """The mean loss is that of the steps that counted; where none did, that of the last one."""
-        if "loss" in logs and (skipped := self.skipped_since_log):
-            counted = self.steps_to_log - len(skipped)
-            logs["loss"] = logs["loss"] * self.steps_to_log / counted if counted > 0 else skipped[-1].loss
+        if "loss" not in logs:
+            return
+        step = self.trainer.state.global_step
+        num_steps, self.last_logged_step = step - self.last_logged_step, step
+        if skipped := self.skipped_since_log:
+            counted = num_steps - len(skipped)
+            logs["loss"] = logs["loss"] * num_steps / counted if counted > 0 else skipped[-1].loss
             logs["skipped_steps"] = len(skipped)
 
     # --- skipped steps -----------------------------------------------------------------------------------------------
