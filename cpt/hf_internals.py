@@ -34,7 +34,6 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
         LOOP,
     ),
     "transformers.Trainer._load_from_checkpoint": ("resume_from_checkpoint, model", "read pickles as data only", LOOP),
-    "transformers.Trainer._load_rng_state": ("checkpoint", "resume with another number of processes", LOOP),
     "transformers.Trainer._run_epoch": ("", "restart after out-of-memory; a stop before the first step", LOOP),
     "transformers.Trainer._clip_grad_norm": ("model", "the norm is judged before it is used, on the device", LOOP),
     "transformers.Trainer._get_grad_norm": ("model, grad_norm", "the same norm is logged, without a wait", LOOP),
@@ -202,12 +201,10 @@ class TrainerHooks(Trainer):
             resume_from_checkpoint, partial(super()._load_from_checkpoint, resume_from_checkpoint, model)
         )
 
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            self.load_random_states(checkpoint, partial(super()._load_rng_state, checkpoint))
-
-    def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
-        self.run_epoch(partial(super()._run_epoch, **options))
+    def _run_epoch(self, *, resume_from_checkpoint: str | None, **options: Any) -> None:  # type: ignore[override]
+        # Without a checkpoint it loads no random states: with another number of processes they would be wrong.
+        run = partial(super()._run_epoch, **options, resume_from_checkpoint=None)
+        self.run_epoch(resume_from_checkpoint, run)
 
     def _clip_grad_norm(self, model: "nn.Module") -> Any:
         return self.clip_grad_norm(partial(super()._clip_grad_norm, model))
@@ -246,8 +243,7 @@ class TrainerHooks(Trainer):
 
         def prepare_for_training(self, checkpoint: str | None, prepare: Callable[[str | None], Any]) -> Any: ...
         def load_weights(self, checkpoint: str, load: Callable[[], None]) -> None: ...
-        def load_random_states(self, checkpoint: str, load: Callable[[], None]) -> None: ...
-        def run_epoch(self, run: Callable[[], None]) -> None: ...
+        def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None: ...
         def clip_grad_norm(self, clip: Callable[[], Any]) -> Any: ...
         def get_grad_norm(self, clipped: Any, measure: Callable[[], Any]) -> Any: ...
         def log_save_evaluate(self, proceed: Callable[[], None]) -> None: ...
