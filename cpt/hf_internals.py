@@ -37,7 +37,6 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
     "transformers.Trainer._run_epoch": ("", "restart after out-of-memory; a stop before the first step", LOOP),
     "transformers.Trainer._clip_grad_norm": ("model", "the norm is judged before it is used, on the device", LOOP),
     "transformers.Trainer._get_grad_norm": ("model, grad_norm", "the same norm is logged, without a wait", LOOP),
-    "transformers.Trainer._maybe_log_save_evaluate": ("", "skipped steps are known before anything is logged", LOOP),
     "transformers.Trainer._save_checkpoint": ("model, trial", "a save is one transaction", LOOP),
     "transformers.Trainer._save": ("output_dir, state_dict", "the model's part of that transaction", LOOP),
     "transformers.Trainer._push_from_checkpoint": ("checkpoint_folder", "push after publishing", "a public push"),
@@ -217,9 +216,6 @@ class TrainerHooks(Trainer):
         clipped = super()._clip_grad_norm(model) if self.args.max_grad_norm > 0 else None
         return super()._get_grad_norm(model, clipped)
 
-    def _maybe_log_save_evaluate(self, *arguments: Any, **options: Any) -> None:
-        self.log_save_evaluate(partial(super()._maybe_log_save_evaluate, *arguments, **options))
-
     def _save_checkpoint(self, model: "nn.Module", trial: Any) -> None:
         self.save_checkpoint()
 
@@ -246,7 +242,6 @@ class TrainerHooks(Trainer):
         def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None: ...
         def clip_grad_norm(self, clip: Callable[[], Any]) -> Any: ...
         def get_grad_norm(self, clipped: Any, measure: Callable[[], Any]) -> Any: ...
-        def log_save_evaluate(self, proceed: Callable[[], None]) -> None: ...
         def save_checkpoint(self) -> None: ...
         def save_model_files(self, folder: Any, weights: Any, save: Callable[..., None]) -> None: ...
 

@@ -130,6 +130,7 @@ class StepGuard(TrainerCallback):
     def begin_step(self) -> None:
         """The loss of its micro-batches is summed apart from that of the steps before."""
         self.is_updating = False
+        self.start_next_mean()
         self.loss_before = self.trainer.loss_since_log.clone()
         if self.loss_guard is not None and not self.trainer.is_deepspeed_enabled:
             self.trainer.loss_since_log.zero_()
@@ -229,21 +230,27 @@ class StepGuard(TrainerCallback):
 
     # --- its end -----------------------------------------------------------------------------------------------------
 
-    def read_before(self, *, everything: bool) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Before anything is logged, measured or saved, all steps so far are known to be good.
 
         Raises:
             RestartNeeded: too many were skipped; see `roll_back`.
         """
-        if self.loss_guard is None:
-            return
-        for verdict in self.loss_guard.read(unread=0 if everything else STEPS_BEHIND):
-            self.note_verdict(verdict)
-            if self.budget.is_exhausted:
-                self.roll_back(self.loss_guard)
+        checkpointer = self.trainer.checkpointer
+        is_due = control.should_save or control.should_log or control.should_evaluate or control.should_training_stop
+        unread = 0 if is_due or checkpointer.weights_are_due else STEPS_BEHIND
+        if self.loss_guard is not None:
+            for verdict in self.loss_guard.read(unread=unread):
+                self.note_verdict(verdict)
+                if self.budget.is_exhausted:
+                    self.roll_back(self.loss_guard)
+        if not control.should_save:
+            checkpointer.save_due_weights()
 
-    def note_logged(self) -> None:
-        """Start the next mean, if this step was logged."""
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        self.start_next_mean()
+
+    def start_next_mean(self) -> None:
         if self.last_logged_step == self.trainer.state.global_step:
             # The Trainer subtracts it from itself, and what is not finite would stay.
             self.trainer.loss_since_log.zero_()

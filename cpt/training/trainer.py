@@ -317,14 +317,6 @@ class CPTTrainer(TrainerHooks, Trainer):
 
     # --- after a step ------------------------------------------------------------------------------------------------
 
-    def log_save_evaluate(self, proceed: Callable[[], None]) -> None:
-        control = self.control
-        is_due = control.should_save or control.should_log or control.should_evaluate or control.should_training_stop
-        self.guard.read_before(everything=is_due or self.checkpointer.weights_are_due)
-        proceed()
-        self.checkpointer.save_due_weights()
-        self.guard.note_logged()
-
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
         self.guard.correct_loss(logs)
         super().log(logs, *arguments, **options)
