@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 from zipfile import BadZipFile
 
 import numpy as np
@@ -29,6 +28,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 from cpt.data.readers.documents import DocumentView
 from cpt.data.readers.sources import open_source
 from cpt.errors import DataError
+from cpt.files import write_atomic
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource
 
@@ -125,11 +125,13 @@ class Runs:
         decides = xxh3_128_hexdigest(b"".join([set_names, *(array.tobytes() for array in arrays.values())]))
         about = json.dumps([FORMAT, self.documents, self.too_short]).encode()
         path = folder / f"{decides}.{xxh3_128_hexdigest(about)[:8]}.npz"
+
+        def write(unfinished: Path) -> None:
+            with unfinished.open("wb") as file:
+                np.savez(file, about=np.frombuffer(about, np.uint8), **arrays)  # type: ignore[arg-type]
+
         folder.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{uuid4().hex}")  # other machines may write it at the same time
-        with beside.open("wb") as file:
-            np.savez(file, about=np.frombuffer(about, np.uint8), **arrays)  # type: ignore[arg-type]
-        beside.replace(path)
+        write_atomic(path, write)
         return path
 
 
