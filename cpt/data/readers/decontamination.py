@@ -165,9 +165,9 @@ def read_runs(documents: Iterable[Judged]) -> Runs:
     owners = np.repeat(np.arange(len(runs), dtype=np.int32), [len(found) for found, _ in firsts])
     _, which, counts = np.unique(every, return_inverse=True, return_counts=True)
     is_rare = counts[which] <= common
-    order = np.argsort(every[is_rare], kind="stable")
-    rare, of, at = (array[is_rare][order] for array in (every, owners, begins))
-    return Runs(rare, of, at, places, np.sort(np.array(list(own), np.uint64)), too_short)
+    rare = np.flatnonzero(is_rare)[np.argsort(every[is_rare], kind="stable")]
+    held_out = np.sort(np.array(list(own), np.uint64))
+    return Runs(every[rare], owners[rare], begins[rare], places, held_out, too_short)
 
 
 @lru_cache(maxsize=4)

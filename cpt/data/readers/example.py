@@ -289,14 +289,14 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
         name: unpacked(filled_lines(column, row) if "{" in column else row.get(column))
         for name, column in columns.items()
     }
-    parts = {}
+    parts: dict[str, str] = {}
     if tools := values.pop("tools", None):
         parts["tools"] = as_json(parsed_tools(tools, columns["tools"]), f"`{columns['tools']}`")
     values, columns = with_turns(values, columns, whole=form_of_source(source) in ("document", "conversation"))
     if "messages" in values:
         talk = transcript(values["messages"], columns["messages"])
         return joined({**parts, "messages": talk}) if parts else talk
-    label = {}
+    label: dict[str, str] = {}
     if "label" in values:  # also as texts, as in csv files
         value = values.pop("label")
         wanted = LABELS.get(str(value).lower()) if isinstance(value, bool | int | str) else None

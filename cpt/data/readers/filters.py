@@ -288,7 +288,7 @@ BuiltIn = Mapping[str, Callable[..., Any]]
 
 
 def build_components(kind: str, lists: ComponentLists, built_in: BuiltIn) -> list[Callable[..., Any]]:
-    functions = []
+    functions: list[Callable[..., Any]] = []
     for key, components in lists.items():
         for number, component in enumerate(components):
             function = find(kind, component.name, built_in)
