@@ -1,14 +1,10 @@
-"""Find training documents that share runs of words with evaluation documents, and drop them.
+"""Find training documents that share runs of 8 words with evaluation documents, and drop them (docs/evaluation.md).
 
-Words are compared in lower case and without punctuation, in runs of 8. A training document is contaminated where the
-runs that it shares with one evaluation document cover half of that document's words, or half of its own; 13 words at
-least, and all of a shorter evaluation document. So a copy inside a larger document and a part of one are found, also
-after light edits, while a phrase, an idiom of code or a quotation is not enough. GPT-3's authors took any 13 words
-in a row (arxiv.org/abs/2005.14165, appendix C), which on code drops documents for idioms; runs of 8 and a share of
-half are those of Tülu 3 (arxiv.org/abs/2411.15124, section 3.2).
-
-Runs that many evaluation documents share (a licence's header) tell nothing about any of them: those in more than a
-twentieth of the evaluation documents (in 10 at most, 2 at least) are ignored, and their words do not count.
+Words are compared in lower case and without punctuation. A training document is contaminated where the shared runs
+cover half of one evaluation document's words, or half of its own; 13 words at least, and all of a shorter evaluation
+document. So copies and parts are found, also after light edits, while a phrase, an idiom of code or a quotation is not
+enough. The length and the share are those of Tülu 3 (arxiv.org/abs/2411.15124, section 3.2). Runs in more than a
+twentieth of the evaluation documents (in 10 at most, 2 at least), such as a licence's header, are ignored.
 
 Memory: 16 bytes a word of the evaluation documents. A worker searches 35 MB of ASCII text a second, of other 15."""
 
