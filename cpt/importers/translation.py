@@ -54,7 +54,7 @@ class Translation:
                 self.names[new] = old
 
     def add_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """Write out what the tool does where its config says nothing."""
+        """Add the tool's defaults for keys that its config does not have."""
         for key, value in defaults.items():
             if self.values.get(key) is None:
                 self.values[key] = value

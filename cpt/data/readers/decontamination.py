@@ -28,11 +28,11 @@ from cpt.files import write_atomic
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource
 
-WORDS = 8  # of a run; an evaluation document of fewer could stand anywhere, and is not looked for
+WORDS = 8  # of a run; a shorter evaluation document could be anywhere, and is ignored
 LEAST_SHARE, LEAST_WORDS = 0.5, 13
 COMMON_SHARE, COMMON_AT_LEAST, COMMON_AT_MOST = 0.05, 2, 10
 FORMAT = 3  # of the stored index
-NAME, REASON = "decontaminate", "contaminated: "  # of the filter, and what it says in front of the set's name
+NAME, REASON = "decontaminate", "contaminated: "  # of the filter; before the name of the set in its reason
 
 # Chinese and Japanese do without spaces: each character counts as a word.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
@@ -82,7 +82,7 @@ class Runs:
         self._table[self.hashes & np.uint64((1 << TABLE_BITS) - 1)] = True
 
     def find(self, text: str) -> Overlap | None:
-        """What the text shares with an evaluation document; None for nothing, and for a held-out document itself."""
+        """The overlap with an evaluation document; None if there is none, and for a held-out document itself."""
         words = words_of(text)
         if len(words) < WORDS:
             return None

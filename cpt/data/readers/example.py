@@ -254,7 +254,7 @@ def with_beginning(
     for side in (first, "rejected") if first == "chosen" else (first,):
         talk = values[side]
         if not isinstance(talk, list):
-            what = "a system prompt or earlier turns could stand before"
+            what = "a system prompt or earlier turns can precede"
             raise BadValue("texts and messages", f"`{named[side]}` is no list of messages that {what}")
         own = talk[: first_role(talk) == "system"]  # counts instead of the source's
         values[side] = [*(own or before), *turns, *talk[len(own) :]]
@@ -374,8 +374,7 @@ def plain(value: object, column: str) -> object:
 
 
 def example_of(text: str) -> Example | None:
-    """The example that a text says; None for a text that a transform broke. A text without parts is a chat or a plain
-    text."""
+    """The example of a text; None if a transform broke it. A text without parts is a chat or a plain text."""
     if not text.startswith(PART):
         return Example(messages=messages_of(text) or text)
     values: dict[str, Any] = {}

@@ -25,12 +25,12 @@ TOO_LONG = b"..."  # this object, compared by identity, is in the place of a doc
 
 def lines_of(piece: Piece) -> tuple[Origin, Lines]:
     """The lines whose first byte lies in the piece, without a byte order mark."""
-    before = max(0, piece.start - 1)  # there a line ends, or one goes on that began before this piece
+    before = max(0, piece.start - 1)  # where a line ends, or one continues that began before this piece
     return Origin(piece.path, "line", before), read_lines(piece, before)
 
 
 def read_lines(piece: Piece, at: int) -> Lines:
-    """Go through the lines from a byte on; what stands there before the piece counts as one."""
+    """The lines from a byte on; what comes before the piece counts as one."""
     number, stop = 0, sys.maxsize if piece.stop is None else piece.stop
     with open_file(piece.path, at, piece.stop) as file:
         if piece.start:
@@ -46,8 +46,7 @@ def read_lines(piece: Piece, at: int) -> Lines:
 
 
 def pass_over(file: BinaryIO, at: int, stop: int) -> int:
-    """The byte after the end of a line, or one after `stop` where it does not end before: then nothing more begins
-    before it either."""
+    """The byte after the end of a line, or one after `stop` if it ends later: then no other line begins before it."""
     while at < stop and (part := file.readline(BUFFER)):
         at += len(part)
         if part.endswith(b"\n"):
@@ -198,11 +197,8 @@ LONGEST_RECORD = 64 * 2**20  # a quote that is never closed makes one of the res
 
 
 class Records:
-    """The records of a file, and where each begins.
-
-    Quotes may hold line breaks, so a file can be read only from its beginning. A line that is not UTF-8 spoils its
-    record and no other: it is read with its bad bytes replaced.
-    """
+    """The records of a file, and where each begins. Quotes may hold line breaks, so a file can be read only from its
+    beginning. A line that is not UTF-8 makes only its own record bad: it is read with its bad bytes replaced."""
 
     def __init__(self, piece: Piece) -> None:
         self.origin, self.lines = lines_of(piece)

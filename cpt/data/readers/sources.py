@@ -40,8 +40,7 @@ from cpt.plugins import check_options, find, user_code_error
 from cpt.recipe.paths import DOCUMENT_FILES, TEXT_FILES, is_function, is_local
 from cpt.recipe.schema import DocumentSource
 
-Reader = Callable[[Piece, DocumentSource], Iterator[Document | BadRow]]
-READERS: dict[str, Reader] = {
+READERS: dict[str, Callable[[Piece, DocumentSource], Iterator[Document | BadRow]]] = {
     ".txt": read_text,
     ".md": read_text,
     ".jsonl": read_json_lines,
@@ -174,7 +173,7 @@ log = logging.getLogger("cpt")
 GLOB = re.compile(r"[*?\[]")
 CONVERTED = {".pdf", ".html", ".htm", ".docx", ".epub"}  # by `cpt data ingest`
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # what `datasets` saves beside its arrow files
+DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # `datasets` saves them with its arrow files
 # What servers call the version of a file's content.
 TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
 LISTING_THREADS = 16
