@@ -154,9 +154,16 @@ def as_json(value: object, where: str) -> str:
     for text in texts_in(value):
         refuse_control(text, where)
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=as_text)
     except (TypeError, ValueError) as problem:
         raise BadValue("wrong value", f"{where} cannot be written as JSON: {problem}") from problem
+
+
+def as_text(value: object) -> str:
+    """Dates and decimals for JSON, which has none."""
+    if isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal):
+        return str(value)
+    raise TypeError(f"a value of type {type(value).__name__}")
 
 
 def texts_in(value: object) -> Iterator[str]:
@@ -312,8 +319,8 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
     parts |= words | label
     if form_of_source(source) == "prompt":
         own = ("prompt", *columns_in(columns["prompt"]))
-        others = {str(name): plain(value, name) for name, value in row.items() if name not in own}
-        parts["columns"] = as_json(others, "a column")
+        others = {str(name): value for name, value in row.items() if name not in own}
+        parts["columns"] = as_json(others, f"the columns {', '.join(others)}")
     return joined(parts)
 
 
@@ -357,20 +364,6 @@ def parsed_tools(tools: object, column: str) -> list[dict[str, Any]]:
         what = f"`{column}` is {shown(tools)}, expected a list of tools, each an object{problem}"
         raise BadValue("wrong value", what)
     return tools
-
-
-def plain(value: object, column: str) -> object:
-    """A column's value as JSON has it; dates become texts."""
-    if isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal):
-        return str(value)
-    if isinstance(value, list):
-        return [plain(item, column) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): plain(item, column) for key, item in value.items()}
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    what = f"`{column}` is of type {type(value).__name__}, which a reward cannot be given. Leave the column out"
-    raise BadValue("wrong value", what)
 
 
 def example_of(text: str) -> Example | None:

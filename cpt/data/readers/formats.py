@@ -17,9 +17,10 @@ from cpt.data.readers.opening import BOM, BUFFER, REMOTE_BUFFER, format_of, is_u
 from cpt.recipe.schema import DocumentSource
 
 LONGEST_LINE = 64 * 2**20
+LONGEST_RECORD = 64 * 2**20  # a quote that is never closed makes one of the rest of the file
+BATCH = 1000
+MAGIC = b"ARROW1"
 Lines = Iterator[tuple[int, int, bytes]]  # number from the origin; first byte in the file; the line with its end
-
-
 TOO_LONG = b"..."  # this object, compared by identity, is in the place of a document that is too long for the memory
 
 
@@ -193,9 +194,6 @@ def is_json_lines(raw: bytes) -> bool:
 # --- delimited ---
 
 
-LONGEST_RECORD = 64 * 2**20  # a quote that is never closed makes one of the rest of the file
-
-
 class Records:
     """The records of a file, and where each begins. Quotes may hold line breaks, so a file can be read only from its
     beginning. A line that is not UTF-8 makes only its own record bad: it is read with its bad bytes replaced."""
@@ -313,9 +311,6 @@ def as_python(value: pa.Scalar) -> object:
 # --- parquet ---
 
 
-BATCH = 1000
-
-
 def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     origin, whole = Origin(piece.path, "row"), Origin(piece.path, "document")
     num_rows = number = 0
@@ -360,9 +355,6 @@ def groups_of(piece: Piece, metadata: pq.FileMetaData) -> range:
 
 
 # --- arrow ---
-
-
-MAGIC = b"ARROW1"
 
 
 def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:

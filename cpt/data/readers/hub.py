@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cpt")
 HUB_FILE = re.compile(r"hf://datasets/([^/]+/[^/@]+)@([0-9a-f]{40})/(.+)")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+SPLIT = re.compile(r"[\w.-]+")
+NO_OPTIONS = {"name", "version", "data_dir", "data_files", "description"}  # of a builder's configuration
+STARTED = time.time()
+WAIT_SECONDS = (1, 2, 4, 8)  # between asking a Hub that is down
 
 
 class Unreachable(Exception):  # noqa: N818 -- it is caught where the Hub is asked
@@ -106,13 +111,6 @@ def what_it_means(
     if status == 404:
         return DataError(f"{dataset}: neither a local path nor a dataset on the Hub. Set `{key}.path`.")
     return Unreachable(f"it answers {status}")
-
-
-COMMIT = re.compile(r"[0-9a-f]{40}")
-SPLIT = re.compile(r"[\w.-]+")
-NO_OPTIONS = {"name", "version", "data_dir", "data_files", "description"}  # of a builder's configuration
-STARTED = time.time()
-WAIT_SECONDS = (1, 2, 4, 8)  # between asking a Hub that is down
 
 
 class HubDataset(NamedTuple):

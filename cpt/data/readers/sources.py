@@ -51,6 +51,14 @@ READERS: dict[str, Callable[[Piece, DocumentSource], Iterator[Document | BadRow]
     ".arrow": read_arrow,
 }
 PIECE_BYTES = 64 * 2**20
+log = logging.getLogger("cpt")
+GLOB = re.compile(r"[*?\[]")
+CONVERTED = {".pdf", ".html", ".htm", ".docx", ".epub"}  # by `cpt data ingest`
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # `datasets` saves them with its arrow files
+# What servers call the version of a file's content.
+TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
+LISTING_THREADS = 16
 
 
 def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
@@ -167,16 +175,6 @@ def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRo
                 raise BadValue("wrong type", what)
         except BadValue as bad:
             yield bad.at(origin, number)
-
-
-log = logging.getLogger("cpt")
-GLOB = re.compile(r"[*?\[]")
-CONVERTED = {".pdf", ".html", ".htm", ".docx", ".epub"}  # by `cpt data ingest`
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # `datasets` saves them with its arrow files
-# What servers call the version of a file's content.
-TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
-LISTING_THREADS = 16
 
 
 def kind_of(path: str) -> Literal["local", "url", "function", "hub"]:
