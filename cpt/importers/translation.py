@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from cpt.errors import RecipeError
+from cpt.plugins import fits
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, keys_of_config
 from cpt.recipe.keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, keys_of
 from cpt.recipe.paths import is_local
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Recipe, Source
-from cpt.recipe.values import fits, in_yaml, write_yaml
+from cpt.recipe.values import in_yaml, write_yaml
 from cpt.training.engine_profiles import read_profile
 
 WIDTH = 118
@@ -257,7 +258,7 @@ def translate_trainer_keys(config: Translation) -> None:
     # `training:` takes the remaining keys that the stage's config class has.
     known = keys_of_config(STAGE_CONFIGS[config.recipe["stage"]])
     for key, value in [*config.values.items()]:
-        is_fit = key in known and value is not None and fits(value, known[key].kinds)
+        is_fit = key in known and value is not None and any(fits(value, kind) for kind in known[key].kinds)
         if is_fit and key not in NOT_PASSED and key not in config.recipe["training"]:
             config.put(f"training.{key}", config.values.pop(key), key)
 

@@ -45,7 +45,7 @@ TABLE_BITS = 22
 Hashes = NDArray[np.uint64]
 
 
-class Judged(NamedTuple):
+class EvaluationDocument(NamedTuple):
     set_name: str
     where: str
     text: str
@@ -137,7 +137,7 @@ def key_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     return options if index is None else {**options, "index": Path(index).name.partition(".")[0]}
 
 
-def read_runs(documents: Iterable[Judged]) -> Runs:
+def read_runs(documents: Iterable[EvaluationDocument]) -> Runs:
     """The runs of these documents; of equal texts the first counts."""
     seen, own, too_short = set[int](), set[int](), 0
     places, runs = list[tuple[str, str]](), list[Hashes]()
@@ -161,9 +161,9 @@ def read_runs(documents: Iterable[Judged]) -> Runs:
     owners = np.repeat(np.arange(len(runs), dtype=np.int32), [len(found) for found, _ in firsts])
     _, which, counts = np.unique(every, return_inverse=True, return_counts=True)
     is_rare = counts[which] <= common
-    rare = np.flatnonzero(is_rare)[np.argsort(every[is_rare], kind="stable")]
-    held_out = np.sort(np.array(list(own), np.uint64))
-    return Runs(every[rare], owners[rare], begins[rare], places, held_out, too_short)
+    order = np.argsort(every[is_rare], kind="stable")
+    kept = np.flatnonzero(is_rare)[order]
+    return Runs(every[kept], owners[kept], begins[kept], places, np.sort(np.array(list(own), np.uint64)), too_short)
 
 
 @lru_cache(maxsize=4)
@@ -199,7 +199,7 @@ def decontaminate(
 @lru_cache(maxsize=4)
 def runs_of_files(paths: tuple[str, ...]) -> Runs:
     return read_runs(
-        Judged(reported_name(source), document.where, document.text, is_held_out=False)
+        EvaluationDocument(reported_name(source), document.where, document.text, is_held_out=False)
         for source in (DocumentSource(path=path) for path in paths)
         for document in open_source(source, "filters.decontaminate.against")
     )
