@@ -113,12 +113,18 @@ class CPTDataLoader(DataLoader[Row]):
             yield batch
 
     def by_workers(self) -> Iterator[Row]:
-        """torch's own iterator. If workers die (usually out of memory), new ones continue with the next batch."""
+        """By torch. If workers die (usually out of memory), new ones continue with the next micro-batch."""
         taken = replaced = 0
         batches: Iterator[Row] | None = None
         while True:
             try:
-                batches = batches or self.torch_batches()
+                if batches is None:
+                    # torch's handler of SIGCHLD raises wherever the main thread is, in a backward pass too.
+                    is_main = threading.current_thread() is threading.main_thread()
+                    before = signal.getsignal(signal.SIGCHLD) if is_main else None
+                    batches = super().__iter__()
+                    if is_main:
+                        signal.signal(signal.SIGCHLD, before)
                 batch = next(batches, None)
             except (RuntimeError, OSError, EOFError) as problem:
                 # The text of an error in a row begins with `Caught`.
@@ -140,15 +146,6 @@ class CPTDataLoader(DataLoader[Row]):
                 return
             taken += 1
             yield batch
-
-    def torch_batches(self) -> Iterator[Row]:
-        """torch's own iterator without its handler of SIGCHLD, which raises in the middle of a backward pass too."""
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        before = signal.getsignal(signal.SIGCHLD) if in_main_thread else None
-        batches: Iterator[Row] = super().__iter__()
-        if in_main_thread:
-            signal.signal(signal.SIGCHLD, before)
-        return batches
 
     def made_ahead(self) -> Iterator[Row]:
         """Micro-batches that a thread makes ahead; one, because several would share one interpreter."""
@@ -208,11 +205,7 @@ class ReadAhead:
     """
 
     def __init__(
-        self,
-        rows: Sequence[WindowedRows],
-        shares: Sequence[float],
-        first_turns: Sequence[int],
-        disk_bytes: int | None = None,
+        self, rows: Sequence[WindowedRows], shares: Sequence[float], first_turns: Sequence[int], disk_bytes: int | None
     ) -> None:
         self.rows = [WindowedRows(*one.__reduce__()[1]) for one in rows]
         self.shares, self.first_turns, self.disk_bytes = shares, first_turns, disk_bytes

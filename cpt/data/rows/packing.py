@@ -30,8 +30,6 @@ FORMAT = 3  # of the stored packing; counts up when the same documents are packe
 
 @dataclass(frozen=True)
 class Packing:
-    """Which pieces of documents are in which row."""
-
     first_piece: Int64  # row r holds the pieces first_piece[r] to first_piece[r + 1]
     starts: Int64  # where each piece begins among the source's tokens
     lengths: Int64  # its tokens

@@ -159,8 +159,6 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which of a source's documents are trained on."""
-
     held_out_share: float | None  # of the documents, kept from training by the hash of their text
     judged: Hashes  # sorted, of documents that the model is evaluated on
     repeated: Repeated | None
