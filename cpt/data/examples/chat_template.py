@@ -21,6 +21,7 @@ ASSISTANT, TOOL = "assistant", "tool"
 ASKED, ANSWERED, PROBE = "qqq", "zzz", "qqqzzzqqq"  # contents of messages that no template writes by itself
 Tools = Sequence[Mapping[str, Any]] | None
 Span = tuple[int, int]
+REMEMBERED = 4096  # texts: a filter looks at a batch of documents before it is encoded
 
 
 class Refused(Exception):  # noqa: N818 -- it becomes the reason to drop a document
@@ -155,9 +156,6 @@ class ChatTemplate:
 def control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
     """Finds control tokens, longer ones first, but not one that is marked."""
     return re.compile(f"({'|'.join(map(re.escape, sorted(tokens, key=len, reverse=True)))})(?!{NOT_TOKEN})")
-
-
-REMEMBERED = 4096  # texts: a filter looks at a batch of documents before it is encoded
 
 
 class Written(NamedTuple):

@@ -35,6 +35,10 @@ from cpt.recipe.tree import dotted
 Sources = Sequence[TokenizedSource]
 Windowed = Sequence[WindowedRows]
 log = logging.getLogger("cpt")
+NO_EVALUATION = Evaluation()
+CLOSE_TO_ALL = 0.9  # of a source; from here on its size must be exact
+WINDOWS_ON_DISK = 4  # of each source: read, made next, kept for slower readers, and a spare
+NO_HASHES = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True)
@@ -210,12 +214,6 @@ class PreparedData:
         for report, rows in zip(self.sources, self.windowed, strict=True):
             if report.name in state["windows"]:
                 rows.restore(state["windows"][report.name])
-
-
-NO_EVALUATION = Evaluation()
-CLOSE_TO_ALL = 0.9  # of a source; from here on its size must be exact
-WINDOWS_ON_DISK = 4  # of each source: read, made next, kept for slower readers, and a spare
-NO_HASHES = np.empty(0, np.uint64)
 
 
 def build_data(

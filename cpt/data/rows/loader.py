@@ -91,7 +91,7 @@ class CPTDataLoader(DataLoader[Row]):
         self.collates_plainly = options["collate_fn"] is stack_rows
         if complete is not None:
             options["collate_fn"] = partial(completed, options["collate_fn"], complete)
-        self.complete = complete
+        self.complete = complete or (lambda batch: batch)
         super().__init__(rows, batch_size=micro_batch, sampler=sampler, **options)
         self.rank_sampler = sampler
         self.waited_seconds = 0.0
@@ -155,8 +155,7 @@ class CPTDataLoader(DataLoader[Row]):
 
         def make(numbers: list[int]) -> Row:
             if type(rows) is MixtureRows and stacks:  # a subclass may give other rows, one by one
-                batch = rows.batch(numbers)
-                batch = batch if self.complete is None else self.complete(batch)
+                batch = self.complete(rows.batch(numbers))
             else:
                 batch = self.collate_fn([rows[number] for number in numbers])
             return recursively_apply(torch.Tensor.pin_memory, batch) if pins else batch  # type: ignore[no-any-return]

@@ -18,8 +18,9 @@ from cpt.errors import RecipeError
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data
 
-RowRange = tuple[int, int]
-"""Global numbers of a first row and of the row after the last."""
+RowRange = tuple[int, int]  # global numbers of a first row and of the row after the last
+ENDLESS = 10**12  # rows that can be asked for; sources begin anew, in another order, when they are used up
+SHARE_UNIT = 2**32  # weights are kept as whole numbers of this size, so that counting rows is exact
 
 
 @dataclass
@@ -118,10 +119,6 @@ def shares_over(changes: Changes, rows: int) -> Shares:
     ends = [first for first, _ in changes[1:]] + [max(rows, 1)]
     held = [max(0, min(end, max(rows, 1)) - first) for (first, _), end in zip(changes, ends, strict=True)]
     return np.average([shares for _, shares in changes], axis=0, weights=held)
-
-
-ENDLESS = 10**12  # rows that can be asked for; sources begin anew, in another order, when they are used up
-SHARE_UNIT = 2**32  # weights are kept as whole numbers of this size, so that counting rows is exact
 
 
 class Turns:

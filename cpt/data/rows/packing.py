@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from math import gcd
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -206,15 +206,7 @@ class PackedRows(Sequence[Row]):
     def num_positions(self) -> int:
         return len(self) * self.sequence_length
 
-    @overload
-    def __getitem__(self, number: int) -> Row: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Row]: ...
-    def __getitem__(self, number: int | slice) -> Row | list[Row]:
-        if isinstance(number, slice):
-            return [self[n] for n in range(*number.indices(len(self)))]
-        if number < 0:
-            number += len(self)
+    def __getitem__(self, number: int) -> Row:  # type: ignore[override]
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         return self.row(number, epoch=0)

@@ -24,6 +24,12 @@ BANDS, ROWS = 14, 8
 LIKENESS = 0.75
 CHUNK_TOKENS = 4_000_000
 FILES = {"exact duplicate": "is_equal.npy", "near duplicate": "is_near.npy"}  # reason -> file
+AFTER_MAX_TOKENS = "after max_tokens"  # a reason to leave documents out
+ROWS_OF_A_PART = 8  # at least, of a source that is read by a score
+# A longer document is never held out: it would be much of the held-out bytes, and the interval of the verdict would
+# rest on it. With fewer than 20 documents to hold out, a fifth of their bytes is little more than an average document,
+# so four of these are allowed.
+LARGEST_PART, LARGEST_OF_AVERAGE = 1 / 5, 4
 
 
 class Repeated:
@@ -137,14 +143,6 @@ def shingles(tokens: NDArray[np.unsignedinteger], offsets: Int64) -> tuple[Hashe
         hashes = (hashes ^ token) * np.uint64(0x9E3779B97F4A7C15)
         hashes ^= hashes >> np.uint64(29)
     return hashes, bounds.astype(np.uint64)
-
-
-AFTER_MAX_TOKENS = "after max_tokens"  # a reason to leave documents out
-ROWS_OF_A_PART = 8  # at least, of a source that is read by a score
-# A longer document is never held out: it would be much of the held-out bytes, and the interval of the verdict would
-# rest on it. With fewer than 20 documents to hold out, a fifth of their bytes is little more than an average document,
-# so four of these are allowed.
-LARGEST_PART, LARGEST_OF_AVERAGE = 1 / 5, 4
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,9 @@ from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import DataError
 from cpt.files import read_sealed, sealed
 
+OPENED = 2  # windows of a source that a process keeps open
+MARKS = "readers"
+
 
 @dataclass(frozen=True)
 class WindowEntry:
@@ -108,10 +111,6 @@ def write_total(folder: Path, last: int, entries: Sequence[WindowEntry]) -> None
     if len(entries) == last + 1:
         content |= {"rows_of": [entry.rows for entry in entries], "everything": asdict(summed(entries))}
     write_once(folder / "total.json", sealed(content))
-
-
-OPENED = 2  # windows of a source that a process keeps open
-MARKS = "readers"
 
 
 @dataclass(frozen=True)

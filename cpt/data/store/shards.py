@@ -40,6 +40,10 @@ FileState = tuple[str, int, str]  # name, size, version
 SHARD_BYTES = 16 * 2**20  # of files: a kill loses little, and the time to open a file does not matter
 ORDERED_PARTS = 64  # of a source that is read by a score
 HELD_OUT_SHARDS = 8  # of a source in windows: its held-out set must be there before the first step
+BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
+SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
+# Rows; below it grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 of 1,000, 0.004 from 65,536 on).
+SMALL = 2**16
 
 
 @dataclass(frozen=True)
@@ -116,10 +120,6 @@ def in_windows(order: Sequence[int], num_bytes: Sequence[int], first_bytes: int,
         windows[-1].append(shard)
         room -= num_bytes[shard]
     return windows
-
-
-BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
-SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -271,10 +271,6 @@ def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[st
             if budget <= 0:
                 break
     return texts
-
-
-# Rows; below it grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 of 1,000, 0.004 from 65,536 on).
-SMALL = 2**16
 
 
 def seed_of(*parts: object) -> int:

@@ -30,6 +30,7 @@ FORMAT = 5  # of stored tokens; counts up when old folders must not be read
 DESCRIPTION = "description.json"
 OTHER_ARRAYS = {"offsets": "int64", "hashes": "uint64", "num_bytes": "int64", "scores": "float64", "segments": "uint8"}
 ARRAYS: dict[str, str] = {"tokens": "", **OTHER_ARRAYS}  # the ids' type depends on the vocabulary
+VARIABLE = "CPT_STORE"
 
 
 @dataclass(frozen=True)
@@ -256,9 +257,6 @@ def read_description(folder: Path) -> SourceDescription:
         )
     content = unsealed(text)
     return SourceDescription(**{**content, "longest": tuple(content["longest"])})
-
-
-VARIABLE = "CPT_STORE"
 
 
 def bucket() -> "Bucket | None":

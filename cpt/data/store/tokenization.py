@@ -51,6 +51,8 @@ HARD_STRINGS = [
     "\\u0041 &amp; <p>text</p> $x^2_{i}$ |a|b|",
     "A1b2C3 camelCaseString snake_case_string SCREAMING kebab-case",
 ]
+log = logging.getLogger("cpt")
+Ids = NDArray[np.unsignedinteger]
 
 
 def encode_by_gigatoken(model: str, texts: Sequence[str]) -> Flat:
@@ -101,10 +103,6 @@ def around_added_tokens(content: Mapping[str, Any]) -> Iterator[str]:
     """Texts with the added tokens inside, special or not, whole, doubled and cut short."""
     for token in [token["content"] for token in content["added_tokens"]][:1000]:
         yield from (token, f"a{token}b", f" {token} {token}{token}\n", f"a {token[:-1]}", f"{token.upper()} {token}s")
-
-
-log = logging.getLogger("cpt")
-Ids = NDArray[np.unsignedinteger]
 
 
 class DocumentEncoder:
