@@ -91,7 +91,7 @@ class CPTDataLoader(DataLoader[Row]):
         self.collates_plainly = options["collate_fn"] is stack_rows
         if complete is not None:
             options["collate_fn"] = partial(completed, options["collate_fn"], complete)
-        self.complete = complete or (lambda batch: batch)
+        self.complete: Callable[[Row], Row] = complete or (lambda batch: batch)
         super().__init__(rows, batch_size=micro_batch, sampler=sampler, **options)
         self.rank_sampler = sampler
         self.waited_seconds = 0.0
@@ -127,11 +127,10 @@ class CPTDataLoader(DataLoader[Row]):
                         signal.signal(signal.SIGCHLD, before)
                 batch = next(batches, None)
             except (RuntimeError, OSError, EOFError) as problem:
-                # The text of an error in a row begins with `Caught`.
-                is_error_in_row = str(problem).startswith("Caught ")
+                is_lost = not str(problem).startswith("Caught ")  # which is an error in a row
                 if isinstance(problem, RuntimeError):
-                    is_error_in_row = not str(problem).startswith("DataLoader worker (pid")
-                if is_error_in_row or replaced == MOST_REPLACEMENTS:
+                    is_lost = str(problem).startswith("DataLoader worker (pid")
+                if not is_lost or replaced == MOST_REPLACEMENTS:
                     raise
                 replaced += 1
                 log.warning(

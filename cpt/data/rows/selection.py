@@ -173,7 +173,7 @@ class Selection:
         }
 
     def choose(self, documents: StoredDocuments, shards: Sequence[int], tokens_before: int) -> Chosen:
-        repeated = self.is_repeated(shards)
+        repeated = self.repeated_by_reason(shards)
         is_first = ~np.logical_or.reduce([*repeated.values(), np.zeros(len(documents), bool)])
         hashes = documents.hashes
         is_allowed = is_first & ~self.is_held_out(documents) & ~np.isin(hashes, self.judged)
@@ -189,7 +189,7 @@ class Selection:
 
     def held_out(self, documents: StoredDocuments, shards: Sequence[int]) -> Int64:
         """The documents that the hash of their text keeps from training, each text once."""
-        is_repeated = np.logical_or.reduce([*self.is_repeated(shards).values(), np.zeros(len(documents), bool)])
+        is_repeated = np.logical_or.reduce([*self.repeated_by_reason(shards).values(), np.zeros(len(documents), bool)])
         return np.flatnonzero(self.is_held_out(documents) & ~is_repeated)
 
     def is_held_out(self, documents: StoredDocuments) -> Mask:
@@ -197,7 +197,7 @@ class Selection:
             return np.zeros(len(documents), bool)
         return is_held_out(documents.hashes, documents.num_bytes, self.held_out_share, self.longest_held_out)
 
-    def is_repeated(self, shards: Sequence[int]) -> dict[str, Mask]:
+    def repeated_by_reason(self, shards: Sequence[int]) -> dict[str, Mask]:
         return {} if self.repeated is None else self.repeated.of_shards(shards)
 
 

@@ -225,7 +225,7 @@ def changed(work: ShardWork) -> DataError:
 
 
 def reading_content(source: DocumentSource, filters: ComponentLists, transforms: ComponentLists) -> dict[str, Any]:
-    """All that decides the tokens, except the files and the tokenizer."""
+    """All that decides the tokens, except the files and the tokenizer; workers and gigatoken do not."""
     order, kind = source.order_by if isinstance(source, Source) else None, kind_of(source.path)
     return {
         "format": FORMAT,
