@@ -59,8 +59,9 @@ class SourceReport:
 
 
 def report_on(rows: WindowedRows) -> SourceReport:
-    (known, windows), source, description = rows.known_so_far(), rows.tokenized.work.source, rows.tokenized.description
-    plan, is_estimate = rows.tokenized.plan, rows.total is None
+    known, windows = rows.known_so_far()
+    source, plan, description = rows.tokenized.work.source, rows.tokenized.plan, rows.tokenized.description
+    is_estimate = rows.total is None
     scale = sum(plan.num_bytes) / max(1, plan.bytes_upto[windows]) if is_estimate else 1.0
     return SourceReport(
         name=reported_name(source),
@@ -336,7 +337,8 @@ class Builder:
             return [None] * len(sources), [NO_HASHES] * len(sources)
         longest, held_out = list[int | None](), []
         for source in sources:
-            documents, limit = source.documents(source.plan.held_out), None
+            documents = source.documents(source.plan.held_out)
+            limit: int | None = None
             if form_of_source(source.work.source) == "document":
                 limit = longest_held_out(int(documents.num_bytes.sum()), len(documents), share)
             which = is_held_out(documents.hashes, documents.num_bytes, share, limit)

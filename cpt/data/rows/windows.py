@@ -375,7 +375,8 @@ class WindowedRows:
         known = self.known_entry(window)
         before = START if window == 0 else self.entry(window - 1) if known is None else None
         tokens_before = before.tokens_before + before.tokens if before else known.tokens_before if known else 0
-        (documents, chosen), layout = self.choose(window, tokens_before), self.layout
+        layout = self.layout
+        documents, chosen = self.choose(window, tokens_before)
         numbers, lengths, read, unfit = fitting(documents, chosen.documents, layout.form, layout.sequence_length)
         starts = documents.offsets[numbers]
         own_digest = key_of({"documents": documents.digest, "starts": xxh3_128_hexdigest(starts.tobytes())})
