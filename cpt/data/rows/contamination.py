@@ -138,7 +138,7 @@ def small_sets(data: Data, evaluation: Evaluation, fewest: int) -> Iterator[tupl
 def held_out_documents(data: Data, evaluation: Evaluation, *, only_local: bool = False) -> Iterator[Judged]:
     """The documents that the hash of their text keeps from training."""
     share = evaluation.held_out_share
-    for number, source in enumerate(data.sources if share is not None else []):
+    for number, source in enumerate(data.sources if share else []):
         if not only_local or kind_of(source.path) == "local":
             yield from held_out_of(data, source, f"data.sources[{number}]", share or 0.0)
 
@@ -173,7 +173,8 @@ def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> tu
 def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) -> Data:
     """The data section with a filter against the recipe's evaluation documents, unless the recipe refuses it.
 
-    Of `held_out_share`, documents of local sources only are searched for: others would have to be read twice.
+    Of `held_out_share`, documents of local sources only are searched for: others would have to be read twice. Equal
+    copies are held out everywhere, since the hash of the text decides.
     """
     own = [component for component in data.filters if component.name == NAME]
     is_judged = bool(evaluation.perplexity) or evaluation.held_out_share is not None

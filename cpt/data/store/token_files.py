@@ -28,8 +28,8 @@ Hashes = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
 FORMAT = 5  # of stored tokens; counts up when old folders must not be read
 DESCRIPTION = "description.json"
-OTHER_ARRAYS = {"offsets": "int64", "hashes": "uint64", "num_bytes": "int64", "scores": "float64", "segments": "uint8"}
-ARRAYS: dict[str, str] = {"tokens": "", **OTHER_ARRAYS}  # the ids' type depends on the vocabulary
+ARRAYS = {"tokens": ""}  # the ids' type depends on the vocabulary
+ARRAYS |= {"offsets": "int64", "hashes": "uint64", "num_bytes": "int64", "scores": "float64", "segments": "uint8"}
 VARIABLE = "CPT_STORE"
 
 
