@@ -23,6 +23,7 @@ CONTEXT, LEARNED, UNWANTED, ROW = 0, 1, 2, 3  # of a prompt; wanted; rejected or
 Segments = NDArray[np.uint8]
 NOTHING_LEARNED = "nothing to learn within sequence_length"
 LONG_PROMPT = "prompt longer than sequence_length"
+VERSION = 3  # counts up when an example gets other ids, segments or bytes
 
 
 class Fitting(NamedTuple):
@@ -62,9 +63,6 @@ def learns_of(part: TokenFiles, sequence_length: int) -> Mask:
     found = np.maximum.reduceat(np.append(part.segments, np.uint8(CONTEXT)), bounds)[::2]
     learns: Mask = (found == LEARNED) & (lasts - begins > 1)
     return learns
-
-
-VERSION = 3  # counts up when an example gets other ids, segments or bytes
 
 
 class Tokens(NamedTuple):
