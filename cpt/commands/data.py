@@ -294,9 +294,8 @@ def rewrite_command(
         {"--top-p": top_p != TOP_P, "--seed": seed != SEED} if temperature == 0 else {},
         "with --temperature 0, which draws nothing",
     )
-    refuse_ignored(
-        {"--revision": revision is not None and Path(model).expanduser().is_dir()}, "with a model in a folder"
-    )
+    in_folder = Path(model).expanduser().is_dir()
+    refuse_ignored({"--revision": revision is not None and in_folder}, "with a model in a folder")
     task = Task(
         source=DocumentSource(path=source, text_column=text_column, max_documents=max_documents),
         model=Model(path=model, revision=revision, trust_remote_code=trust_remote_code),

@@ -87,9 +87,7 @@ class Commands:
         if forwarded:
             raise KeyboardInterrupt
         if code:
-            raise TrainingError(
-                f"`cpt {words[0]}` ended with exit code {code}; its message is above. Start the demo again to resume."
-            )
+            raise TrainingError(f"`cpt {words[0]}` ended with exit code {code}; see above. Start again to resume.")
 
     def ask_server(self, model: Path, prompt: str) -> str | None:
         """Serve a model, complete a prompt with OpenAI's client, stop it; None if a package for it is missing."""
@@ -159,9 +157,7 @@ def command(
     try:
         numbers = list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
     except ValueError as problem:
-        raise typer.BadParameter(
-            f"--seeds takes numbers with commas between them, such as 1,2,3; not {seeds!r}"
-        ) from problem
+        raise typer.BadParameter(f"--seeds: expected numbers such as 1,2,3, got {seeds!r}") from problem
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = run_demo(folder, numbers, overrides or ())
@@ -179,9 +175,7 @@ def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence
     try:
         folders = write_files(folder)
     except OSError as problem:
-        raise ResourceError(
-            f"cannot write into {folder}: {problem.strerror}. Name another place: cpt demo --folder FOLDER"
-        ) from problem
+        raise ResourceError(f"cannot write into {folder}: {problem.strerror}. Choose another --folder.") from problem
     documents, general = folders["domain", "train"], folders["general", "train"]
     for path, what in ((documents, "code, the documents to learn"), (general, "prose, which the base was trained on")):
         sizes = [file.stat().st_size for file in path.iterdir()]

@@ -80,7 +80,7 @@ class Answerer:
                 )
             except torch.OutOfMemoryError as problem:
                 raise ResourceError(
-                    f"out of GPU memory with {len(batch)} texts at a time. Use a smaller --batch-size."
+                    f"out of GPU memory with {len(batch)} texts. Use a smaller --batch-size."
                 ) from problem
             for number, row in zip(batch, cast(Tensor, written)[:, length:].tolist(), strict=True):
                 end = next((place for place, token in enumerate(row) if token in self.ends), None)
