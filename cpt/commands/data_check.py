@@ -287,9 +287,6 @@ def contamination_command(
     if found.num_contaminated and is_refused(loaded.data):
         outcome = " The run reads them: `data.filters` refuses to leave them out (`own_evaluation: false`)."
     elif found.num_contaminated:
-        outcome = (
-            " A run leaves out what it holds of the recipe's held-out sets; against tasks, give `decontaminate`"
-            " files: `against: [...]`."
-        )
+        outcome = " A run leaves out the recipe's held-out sets; for tasks, give files (`decontaminate`, `against`)."
     typer.echo(f"{found.summary()}{outcome}")
     raise typer.Exit(2 if found.num_contaminated else 0)

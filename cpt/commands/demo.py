@@ -21,7 +21,6 @@ from rich.table import Column, Table
 from cpt.commands.demo_corpus import write_files
 from cpt.console import open_console
 from cpt.errors import LaunchError, ResourceError, TrainingError
-from cpt.hardware import find_gpus
 from cpt.installation import SHIPPED_FILES
 from cpt.process import Child, free_port
 from cpt.runs.folder import VERDICT, VERDICT_PAGE, read_metrics, read_object
@@ -136,10 +135,8 @@ class Commands:
         return [sys.executable, "-m", "cpt", *texts]
 
     def environment(self) -> dict[str, str]:
-        """Variables to add: no requests to the Hub, and no warning of DeepSpeed about a missing GPU."""
+        """Variables to add: no requests to the Hub, unless the user allows them."""
         quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        if not find_gpus():
-            quiet["DS_ACCELERATOR"] = "cpu"
         return {**{key: os.environ.get(key, value) for key, value in quiet.items()}, **self.variables}
 
 

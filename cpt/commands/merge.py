@@ -102,8 +102,7 @@ def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
             logits = logits_in_another_process(unfinished, proof_text(tokenizer, loaded), dtype)
             if not logits.isfinite().all():
                 raise CheckpointError(
-                    f"the merged model gives NaN or infinite logits in {name_of(dtype)}. Use --dtype float32, or check"
-                    " the models that were merged."
+                    f"the merged model gives NaN or infinite logits in {name_of(dtype)}. Use --dtype float32."
                 )
             largest = f"largest logit {logits.abs().max():.3g}"
             notes = [f"Loaded back by plain transformers, in a process without cpt: {largest}.", vocabulary]

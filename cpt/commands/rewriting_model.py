@@ -124,10 +124,8 @@ class RewriteQuestion:
             )
             before, place, after = str(chat).partition(PLACE)
             if not place:
-                raise RecipeError(
-                    f"the chat template of `{tokenizer.name_or_path}` does not write what the user says. Choose"
-                    " another --model."
-                )
+                name = tokenizer.name_or_path
+                raise RecipeError(f"the chat template of `{name}` does not write what the user says. Change --model.")
             self.head, self.tail = (encode(tokenizer, part, as_text=False) for part in (before, after))
         elif adds_bos(tokenizer) and tokenizer.bos_token_id is not None:
             self.head = [int(tokenizer.bos_token_id)]

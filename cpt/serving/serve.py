@@ -310,8 +310,7 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
     if (folder / RECIPE).is_file() and kind_of(folder) == "nothing":
         if not Run(folder).is_finished:
             raise CheckpointError(
-                f"{folder} is a run without a finished model. Export a checkpoint of it: cpt export {folder} --output"
-                " FOLDER"
+                f"{folder} is a run without a finished model. Export a checkpoint: cpt export {folder} --output FOLDER"
             )
         folder = folder / EXPORT
     if "@" in str(folder) or str(folder).endswith(".gguf"):
@@ -319,8 +318,7 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
     kind = kind_of(folder)
     if kind == "adapter":
         raise CheckpointError(
-            f"{folder} is a LoRA adapter, which Hugging Face's server does not load. Merge it into its base first: "
-            f"cpt export {folder} --output FOLDER"
+            f"{folder} is a LoRA adapter. Merge it into its base first: cpt export {folder} --output FOLDER"
         )
     if kind != "model" or not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} is not a complete model. Export one: cpt export RUN --output FOLDER")
@@ -330,8 +328,7 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
     model_type = config_json(folder).get("model_type")
     if model_type in FAMILIES:
         raise CheckpointError(
-            f"{folder} is a checkpoint of `{model_type}`, which only cpt reads. Export it as the architecture that it"
-            f" equals: cpt export {folder} --output FOLDER"
+            f"{folder} is of `{model_type}`, which only cpt reads. Export it: cpt export {folder} --output FOLDER"
         )
     check_architecture(folder, module)
     return folder
@@ -344,9 +341,7 @@ def check_architecture(folder: Path, module: str | None = None) -> None:
     if module is not None or not can_be_served(architecture, config.get("model_type", "")):
         import_own_code(folder, module)
     if not can_be_served(architecture, config.get("model_type", "")):
-        remedy = "Export the model with cpt export, or install the version of transformers that knows it."
-        if brings_its_code(folder):
-            remedy = NAME_IT
+        remedy = NAME_IT if brings_its_code(folder) else "Export it with cpt export, or update transformers."
         raise CheckpointError(
             f"{folder}: config.json names {architecture}, no causal language model of transformers"
             f" {transformers.__version__}. {remedy}"
