@@ -116,8 +116,10 @@ def split_code(text: str) -> tuple[list[str], list[str]]:
             take_out(lines, node.body[0], leave_pass=len(node.body) == 1 and not isinstance(node, ast.Module))
     starts = []
     for statement in tree.body:
-        decorators = statement.decorator_list if isinstance(statement, DEFINITION) else []
-        starts.append(min(node.lineno for node in [statement, *decorators]) - 1)
+        nodes: list[ast.stmt | ast.expr] = [statement]
+        if isinstance(statement, DEFINITION):
+            nodes += statement.decorator_list
+        starts.append(min(node.lineno for node in nodes) - 1)
     ends = [*starts[1:], len(lines)] if starts else []
     statements = [
         "\n".join(line for line in lines[start:end] if line is not None)
