@@ -108,7 +108,7 @@ def preview_command(
     overrides: Overrides = None,
     source: OneSource = None,
     rows: Annotated[int, typer.Option(min=0, help="Packed rows, or examples, to show of each source.")] = 3,
-    documents: Annotated[int, typer.Option(min=1, help="Read only the first documents of each source.")] = 1000,
+    documents: Annotated[int, typer.Option(min=1, help="Look at so many documents of each source.")] = 1000,
 ) -> None:
     """Show which of the first documents a run keeps, which it drops and why, and how they are packed; of examples what
     is learned.
@@ -231,8 +231,10 @@ def ingest_command(
 
 def show_ingested(console: Console, done: "Ingested") -> None:
     table = Table("new", *(Column(name, justify="right") for name in COUNTS))
-    total = {"all": sum(done.new.values(), Counter())} if len(done.new) != 1 else {}
-    for kind, counts in [*sorted(done.new.items()), *total.items()]:
+    kinds = sorted(done.new.items())
+    if len(kinds) != 1:
+        kinds.append(("all", sum(done.new.values(), Counter())))
+    for kind, counts in kinds:
         table.add_row(kind, *(f"{counts[name]:,}" for name in COUNTS))
     console.print(table)
     if done.num_known:
@@ -294,9 +296,8 @@ def rewrite_command(
         {"--top-p": top_p != TOP_P, "--seed": seed != SEED} if temperature == 0 else {},
         "with --temperature 0, which draws nothing",
     )
-    refuse_ignored(
-        {"--revision": revision is not None and Path(model).expanduser().is_dir()}, "with a model in a folder"
-    )
+    in_folder = Path(model).expanduser().is_dir()
+    refuse_ignored({"--revision": revision is not None and in_folder}, "with a model in a folder")
     task = Task(
         source=DocumentSource(path=source, text_column=text_column, max_documents=max_documents),
         model=Model(path=model, revision=revision, trust_remote_code=trust_remote_code),
