@@ -27,7 +27,6 @@ from cpt.planning.fitting import (
     fits,
     gpu_room,
     host_room,
-    host_that_is_needed,
     with_chosen_values,
 )
 from cpt.planning.memory import SAMPLING, MemoryPlan, count_model, plan_memory
@@ -121,7 +120,7 @@ def command(
     where = f"{target.name} x {setup.gpus}"
     if fits(planned.memory, target, max_memory):
         which = "a machine with" if nodes == 1 else f"{nodes} machines, each with"
-        host = f" in {which} {host_that_is_needed(planned.memory):.0f} GiB of its own memory"
+        host = f" in {which} {planned.memory.host.size / USABLE_OF_HOST / GIB:.0f} GiB of its own memory"
         tell(f"Verdict: it fits {where}{'' if target.host_is_known else host}.")
         if write is not None:
             raise RecipeError(f"--write: the recipe fits as it is, so {write} was not written.")
@@ -146,7 +145,6 @@ def command(
 
 
 def format_setup(facts: ModelSizes, setup: Setup, target: Target) -> str:
-    """Model, sharding, batch and machine in one sentence."""
     trained = "all trained" if setup.lora is None else f"{facts.trained / 1e6:,.0f}M of them trained, in adapters"
     where = f"{setup.gpus} x {target.name}" + (f" in {setup.nodes} machines" if setup.nodes > 1 else "")
     if target.on_cpu:
@@ -164,7 +162,6 @@ def format_setup(facts: ModelSizes, setup: Setup, target: Target) -> str:
 
 
 def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1.0) -> Iterator[str]:
-    """The tables, and what they leave out."""
     usable = USABLE_OF_HOST if target.on_cpu else USABLE
     who, of = ("the machine", "all processes") if target.on_cpu else (target.name, "each GPU")
     yield from table(f"Memory of {of}, at its peak ({plan.peak.name}):", plan.peak)
@@ -176,7 +173,7 @@ def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1
             who, room = f"the host ({target.host_source})", host_room(plan, target)
             yield format_room(who, room, target.host_memory_gib, USABLE_OF_HOST, plan.host.size)
         else:
-            yield f"  Takes a host with {host_that_is_needed(plan):.0f} GiB; set yours with --host-memory."
+            yield f"  Takes a host with {plan.host.size / USABLE_OF_HOST / GIB:.0f} GiB; set yours with --host-memory."
     if not plan.is_counted:
         yield "  The activations are estimated: this architecture's code cannot be run without values."
     needs = setup.needs
@@ -317,11 +314,7 @@ def write_fitted(
     lora: bool = False,
     force: bool = False,
 ) -> None:
-    """Write a recipe with a few keys changed: on the recipe as its `base`, or whole where that gives another one.
-
-    Args:
-        changes: key with dots -> value.
-    """
+    """Write a recipe with a few keys changed: on the recipe as its `base`, or whole where that gives another one."""
     if output.exists() and not force:
         raise RecipeError(f"{output} exists. Choose another name with --write, or write over it with --force.")
     words = [*overrides, *(f"{key}={in_yaml(value)}" for key, value in changes.items())]

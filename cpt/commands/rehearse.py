@@ -39,8 +39,8 @@ from cpt.files import locked
 from cpt.formatting import format_bytes
 from cpt.hardware import host_memory_gib
 from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
-from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once, placed
-from cpt.planning.gate import check_reality
+from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once
+from cpt.planning.gate import refuse_mistakes
 from cpt.plugins import import_user_module
 from cpt.process import Child
 from cpt.recipe.load import dump_recipe, load_with_places
@@ -74,11 +74,6 @@ class RehearsedPart:
 
 @dataclass
 class Rehearsal:
-    """Args:
-    root: the recipe's tree, for the lines of mistakes.
-    scratch: an empty folder on the run's disk.
-    """
-
     recipe: Recipe
     root: Node | None
     processes: int
@@ -144,19 +139,15 @@ class Rehearsal:
         return findings
 
     def check_recipe(self) -> str:
-        report = check_reality(self.rehearsed)
-        if mistakes := [*report.mistakes, *report.blockers]:
-            raise type(mistakes[0])("\n".join(placed(str(mistake), self.root) for mistake in mistakes))
-        warnings = f", {len(report.warnings)} warning(s), see cpt check" if report.warnings else ""
-        return f"no mistakes{warnings}"
+        warnings = refuse_mistakes(self.rehearsed, root=self.root).warnings
+        return "no mistakes" + (f", {len(warnings)} warning(s), see cpt check" if warnings else "")
 
     def train_longest_rows(self) -> str:
         problem, measured = self.start("longest_rows")
         if problem is not None:
             raise problem
         shutil.rmtree(self.run)
-        rows = f"{self.recipe.data.sequence_length:,} tokens"
-        return f"{measured['seconds']:.2f} s for a step of rows of {rows}; {memory_in_words(measured)}"
+        return f"rows of {self.recipe.data.sequence_length:,} tokens; {measured}"
 
     def train_first_steps(self) -> str:
         self.failure, measured = self.start("first_steps")
@@ -166,7 +157,7 @@ class Rehearsal:
         told = ", ".join(f"{loss:.4f}" for loss in self.losses.values())
         if not all(math.isfinite(loss) for loss in self.losses.values()):
             raise TrainingError(f"loss {told}. Set `optimizer.learning_rate` lower, or look at the data.")
-        return f"loss {told}; {measured['seconds']:.2f} s for a step; {memory_in_words(measured)}"
+        return f"loss {told}; {measured}"
 
     def check_saved(self) -> str:
         """Read back every file of the checkpoint; an error of the evaluation before it shows here too."""
@@ -239,8 +230,8 @@ class Rehearsal:
         parts = f"{needs.checkpoints_at_once} x {format_bytes(needs.checkpoint)} of checkpoints"
         return f"{parts} + {format_bytes(needs.export)} of {EXPORT} = {format_bytes(needs.total)}, which fits"
 
-    def start(self, part: str) -> tuple[CptError | None, dict[str, Any]]:
-        """Run a part to its end; its error, and what its processes measured (the most of any of them)."""
+    def start(self, part: str) -> tuple[CptError | None, str]:
+        """Run a part to its end; its error, and what its processes measured (the most of any of them), in words."""
         file, log, reports = self.scratch / "recipe.yaml", self.scratch / f"{part}.log", self.scratch / part
         file.write_text(dump_recipe(self.rehearsed))
         reports.mkdir()
@@ -254,7 +245,12 @@ class Rehearsal:
             finally:
                 child.kill_family()
         found = [json.loads(path.read_text()) for path in reports.iterdir()]
-        measured = {key: max(one[key] for one in found) for key in (found[0] if found else ())}
+        most = {key: max(one[key] for one in found) for key in (found[0] if found else ())}
+        measured = ""
+        if most:
+            gpu = f"GPU {format_bytes(most['gpu'])} of {format_bytes(most['gpu_total'])}, " if "gpu" in most else ""
+            host = f"host {format_bytes(most['host'])} a process, of {host_memory_gib():,.1f} GiB"
+            measured = f"{most['seconds']:.2f} s for a step; {gpu}{host}"
         if code == 0:
             return None, measured
         status, text = Run(self.run).status(), log.read_text(errors="replace")
@@ -278,12 +274,6 @@ class Rehearsal:
 
 def losses_of(run: Path) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in read_objects(run / "metrics.jsonl", []) if "loss" in row}
-
-
-def memory_in_words(measured: dict[str, Any]) -> str:
-    sizes = {name: format_bytes(size) for name, size in measured.items() if name != "seconds"}
-    gpu = f"GPU {sizes['gpu']} of {sizes['gpu_total']}, " if "gpu" in sizes else ""
-    return f"{gpu}host {sizes['host']} a process, of {host_memory_gib():,.1f} GiB"
 
 
 @contextmanager

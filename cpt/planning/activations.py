@@ -113,7 +113,6 @@ class SavedBytes:
         self.total = 0
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The hook of autograd for what it keeps."""
         storage = tensor.untyped_storage()
         if id(storage) not in self.known:
             self.known[id(storage)] = storage  # held, so that no other storage gets its address
@@ -205,12 +204,7 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
 
 
 def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Setup) -> dict[str, Any] | None:
-    """Sizes that differ with compiled layers; None if torch cannot trace a layer, or compiles it in parts (experts).
-
-    Args:
-        kept: bytes that autograd saves outside of layers.
-        known: their storages.
-    """
+    """Sizes that differ with compiled layers; None if torch cannot trace one, or compiles it in parts (experts)."""
     kinds: dict[tuple[Any, ...], CompiledLayer] = {}
     for call in calls:
         kind = (type(call.layer), *((tensor.shape, tensor.requires_grad) for tensor in call.layer.parameters()))
@@ -305,11 +299,7 @@ class CompiledLayer:
 
 
 def count_compiled(layer_call: LayerCall, *, selective: bool) -> CompiledLayer:
-    """Trace a layer and count the bytes of its graphs. Runs inside a FakeTensorMode, on fake inputs.
-
-    Args:
-        selective: a checkpointed layer keeps the outputs of attention.
-    """
+    """Trace a layer and count the bytes of its graphs. Runs inside a FakeTensorMode, on fake inputs."""
     module, positions = layer_call.layer, list(layer_call.inputs)
     leaves, layout = tree_flatten((layer_call.given, layer_call.options))
     num_positional = len(tree_leaves(layer_call.given))  # rotary embeddings and masks are keywords without gradients

@@ -81,7 +81,6 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
 
 
 def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
-    """The implementation is installed and fits the model and the rows."""
     packed = recipe.data.packing != "token_budget"
     in_half = recipe.model.dtype in ("bfloat16", "float16")
     half = bool(recipe.training.get("bf16") or recipe.training.get("fp16") or in_half)
@@ -115,7 +114,6 @@ def check_adapters(recipe: Recipe, model: PreTrainedModel, lora: Mapping[str, An
 
 
 def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | None:
-    """The model's config: from the recipe, a folder, or the Hub if it can be reached."""
     model = recipe.model
     if model.path is None or is_local(model.path) or is_cached(model.path, "config.json", model.revision):
         return load_config(model)
@@ -145,7 +143,6 @@ def refuse_unreachable_model(recipe: Recipe) -> None:
 
 
 def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
-    """The tokenizer loads, has what the sources need, and the model has an embedding for each of its tokens."""
     path = recipe.tokenizer.path or recipe.model.path
     revision = recipe.tokenizer.revision or (recipe.model.revision if path == recipe.model.path else None)
     if path and not (is_local(path) or is_cached(path, "tokenizer_config.json", revision) or hub_is_reachable()):
@@ -173,7 +170,6 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
 
 
 def check_teacher(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
-    """The teacher exists and has the student's vocabulary."""
     path, key = result_of_run(recipe.training.get(TEACHER)) if recipe.stage in TAUGHT else None, f"training.{TEACHER}"
     if path is None or not is_there(path, None, key, found) or model is None:
         return
@@ -191,7 +187,6 @@ def is_there(path: str, revision: str | None, key: str, found: PreflightReport) 
 
 
 def with_key(key: str, check: Callable[[], Any]) -> Any:
-    """Run the check, with the key in front of its errors."""
     try:
         return check()
     except RecipeError as problem:
@@ -199,7 +194,6 @@ def with_key(key: str, check: Callable[[], Any]) -> Any:
 
 
 def check_first_examples(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport) -> None:
-    """Check each local source of examples; others are reported as unchecked."""
     for key, source in keyed_sources(*sections_of(recipe)):
         if form_of_source(source) != "document" and kind_of(source.path) == "local":
             found.run(check_first, recipe, source, key, DocumentEncoder(tokenizer))

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -125,7 +125,6 @@ def choose_compiling(
     processes: int,
     on_cpu: bool,
 ) -> tuple[bool, str]:
-    """Whether layers are compiled on that machine, and the reason."""
     zero3, model = profile is not None and zero_section(profile).get("stage") == 3, None
     if not on_cpu:
         with suppress(Exception):  # of a model's own code; the gate reports it
@@ -231,12 +230,10 @@ def fastest_that_fits(
 
 @dataclass(frozen=True)
 class Proposal:
-    """A setup that fits."""
-
     setup: Setup
     plan: MemoryPlan
-    changes: Changes = field(default_factory=dict)
-    slower: float = 1.0
+    changes: Changes
+    slower: float
     """How many times the recipe's own time, if that fitted."""
     others: tuple["Proposal", ...] = ()
     """Other kinds of changes that fit, the next cheapest first."""
@@ -253,13 +250,7 @@ def gpu_room(plan: MemoryPlan, target: Target, share: float = 1.0) -> float:
 
 
 def host_room(plan: MemoryPlan, target: Target) -> float:
-    """The same of the host."""
     return USABLE_OF_HOST * target.host_memory_gib * GIB - plan.host.size
-
-
-def host_that_is_needed(plan: MemoryPlan) -> float:
-    """GiB of a machine, with what the system needs."""
-    return plan.host.size / USABLE_OF_HOST / GIB
 
 
 def cheapest_that_fits(
@@ -271,16 +262,14 @@ def cheapest_that_fits(
     are proposed too: the reader knows which will do.
     """
     known: dict[tuple[Any, ...], tuple[ModelSizes, ActivationCounts]] = {}
+    own_seconds = setup.tokens_per_step / planned_speed(count(setup)[0], setup, target, mfu).tokens_per_second
 
-    def counted(candidate: Setup) -> tuple[ModelSizes, ActivationCounts]:
+    def evaluated(candidate: Setup, changes: Changes) -> tuple[float, Proposal] | None:
         lora = tuple((candidate.lora or {}).items())
         what = (candidate.as_computed.weights_bytes, candidate.compiles, candidate.zero is None, lora)
         if what not in known:
             known[what] = count(candidate)
-        return known[what]
-
-    def evaluated(candidate: Setup, changes: Changes) -> tuple[float, Proposal] | None:
-        facts, activations = counted(candidate)
+        facts, activations = known[what]
         plan = plan_memory(facts, candidate, activations)
         if not fits(plan, target, share * (CAREFUL if changes else 1)):
             return None
@@ -290,20 +279,16 @@ def cheapest_that_fits(
         number = len(changes.keys() - {ACCUMULATION_KEY, COMPILING_KEY, SYNCS})  # these follow from the others
         needs_host = candidate.zero is not None and candidate.zero.offload_optimizer
         unsure = UNKNOWN_HOST if not target.host_is_known and needs_host else 1
-        return seconds * CHANGE**number * HALVED**halvings * unsure, Proposal(candidate, plan, changes, seconds)
+        cost = seconds * CHANGE**number * HALVED**halvings * unsure
+        return cost, Proposal(candidate, plan, changes, seconds / own_seconds)
 
-    own_facts, _ = counted(setup)
-    own_seconds = setup.tokens_per_step / planned_speed(own_facts, setup, target, mfu).tokens_per_second
     found: list[Proposal] = []
-    for kinds in (
-        (with_all_parameters(setup, target),),
-        (with_small_states(setup, target), with_adapters(setup, target)),
-    ):
+    for kinds in ([with_all_parameters], [with_small_states, with_adapters]):
         best: list[tuple[float, Proposal]] = []
-        for candidates in kinds:
-            fitting = [one for candidate, changes in candidates if (one := evaluated(candidate, changes)) is not None]
+        for kind in kinds:
+            fitting = [one for pair in kind(setup, target) if (one := evaluated(*pair)) is not None]
             best += [min(fitting, key=lambda pair: pair[0])] if fitting else []
-        found += [replace(one, slower=one.slower / own_seconds) for _, one in sorted(best, key=lambda pair: pair[0])]
+        found += [one for _, one in sorted(best, key=lambda pair: pair[0])]
         if found and (target.host_is_known or host_room(found[0].plan, target) >= 0):
             break
     return replace(found[0], others=tuple(found[1:])) if found else None
@@ -312,12 +297,9 @@ def cheapest_that_fits(
 def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
     """Every combination of micro-batch, checkpointing, fused loss and engine; adapters stay."""
     engines: list[tuple[Changes, Sharding | None]] = [({}, setup.zero)]
-    if not target.on_cpu:
-        engines += [
-            ({"training.deepspeed": path}, zero)
-            for path, zero in shipped_profiles()
-            if zero != setup.zero and (setup.gpus > 1 or zero.offload_optimizer)
-        ]
+    for path, shipped in shipped_profiles() if not target.on_cpu else ():
+        if shipped != setup.zero and (setup.gpus > 1 or shipped.offload_optimizer):
+            engines.append(({"training.deepspeed": path}, shipped))
     is_divided, is_own_loss = setup.zero is not None and setup.zero.is_fsdp, setup.needs.stage not in KINDS
     is_plain = setup.optimizer == "adamw" and setup.rounding is None and setup.lora is None and not setup.releases
     # as `cpt.training.engine_profiles` checks it
@@ -327,9 +309,8 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, C
     while micro_batches[-1] % 2 == 0:
         micro_batches.append(micro_batches[-1] // 2)
     fused = (setup.fused_loss,) if target.on_cpu or setup.needs.logits != WHOLE else (setup.fused_loss, True)
-    for micro_batch, checkpointing, fused_loss, (engine, zero) in product(
-        micro_batches, (setup.checkpointing, True), fused, engines
-    ):
+    choices = product(micro_batches, (setup.checkpointing, True), fused, engines)
+    for micro_batch, checkpointing, fused_loss, (engine, zero) in choices:
         breaks_graphs = zero is not None and zero.stage == 3 and (checkpointing or not zero.is_fsdp)
         compiles = setup.compiles and not breaks_graphs
         changed = replace(setup, checkpointing=checkpointing, fused_loss=fused_loss, zero=zero, compiles=compiles)
@@ -392,10 +373,8 @@ def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes
 
 def shipped_profiles() -> list[tuple[str, Sharding]]:
     """The DeepSpeed profiles that come with cpt, as a recipe names them."""
-    read = [
-        (f"{PROFILES.name}/{file.name}", read_deepspeed_sharding(json.loads(file.read_text())))
-        for file in sorted(PROFILES.glob("*.json"))
-    ]
+    files = {f"{PROFILES.name}/{file.name}": json.loads(file.read_text()) for file in sorted(PROFILES.glob("*.json"))}
+    read = [(name, read_deepspeed_sharding(profile)) for name, profile in files.items()]
     return [(name, zero) for name, zero in read if zero is not None]
 
 

@@ -5,7 +5,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import torch
@@ -76,8 +75,8 @@ REPLAYED = ("replay", "general")
 
 def refuse_mistakes(
     recipe: Recipe, *, deepspeed: str | Profile | None = None, root: Node | None = None
-) -> dict[str, Any] | None:
-    """Stop the run before it costs anything; returns the plan for the GPUs that are here, for the run's record.
+) -> PreflightReport:
+    """Stop the run before it costs anything; else what was found, with the plan for the GPUs that are here.
 
     Args:
         deepspeed: the profile in force, if accelerate's config names it and not the recipe.
@@ -91,7 +90,7 @@ def refuse_mistakes(
         kinds = {type(mistake) for mistake in mistakes}
         kind = kinds.pop() if len(kinds) == 1 else RecipeError
         raise kind("\n".join(placed(str(mistake), root) for mistake in mistakes))
-    return found.plan
+    return found
 
 
 def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightReport:
@@ -165,7 +164,6 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
 
 
 def check_documents(recipe: Recipe, found: PreflightReport) -> None:
-    """The documents' files can be read, and there are enough documents for the evaluation."""
     kinds = {kind_of(source.path) for _, source in keyed_sources(recipe.data, recipe.evaluation)}
     ask_hub = "hub" in kinds and hub_is_reachable()
     found.unchecked += unchecked_sources(recipe.data, recipe.evaluation, ask_hub=ask_hub)
@@ -212,7 +210,6 @@ def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None
 
 
 def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None, *, zero3: bool) -> None:
-    """Stage, optimizer, schedule, guard and retention rule exist, and accept their options."""
     found.run(find_stage, recipe.stage)
     found.run(try_optimizer, recipe, profile)
     found.run(check_release, recipe, deepspeed=profile is not None)
@@ -272,7 +269,6 @@ def check_packages(recipe: Recipe, found: PreflightReport, *, has_gpu: bool) -> 
 
 
 def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: PreflightReport) -> Profile | None:
-    """Read the profile, note its mistakes, and check for the compilers it needs."""
     if not given:
         return None
     if not find_gpus():
@@ -299,7 +295,6 @@ def probe(key: str, folder: Path) -> bool:
 
 
 def check_archive(place: str) -> None:
-    """The storage exists; a local folder can be written."""
     try:
         files, path = fsspec.core.url_to_fs(place)
     except ImportError as problem:

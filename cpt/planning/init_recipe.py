@@ -153,7 +153,6 @@ def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder)
 
 
 def find_source(path: str, text_column: str | None) -> DocumentSource:
-    """The recipe's source for these documents, with the column of their texts."""
     if kind_of(path) != "local":
         raise DataError(f"{path}: DOCUMENTS is a file, folder or glob of this machine.")
     try:
@@ -199,8 +198,6 @@ def refuse_unusable(facts: DocumentStatistics) -> None:
 
 @dataclass(frozen=True)
 class BaseModel:
-    """A model that training starts from, without its weights."""
-
     path: str
     model: PreTrainedModel
     """On the meta device."""
@@ -227,8 +224,6 @@ class TrainingMethod:
 
 @dataclass(frozen=True)
 class RecipeChoices:
-    """The values of the recipe."""
-
     way: TrainingMethod
     sequence_length: int
     shift_reason: str
@@ -248,7 +243,6 @@ class RecipeChoices:
         return self.replay == STRONG_REPLAY
 
     def tokens_between(self, times: int) -> int:
-        """Tokens between events that happen `times` times in the run."""
         return max(self.batch_tokens, self.tokens // times)
 
 
@@ -376,7 +370,6 @@ def training_methods(base: BaseModel, target: Target) -> Iterator[tuple[str, str
 def first_method_that_fits(
     base: BaseModel, target: Target, length: int, tokens: int, batch: int, full: bool | None
 ) -> TrainingMethod:
-    """The first training method that fits, with its fastest micro-batch."""
     refused: list[str] = []
     gpus = max(1, target.gpus)
     for name, profile, lora in training_methods(base, target):
@@ -433,8 +426,7 @@ def first_method_that_fits(
 
 
 def learning_rate(base: BaseModel, *, is_full: bool, is_strong_shift: bool) -> tuple[float, str]:
-    """Where the base's own schedule ended, higher for text that is far from what it read; ten times that for
-    adapters."""
+    """Where the base's own schedule ended, higher for text far from what it read; for adapters ten times that."""
     known = base.known
     peak, last = (known.peak_learning_rate, known.final_learning_rate) if known else (None, None)
     whose = f"the base's own peak, {peak:g} ({known.source})" if known and peak else ""

@@ -318,11 +318,7 @@ def buffers_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
 
 
 def another_forward(facts: ModelSizes, setup: Setup, of_layer: float) -> tuple[Term, ...]:
-    """One layer of a model without gradients that runs while the trained one's activations are kept.
-
-    Args:
-        of_layer: bytes of a layer's forward pass in the trained model; a teacher's goes by its width.
-    """
+    """One layer of a model without gradients that runs while the trained one's activations are kept."""
     needs = setup.needs
     if needs.teacher is not None:
         return (Term("the teacher's forward pass", of_layer * needs.teacher.hidden / facts.hidden, "one layer"),)
@@ -369,11 +365,7 @@ def sampling_terms(facts: ModelSizes, setup: Setup, activations: ActivationCount
 
 
 def terms_of_host(facts: ModelSizes, setup: Setup, activations: float, *, snapshot: bool) -> list[Term]:
-    """Memory of one machine's host, with its GPUs' part of what all share, but for the processes themselves.
-
-    Args:
-        activations: bytes of each process that wait there for the backward pass.
-    """
+    """Memory of one machine's host, with its GPUs' part of what all share, but for the processes themselves."""
     zero, needs, here = setup.zero, setup.needs, setup.gpus_per_node
     whole, terms = float(setup.weights_bytes * facts.parameters), []
     if zero is None:
