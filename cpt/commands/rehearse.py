@@ -29,7 +29,6 @@ from cpt.errors import (
     CheckpointError,
     CptError,
     LaunchError,
-    RecipeError,
     RehearsalError,
     ResourceError,
     TrainingError,
@@ -40,7 +39,7 @@ from cpt.formatting import format_bytes
 from cpt.hardware import host_memory_gib
 from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
 from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once
-from cpt.planning.gate import refuse_mistakes
+from cpt.planning.gate import probe, refuse_mistakes
 from cpt.plugins import import_user_module
 from cpt.process import Child
 from cpt.recipe.load import dump_recipe, load_with_places
@@ -83,6 +82,7 @@ class Rehearsal:
     """Of the first steps, by step."""
     failure: CptError | None = None
     """What ended the first steps early."""
+    measured: str = ""
 
     def __post_init__(self) -> None:
         self.run = self.scratch / NAME
@@ -143,21 +143,20 @@ class Rehearsal:
         return "no mistakes" + (f", {len(warnings)} warning(s), see cpt check" if warnings else "")
 
     def train_longest_rows(self) -> str:
-        problem, measured = self.start("longest_rows")
-        if problem is not None:
+        if (problem := self.start("longest_rows")) is not None:
             raise problem
         shutil.rmtree(self.run)
-        return f"rows of {self.recipe.data.sequence_length:,} tokens; {measured}"
+        return f"rows of {self.recipe.data.sequence_length:,} tokens; {self.measured}"
 
     def train_first_steps(self) -> str:
-        self.failure, measured = self.start("first_steps")
+        self.failure = self.start("first_steps")
         self.losses = losses_of(self.run)
         if not self.losses:
             raise self.failure or TrainingError("the run has no steps.")
         told = ", ".join(f"{loss:.4f}" for loss in self.losses.values())
         if not all(math.isfinite(loss) for loss in self.losses.values()):
             raise TrainingError(f"loss {told}. Set `optimizer.learning_rate` lower, or look at the data.")
-        return f"loss {told}; {measured}"
+        return f"loss {told}; {self.measured}"
 
     def check_saved(self) -> str:
         """Read back every file of the checkpoint; an error of the evaluation before it shows here too."""
@@ -201,7 +200,7 @@ class Rehearsal:
         for folder in later:  # a run may be so short that it saved at its end
             shutil.rmtree(folder)
         shutil.rmtree(self.run / EXPORT, ignore_errors=True)  # else the run counts as finished
-        problem, _ = self.start("resumed")
+        problem = self.start("resumed")
         if not checkpoint.exists():  # the run refused it and continued from an older state
             reasons = [file.read_text().strip() for file in self.run.glob("bad-*/reason.txt")]
             raise CheckpointError(f"{checkpoint.name} was refused: {'; '.join(reasons)}")
@@ -230,8 +229,8 @@ class Rehearsal:
         parts = f"{needs.checkpoints_at_once} x {format_bytes(needs.checkpoint)} of checkpoints"
         return f"{parts} + {format_bytes(needs.export)} of {EXPORT} = {format_bytes(needs.total)}, which fits"
 
-    def start(self, part: str) -> tuple[CptError | None, str]:
-        """Run a part to its end; its error, and what its processes measured (the most of any of them), in words."""
+    def start(self, part: str) -> CptError | None:
+        """Run a part to its end, and put into words what its processes measured (the most of any of them)."""
         file, log, reports = self.scratch / "recipe.yaml", self.scratch / f"{part}.log", self.scratch / part
         file.write_text(dump_recipe(self.rehearsed))
         reports.mkdir()
@@ -246,30 +245,29 @@ class Rehearsal:
                 child.kill_family()
         found = [json.loads(path.read_text()) for path in reports.iterdir()]
         most = {key: max(one[key] for one in found) for key in (found[0] if found else ())}
-        measured = ""
         if most:
             gpu = f"GPU {format_bytes(most['gpu'])} of {format_bytes(most['gpu_total'])}, " if "gpu" in most else ""
             host = f"host {format_bytes(most['host'])} a process, of {host_memory_gib():,.1f} GiB"
-            measured = f"{most['seconds']:.2f} s for a step; {gpu}{host}"
+            self.measured = f"{most['seconds']:.2f} s for a step; {gpu}{host}"
         if code == 0:
-            return None, measured
+            return None
         status, text = Run(self.run).status(), log.read_text(errors="replace")
         if code in (-9, 137) or KILLED.search(text):
             return ResourceError(
                 "a process was killed (SIGKILL), most likely because the host ran out of memory. Set"
                 " `training.per_device_train_batch_size` lower, `checkpoints.in_background: false`, or offload less."
                 f" The log is {log}."
-            ), measured
+            )
         if status.get("state") not in ("failed", "interrupted"):
             last = "".join(text.splitlines(keepends=True)[-5:]).strip()
-            return LaunchError(f"the processes ended with code {code}:\n{last}\nThe log is {log}."), measured
+            return LaunchError(f"the processes ended with code {code}:\n{last}\nThe log is {log}.")
         error, message = status["error"], str(status["message"])
         if (kind := getattr(errors, error, None)) is not None:
-            return cast(CptError, kind(message)), measured
+            return cast(CptError, kind(message))
         if "OutOfMemory" in error or "out of memory" in message.lower():
             remedy = "Set `gradient_checkpointing: true` or smaller batches; `cpt plan` proposes a fit"
-            return ResourceError(f"out of memory: {message.splitlines()[0][:400]} {remedy}."), measured
-        return TrainingError(f"{error}: {message[:400]}. The traceback is in {log}."), measured
+            return ResourceError(f"out of memory: {message.splitlines()[0][:400]} {remedy}.")
+        return TrainingError(f"{error}: {message[:400]}. The traceback is in {log}.")
 
 
 def losses_of(run: Path) -> dict[int, float]:
@@ -280,10 +278,8 @@ def losses_of(run: Path) -> dict[int, float]:
 def scratch_folder(recipe: Recipe) -> Iterator[Path]:
     """An empty folder beside the run's, for one rehearsal at a time."""
     folder = recipe.output_dir / f".{recipe.name}.rehearsal"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RecipeError(f"`output_dir`: cannot write to {recipe.output_dir}: {problem.strerror}.") from problem
+    probe("output_dir", folder)
+    folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / LOCK, wait=False) as is_ours:
         if not is_ours:
             raise LaunchError(f"this recipe is being rehearsed already, in {folder}. Wait for its end.")

@@ -50,29 +50,21 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
         if recipe.model.trust_remote_code:
             found.unchecked.append(f"`model.trust_remote_code`: the code of {recipe.model.path}")
         else:
-            found.mistakes.append(
-                RecipeError(f"`model.config.model_type`: {config.model_type} is no causal language model. Choose one.")
-            )
+            found.refuse(f"`model.config.model_type`: {config.model_type} is no causal language model. Choose one.")
         return None
     model = build_on_meta(config)
     found.run(check_attention, recipe, model)
     if recipe.data.packing not in ("none", "token_budget") and not isolates_documents(config):
-        found.mistakes.append(
-            RecipeError(
-                f"`data.packing`: {config.model_type} cannot isolate documents that are packed into one row. Write"
-                " `packing: token_budget`, or `packing: none`."
-            )
+        found.refuse(
+            f"`data.packing`: {config.model_type} cannot isolate documents that are packed into one row. Write"
+            " `packing: token_budget`, or `packing: none`."
         )
     length = recipe.data.sequence_length
     tables = [module for name, module in model.named_modules() if name.rpartition(".")[2] in POSITIONS]
     positions = min((table.num_embeddings for table in tables if isinstance(table, nn.Embedding)), default=length)
     if positions < length:
-        found.mistakes.append(
-            RecipeError(
-                f"`data.sequence_length` is {length}, but the model has learned {positions} positions."
-                " Make it that or less."
-            )
-        )
+        learned = f"the model has learned {positions} positions"
+        found.refuse(f"`data.sequence_length` is {length}, but {learned}. Make it that or less.")
     if recipe.stage == "reward":
         found.run(check_scoring, config)
     if recipe.model.lora is not None:
@@ -161,11 +153,9 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
         return
     known = vocabulary_size(model.config)
     if len(tokenizer) > known:
-        found.mistakes.append(
-            RecipeError(
-                f"`tokenizer.path`: {path} has {len(tokenizer)} tokens, the model's vocabulary {known}. Set"
-                " `model.resize_embeddings: true`, or use the model's own tokenizer."
-            )
+        found.refuse(
+            f"`tokenizer.path`: {path} has {len(tokenizer)} tokens, the model's vocabulary {known}. Set"
+            " `model.resize_embeddings: true`, or use the model's own tokenizer."
         )
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from cpt.cache import size_of
 from cpt.distributed import world_size
-from cpt.errors import CptError, ResourceError
+from cpt.errors import CptError, RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus, free_disk_gib
 from cpt.planning.activations import count_activations
 from cpt.planning.fitting import fits, nodes_here, this_machine
@@ -46,16 +46,15 @@ class PreflightReport:
     def exit_code(self) -> int:
         return MISTAKES if self.mistakes else NOT_READY if self.blockers or self.unchecked else 0
 
-    def add(self, problem: CptError) -> None:
-        """Note a mistake, or a blocker if the machine lacks something."""
-        (self.blockers if isinstance(problem, ResourceError) else self.mistakes).append(problem)
+    def refuse(self, message: str) -> None:
+        self.mistakes.append(RecipeError(message))
 
     def run(self, check: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """The check's result, or None with its error noted."""
+        """The check's result, or None with its error noted: as a blocker if the machine lacks something."""
         try:
             return check(*arguments, **options)
         except CptError as problem:
-            self.add(problem)
+            (self.blockers if isinstance(problem, ResourceError) else self.mistakes).append(problem)
             return None
 
 

@@ -49,7 +49,7 @@ PROFILES = REPOSITORY / "deepspeed_configs"
 FSDP2 = Sharding(3, is_fsdp=True, reduces_each_micro_batch=True)
 Changes = dict[str, Any]
 """Keys of the recipe, with dots, and their values."""
-Count = Callable[[Setup], tuple[ModelSizes, ActivationCounts]]
+Counts = tuple[ModelSizes, ActivationCounts]
 
 
 def with_chosen_values(
@@ -76,7 +76,7 @@ def with_chosen_values(
         RecipeError: the model's memory cannot be planned.
         ResourceError: the model's config cannot be read.
     """
-    processes, nodes = processes or world_size(), nodes or nodes_here()
+    number, machines = processes or world_size(), nodes or nodes_here()
     given = deepspeed or recipe.training.get("deepspeed")
     profile = read_profile(given) if given else None
     if target is None:
@@ -85,9 +85,7 @@ def with_chosen_values(
         on_cpu, where = target.on_cpu, "there"
     if recipe.training.get(COMPILING, AUTO) == AUTO and (COMPILING in recipe.training or not on_cpu):
         is_on, reason = main_process_decides(
-            lambda: choose_compiling(
-                recipe, profile, config, is_here=target is None, processes=processes, on_cpu=on_cpu
-            )
+            lambda: choose_compiling(recipe, profile, config, is_here=target is None, processes=number, on_cpu=on_cpu)
         )
         if not on_cpu:
             tell(f"training.{COMPILING}: auto is {str(is_on).lower()} {where}: {reason}.")
@@ -105,9 +103,13 @@ def with_chosen_values(
     if LOADING[0] in asked:
         values[LOADING[0]] = 0  # the loader's threads follow the measured wait
     if any(key in asked for key in (MICRO_BATCH, *CHECKPOINTING)):
-        chosen = main_process_decides(
-            lambda: choose_batch(recipe, profile, config, target, processes, nodes, share, on_cpu=on_cpu)
-        )
+
+        def choose() -> Setup:
+            shape, machine = config or load_config(recipe.model), target or this_machine(number, on_cpu=on_cpu)
+            return choose_batch(recipe, profile, shape, machine, number, nodes=machines, share=share)[0]
+
+        best = main_process_decides(choose)
+        chosen = {MICRO_BATCH: best.micro_batch, **dict.fromkeys(CHECKPOINTING, best.checkpointing)}
         values |= {key: value for key, value in chosen.items() if key in asked}
     for key in asked:
         tell(f"training.{key}: auto is {'decided by the others' if values[key] is None else values[key]} {where}.")
@@ -144,38 +146,46 @@ def choose_compiling(
 def choose_batch(
     recipe: Recipe,
     profile: Profile | None,
-    config: PreTrainedConfig | None,
-    target: Target | None,
+    config: PreTrainedConfig,
+    target: Target,
     processes: int,
-    nodes: int,
-    share: float,
     *,
-    on_cpu: bool,
-) -> dict[str, Any]:
-    """Micro-batch and checkpointing; the smallest if nothing fits, since plans are estimates."""
-    config, filled = config or load_config(recipe.model), with_placeholders(recipe)
-    asked = automatic_keys(recipe.training)
+    nodes: int = 1,
+    share: float = 1.0,
+) -> tuple[Setup, Counts]:
+    """The fastest micro-batch and checkpointing of those that the recipe leaves open; and the model's sizes.
+
+    If nothing fits, the smallest, since plans are estimates. Fewer tokens at once keep a GPU less busy.
+    """
+    filled, asked, on_cpu = with_placeholders(recipe), automatic_keys(recipe.training), target.on_cpu
     attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(filled, config)
     setup = read_setup(filled, processes, profile, attention=attention, on_cpu=on_cpu, nodes=nodes)
     readers = groups_of_rows(recipe.training, processes)
     rows = max(1, (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * readers))
     most = max(1, BUSY_TOKENS // (setup.needs.sequences * setup.length))
     sizes = [size for size in range(1, min(rows, most) + 1) if rows % size == 0]
+    sizes = sizes if MICRO_BATCH in asked else [setup.micro_batch]
+    switches = [False, True] if any(key in asked for key in CHECKPOINTING) else [setup.checkpointing]
+    found = []
     try:
-        best = fastest_that_fits(
-            setup,
-            target or this_machine(processes, on_cpu=on_cpu),
-            count_model(config, setup),
-            micro_batches=sizes if MICRO_BATCH in asked else [setup.micro_batch],
-            checkpointing=[False, True] if any(key in asked for key in CHECKPOINTING) else [setup.checkpointing],
-            share=share,
-        )
+        facts, activations = count_model(config, setup)
+        for size, again in product(sizes, switches):
+            candidate = replace(setup, micro_batch=size, checkpointing=again)
+            if setup.sampled:  # a step's completions are sampled together, whatever the micro-batch
+                candidate = replace(candidate, accumulation=max(1, setup.micro_batch * setup.accumulation // size))
+            if fits(plan_memory(facts, candidate, activations), target, share * CAREFUL):
+                idle = HALVED ** math.log2(BUSY_TOKENS / min(BUSY_TOKENS, candidate.tokens_at_once))
+                # The start of a run does not know the links, and must choose as `cpt plan` did.
+                speed = planned_speed(facts, candidate, replace(target, gpu_link=0.0), assumed_mfu(candidate))
+                found.append((speed.tokens_per_second / idle, -size, candidate))
     except Exception as problem:  # of a model's own code
         raise RecipeError(
             f"`training.{asked[0]}: auto`: how much memory the model takes could not be planned"
             f" ({type(problem).__name__}: {problem}). Write a number; `cpt rehearse` tries it."
         ) from problem
-    return {MICRO_BATCH: best.micro_batch, **dict.fromkeys(CHECKPOINTING, best.checkpointing)}
+    smallest = replace(setup, micro_batch=min(sizes), checkpointing=any(switches))
+    best = max(found, key=lambda one: one[:2])[2] if found else smallest
+    return best, (facts, activations)
 
 
 def with_placeholders(recipe: Recipe) -> Recipe:
@@ -200,32 +210,6 @@ def this_machine(processes: int, *, on_cpu: bool, gpus: list[Gpu] | None = None)
     kind = known_gpu(smallest.name)
     peak = 1e12 * (kind.peak_tflops if kind is not None else USUAL_TFLOPS)
     return Target(smallest.name, processes, smallest.memory_gib, peak, memory, "this machine")
-
-
-def fastest_that_fits(
-    setup: Setup,
-    target: Target,
-    counted: tuple[ModelSizes, ActivationCounts],
-    *,
-    micro_batches: list[int],
-    checkpointing: list[bool],
-    share: float,
-) -> Setup:
-    """The least time for a token, where fewer tokens at once keep a GPU less busy."""
-    facts, activations = counted
-    found = []
-    for rows, again in product(micro_batches, checkpointing):
-        candidate = replace(setup, micro_batch=rows, checkpointing=again)
-        if setup.sampled:  # a step's completions are sampled together, whatever the micro-batch
-            candidate = replace(candidate, accumulation=max(1, setup.micro_batch * setup.accumulation // rows))
-        if fits(plan_memory(facts, candidate, activations), target, share * CAREFUL):
-            idle = HALVED ** math.log2(BUSY_TOKENS / min(BUSY_TOKENS, candidate.tokens_at_once))
-            # The start of a run does not know the links, and must choose as `cpt plan` did.
-            speed = planned_speed(facts, candidate, replace(target, gpu_link=0.0), assumed_mfu(candidate))
-            found.append((speed.tokens_per_second / idle, -rows, candidate))
-    if not found:
-        return replace(setup, micro_batch=min(micro_batches), checkpointing=any(checkpointing))
-    return max(found, key=lambda one: one[:2])[2]
 
 
 @dataclass(frozen=True)
@@ -254,14 +238,14 @@ def host_room(plan: MemoryPlan, target: Target) -> float:
 
 
 def cheapest_that_fits(
-    setup: Setup, target: Target, count: Count, *, mfu: float, share: float = 1.0
+    setup: Setup, target: Target, count: Callable[[Setup], Counts], *, mfu: float, share: float = 1.0
 ) -> Proposal | None:
     """All parameters with the recipe's own optimizer, in the least time, where each change counts as 3 % of it.
 
     If that does not fit, or only in more host memory than is known, adapters and bfloat16 weights with 8-bit states
     are proposed too: the reader knows which will do.
     """
-    known: dict[tuple[Any, ...], tuple[ModelSizes, ActivationCounts]] = {}
+    known: dict[tuple[Any, ...], Counts] = {}
     own_seconds = setup.tokens_per_step / planned_speed(count(setup)[0], setup, target, mfu).tokens_per_second
 
     def evaluated(candidate: Setup, changes: Changes) -> tuple[float, Proposal] | None:

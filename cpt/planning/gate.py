@@ -100,11 +100,9 @@ def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightRep
         lines += [f"{group}: {type(problem).__name__}: {placed(str(problem), root)}" for problem in problems]
     lines += [f"not checked: {placed(unchecked, root)}" for unchecked in found.unchecked]
     counts = f"{len(found.mistakes)} error(s), {len(found.blockers)} blocker(s) on this machine"
-    lines.append(
-        f"{path}: {counts}, {len(found.unchecked)} not checked." if found.exit_code else f"{path}: no mistakes."
-    )
     for line in lines:
         tell(line)
+    tell(f"{path}: {counts}, {len(found.unchecked)} not checked." if found.exit_code else f"{path}: no mistakes.")
     return found
 
 
@@ -177,12 +175,9 @@ def check_documents(recipe: Recipe, found: PreflightReport) -> None:
     for key, held_out, count in found.run(lambda: list(small_sets(*sections, FEWEST_QUESTIONS))) or ():
         holds = f"`{key}.path`: {held_out.path} holds {count} document(s)"
         if count < FEWEST:
-            found.mistakes.append(
-                DataError(
-                    f"{holds}. A model and its base are compared document by document, which needs at least {FEWEST},"
-                    f" better {FEW}. Add some, or make each line of a text a document: `text_documents: line`."
-                )
-            )
+            needed = f"A model and its base are compared document by document: at least {FEWEST}, better {FEW}"
+            remedy = "Add some, or make each line of a text a document: `text_documents: line`."
+            found.mistakes.append(DataError(f"{holds}. {needed}. {remedy}"))
         elif reported_name(held_out) not in recipe.evaluation.retain and not recipe.model.from_scratch:
             needed = f"an interval needs {FEW} or more, and below {TOO_FEW} the verdict is always unknown"
             if form_of_source(held_out) == "document":
@@ -192,9 +187,7 @@ def check_documents(recipe: Recipe, found: PreflightReport) -> None:
 
 def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None:
     """Files missing under `output_dir` are blockers, not mistakes: another run still has to make them."""
-    documents = [source.path for source in recipe.data.sources] + [
-        judge.path for judge in recipe.evaluation.perplexity
-    ]
+    documents = [source.path for source in (*recipe.data.sources, *recipe.evaluation.perplexity)]
     read = [recipe.model.path, recipe.tokenizer.path, recipe.training.get(TEACHER), *documents]
     under = [path for path in read if isinstance(path, str) and path and recipe.output_dir in Path(path).parents]
     awaited = [path for path in under if not Path(path).exists() or unfinished_run(path)]
@@ -258,7 +251,7 @@ def check_packages(recipe: Recipe, found: PreflightReport, *, has_gpu: bool) -> 
         key = f"`monitoring.trackers[{number}]`"
         if tracker not in INTEGRATION_TO_CALLBACK:
             known = f"{did_you_mean(tracker, INTEGRATION_TO_CALLBACK)} Known: {', '.join(INTEGRATION_TO_CALLBACK)}."
-            found.mistakes.append(RecipeError(f"{key}: no tracker called `{tracker}`.{known}"))
+            found.refuse(f"{key}: no tracker called `{tracker}`.{known}")
         elif tracker in TRACKERS and importlib.util.find_spec(tracker) is None:
             missing = f"{key}: {tracker} is not installed. Install it: pip install {tracker}"
             found.blockers.append(ResourceError(missing))

@@ -29,10 +29,10 @@ from cpt.models.inventory import (
     vocabulary_size,
 )
 from cpt.models.known_bases import KnownBase, known_base
-from cpt.planning.fitting import BUSY_TOKENS, fastest_that_fits, fits, shipped_profiles
-from cpt.planning.memory import count_model, plan_memory
+from cpt.planning.fitting import BUSY_TOKENS, choose_batch, fits, shipped_profiles
+from cpt.planning.memory import plan_memory
 from cpt.planning.speed import MFU_RANGE, Target, assumed_mfu, planned_speed
-from cpt.planning.workload import attention_on_gpu, read_setup
+from cpt.recipe.keys import AUTO, CHECKPOINTING, MICRO_BATCH
 from cpt.recipe.load import REPOSITORY, load_recipe
 from cpt.recipe.paths import TEXT_FILES, is_local, result_of_run
 from cpt.recipe.schema import DocumentSource, Model, Recipe, Tokenizer
@@ -60,7 +60,6 @@ WEAK_REPLAY, STRONG_REPLAY = 0.05, 0.25  # arXiv 2403.08763
 EPOCHS = ((500_000_000, 1), (50_000_000, 2), (0, 4))  # up to 4 are nearly as good as new text: arXiv 2305.16264
 STEPS_WANTED, FEWEST_STEPS_ON_GPU, FEWEST_STEPS = 400, 100, 10
 LARGEST_BATCH = 524_288
-MICRO_BATCHES = (1, 2, 4, 8, 16)
 RATES_BY_SIZE = ((200_000_000, 1e-4), (1_000_000_000, 5e-5), (5_000_000_000, 2e-5), (math.inf, 1e-5))
 REWARMED_TO = 0.3  # of the base's peak, for a strong shift: between a tenth, where runs end, and arXiv 2403.08763's 1
 LORA_FACTOR, LARGEST_LORA_RATE, LEAST_RATE = 10, 5e-4, 1e-6
@@ -375,7 +374,8 @@ def first_method_that_fits(
     for name, profile, lora in training_methods(base, target):
         if full is not None and full != (name == "full"):
             continue
-        training = {"per_device_train_batch_size": 1, "torch_compile": "auto", "bf16": not target.on_cpu}
+        training: dict[str, Any] = {"bf16": not target.on_cpu, CHECKPOINTING[0]: False if target.on_cpu else AUTO}
+        training[MICRO_BATCH] = AUTO if base.packs_documents else 1  # else a row is a batch of its own
         sections = {
             "name": "draft",
             "model": {"path": base.path, "lora": lora},
@@ -388,20 +388,8 @@ def first_method_that_fits(
             "training": training | ({"deepspeed": profile} if profile else {}),
         }
         recipe, config = Recipe.model_validate(sections), base.model.config
-        attention = "sdpa" if target.on_cpu else attention_on_gpu(recipe, config)
         read = read_profile(str(REPOSITORY / profile)) if profile else None
-        setup = read_setup(recipe, gpus, read, attention=attention, on_cpu=target.on_cpu)
-        facts, activations = count_model(config, setup)
-        rows = batch // (length * gpus)
-        sizes = [size for size in MICRO_BATCHES if rows % size == 0 and size * length <= max(BUSY_TOKENS, length)]
-        setup = fastest_that_fits(
-            setup,
-            target,
-            (facts, activations),
-            micro_batches=sizes if base.packs_documents else [1],  # else a row is a batch of its own
-            checkpointing=[False] if target.on_cpu else [False, True],
-            share=1.0,
-        )
+        setup, (facts, activations) = choose_batch(recipe, read, config, target, gpus)
         plan = plan_memory(facts, setup, activations)
         # an unknown host counts only for what is kept there throughout
         needs_host = setup.zero is not None and setup.zero.offload_optimizer

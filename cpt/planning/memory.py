@@ -367,7 +367,8 @@ def sampling_terms(facts: ModelSizes, setup: Setup, activations: ActivationCount
 def terms_of_host(facts: ModelSizes, setup: Setup, activations: float, *, snapshot: bool) -> list[Term]:
     """Memory of one machine's host, with its GPUs' part of what all share, but for the processes themselves."""
     zero, needs, here = setup.zero, setup.needs, setup.gpus_per_node
-    whole, terms = float(setup.weights_bytes * facts.parameters), []
+    whole = float(setup.weights_bytes * facts.parameters)
+    terms: list[Term] = []
     if zero is None:
         if setup.optimizer == PAGED:
             terms.append(Term("optimizer", here * state_bytes(facts, setup), f"{setup.optimizer}, pinned"))
