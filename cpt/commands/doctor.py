@@ -19,7 +19,7 @@ from cpt.console import open_console
 from cpt.distributed import num_nodes
 from cpt.errors import LaunchError
 from cpt.hardware import INSTALL_LINES, Gpu, Machine, describe_machine
-from cpt.installation import LINES
+from cpt.installation import BUILDS
 from cpt.recipe.load import load_recipe
 
 SMALL_SHARED_MEMORY_GIB = 1
@@ -164,7 +164,7 @@ def examine_kernel(module: str) -> Diagnosis:
 
     package, missing = KERNELS[module]
     release = Version(torch.__version__).release[:2]
-    lines = [one for one in LINES if one.cuda == torch.version.cuda and Version(one.torch).release[:2] == release]
+    lines = [one for one in BUILDS if one.cuda == torch.version.cuda and Version(one.torch).release[:2] == release]
     wheel = next((wheel for one in lines for wheel in one.wheels if wheel.package == package), None)
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     remedy = wheel.install_line(python) if wheel else f"no known wheel for torch {torch.__version__}: {PAGE}"

@@ -28,17 +28,15 @@ from cpt.planning.dry_run import (
     keep_planned_attention,
     model_on_meta,
     move_from_meta,
+    tree_leaves,
+    with_leaves,
 )
 from cpt.planning.workload import Setup
 from cpt.torch_internals import (
-    CANNOT_FAKE,
     fake_tensors,
     fusible_operations,
     split_passes,
     trace_both_passes,
-    tree_flatten,
-    tree_leaves,
-    tree_unflatten,
 )
 
 SHORT_ROW = 256
@@ -155,7 +153,7 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> ActivationCount
         # where documents begin may decide shapes: then each row is counted as one document
         for one in (setup, replace(setup, packed=False)):
             # routers and their kernels raise these
-            with suppress(*CANNOT_FAKE, RuntimeError):
+            with suppress(RuntimeError):
                 return ActivationCounts(*(counted(model, one, rows).times(tokens) for rows in (1, 2)))
         return ActivationCounts(*(estimated(model, setup, rows).times(tokens) for rows in (1, 2)))
 
@@ -301,7 +299,8 @@ class CompiledLayer:
 def count_compiled(layer_call: LayerCall, *, selective: bool) -> CompiledLayer:
     """Trace a layer and count the bytes of its graphs. Runs inside a FakeTensorMode, on fake inputs."""
     module, positions = layer_call.layer, list(layer_call.inputs)
-    leaves, layout = tree_flatten((layer_call.given, layer_call.options))
+    given = (layer_call.given, layer_call.options)
+    leaves = tree_leaves(given)
     num_positional = len(tree_leaves(layer_call.given))  # rotary embeddings and masks are keywords without gradients
     state: dict[str, torch.Tensor] = dict((*module.named_parameters(), *module.named_buffers()))
     num_outputs = 0
@@ -309,7 +308,7 @@ def count_compiled(layer_call: LayerCall, *, selective: bool) -> CompiledLayer:
     def call(*flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         nonlocal num_outputs
         inputs = dict(zip(positions, flat[len(state) :], strict=True))
-        arguments, keywords = tree_unflatten([inputs.get(index, leaf) for index, leaf in enumerate(leaves)], layout)
+        arguments, keywords = with_leaves(given, [inputs.get(index, leaf) for index, leaf in enumerate(leaves)])
         result = torch.func.functional_call(module, dict(zip(state, flat, strict=False)), arguments, keywords)
         outputs = tuple(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         num_outputs = len(outputs)

@@ -2,11 +2,13 @@
 
 import warnings
 import weakref
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.fx.node import map_aggregate
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -29,7 +31,7 @@ from cpt.optim.build import build_optimizer
 from cpt.optim.gradients import RELEASING, ReleasedGradients
 from cpt.planning.workload import Setup
 from cpt.recipe.schema import Optimizer
-from cpt.torch_internals import TorchDispatchMode, fake_tensors, tree_leaves
+from cpt.torch_internals import TorchDispatchMode, fake_tensors
 
 IN_4_BIT = ".base_layer.weight"  # peft's name of an adapted layer
 STAND_IN = "cpt_planned"
@@ -69,6 +71,19 @@ class PeakOfStorages(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self.watch(leaf.untyped_storage())
         return result
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """What tuples, lists and dicts hold, in order."""
+    leaves: list[Any] = []
+    map_aggregate(tree, leaves.append)
+    return leaves
+
+
+def with_leaves(tree: Any, leaves: Iterable[Any]) -> Any:
+    """The same tuples, lists and dicts with other leaves."""
+    remaining = iter(leaves)
+    return map_aggregate(tree, lambda _: next(remaining))
 
 
 def drop_gradient(parameter: torch.Tensor) -> None:
@@ -119,7 +134,7 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
                     optimizer.step()
                     optimizer.zero_grad()
                     if isinstance(optimizer, OneKernelAdamW) and optimizer.arena is not None:
-                        storages.ignore(optimizer.arena.memory.untyped_storage())  # pages are on the host
+                        storages.ignore(optimizer.arena.untyped_storage())  # pages are on the host
         return storages.peak
 
 

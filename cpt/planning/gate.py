@@ -170,9 +170,10 @@ def check_documents(recipe: Recipe, found: PreflightReport) -> None:
     found.mistakes += [DataError(complaint) for complaint in complaints]
     if sections is None or complaints:
         return
-    found.run(check_conversations, sections[0])
+    data, evaluation = sections
+    found.run(check_conversations, data)
     # a model and its base are compared document by document
-    for key, held_out, count in found.run(lambda: list(small_sets(*sections, FEWEST_QUESTIONS))) or ():
+    for key, held_out, count in found.run(lambda: list(small_sets(data, evaluation, FEWEST_QUESTIONS))) or ():
         holds = f"`{key}.path`: {held_out.path} holds {count} document(s)"
         if count < FEWEST:
             needed = f"A model and its base are compared document by document: at least {FEWEST}, better {FEW}"
@@ -357,14 +358,15 @@ def rate_warnings(recipe: Recipe, parameters: int | None, base: KnownBase | None
             yield f"{key}, above the largest peak published for {parameters / 1e9:.2g}B parameters, {peak:g} ({whose})"
     # embeddings that are trained along with adapters need a lower rate
     of_embedding = recipe.optimizer.options.get("embedding_learning_rate")
-    is_given = isinstance(of_embedding, int | float)
-    if lora is not None and lora.get("preset") == "cpt" and not is_given:
+    if isinstance(of_embedding, int | float):
+        if of_embedding > rate:
+            of_it = f"`optimizer.embedding_learning_rate` is {of_embedding:g}"
+            yield f"{of_it}: 2 to 10 times below `learning_rate` is usual"
+    elif lora is not None and lora.get("preset") == "cpt":
         yield (
             "`model.lora: cpt` trains embeddings and head at the adapters' learning rate: 2 to 10 times less is usual."
             f" Write `optimizer.embedding_learning_rate: {rate / 10:g}`"
         )
-    elif is_given and of_embedding > rate:
-        yield f"`optimizer.embedding_learning_rate` is {of_embedding:g}: 2 to 10 times below `learning_rate` is usual"
 
 
 def replay_warnings(data: Data) -> Iterator[str]:
