@@ -25,8 +25,6 @@ from cpt.planning.fitting import (
     Proposal,
     cheapest_that_fits,
     fits,
-    gpu_room,
-    host_room,
     with_chosen_values,
 )
 from cpt.planning.memory import SAMPLING, MemoryPlan, count_model, plan_memory
@@ -161,17 +159,17 @@ def format_setup(facts: ModelSizes, setup: Setup, target: Target) -> str:
     return f"{what}; {sharding}; {at_once}; {where}."
 
 
-def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1.0) -> Iterator[str]:
+def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float) -> Iterator[str]:
     usable = USABLE_OF_HOST if target.on_cpu else USABLE
     who, of = ("the machine", "all processes") if target.on_cpu else (target.name, "each GPU")
-    yield from table(f"Memory of {of}, at its peak ({plan.peak.name}):", plan.peak)
-    yield format_room(who, gpu_room(plan, target, share), target.memory_gib, usable * share, plan.peak.size)
+    yield table(f"Memory of {of}, at its peak ({plan.peak.name}):", plan.peak)
+    yield format_room(who, target.memory_gib, usable * share, plan.peak.size)
     if not target.on_cpu:
         yield ""
-        yield from table("Memory of the host:" if setup.nodes == 1 else "Memory of each machine's host:", plan.host)
+        yield table("Memory of the host:" if setup.nodes == 1 else "Memory of each machine's host:", plan.host)
         if target.host_is_known:
-            who, room = f"the host ({target.host_source})", host_room(plan, target)
-            yield format_room(who, room, target.host_memory_gib, USABLE_OF_HOST, plan.host.size)
+            who = f"the host ({target.host_source})"
+            yield format_room(who, target.host_memory_gib, USABLE_OF_HOST, plan.host.size)
         else:
             yield f"  Takes a host with {plan.host.size / USABLE_OF_HOST / GIB:.0f} GiB; set yours with --host-memory."
     if not plan.is_counted:
@@ -188,18 +186,17 @@ def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1
         yield f"  Not counted: {'; '.join(needs.uncounted)}."
 
 
-def table(title: str, moment: MemorySnapshot) -> Iterator[str]:
-    yield f"{title:<48}{'GiB':>8}"
-    for term in moment.terms:
-        yield f"  {term.name:<46}{term.size / GIB:>8.2f}  {term.note}".rstrip()
-    yield f"  {'sum':<46}{moment.size / GIB:>8.2f}"
+def table(title: str, moment: MemorySnapshot) -> str:
+    rows = [f"  {term.name:<46}{term.size / GIB:>8.2f}  {term.note}".rstrip() for term in moment.terms]
+    return "\n".join((f"{title:<48}{'GiB':>8}", *rows, f"  {'sum':<46}{moment.size / GIB:>8.2f}"))
 
 
-def format_room(who: str, room: float, memory: float, usable: float, size: float) -> str:
-    there = f"{usable * memory:.1f} GiB of {memory:.4g} that a run can have on {who}"
-    if room < 0:
-        return f"  Does not fit: {-room / GIB:.1f} GiB more than the {there}."
-    return f"  Fits in the {there}: {size / GIB / (usable * memory):.0%} used."
+def format_room(who: str, memory: float, usable: float, size: float) -> str:
+    room = usable * memory
+    there = f"{room:.1f} GiB of {memory:.4g} that a run can have on {who}"
+    if size / GIB > room:
+        return f"  Does not fit: {size / GIB - room:.1f} GiB more than the {there}."
+    return f"  Fits in the {there}: {size / GIB / room:.0%} used."
 
 
 def format_speed(speed: Speed, planned: "PlannedRun", target: Target, price: float | None) -> str:

@@ -93,12 +93,6 @@ def with_chosen_values(
     asked = automatic_keys(recipe.training)
     if not asked:
         return recipe
-    if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
-        raise RecipeError(
-            f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it decides how many completions are"
-            " sampled at the same time. Write a number, or `generation_batch_size` in place of"
-            " `steps_per_generation`."
-        )
     values: dict[str, Any] = dict.fromkeys(asked)  # None removes a key: accumulation follows from the global batch
     if LOADING[0] in asked:
         values[LOADING[0]] = 0  # the loader's threads follow the measured wait
@@ -158,6 +152,11 @@ def choose_batch(
     If nothing fits, the smallest, since plans are estimates. Fewer tokens at once keep a GPU less busy.
     """
     filled, asked, on_cpu = with_placeholders(recipe), automatic_keys(recipe.training), target.on_cpu
+    if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
+        raise RecipeError(
+            f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it decides how many completions are sampled"
+            " at the same time. Write a number, or `generation_batch_size` in place of `steps_per_generation`."
+        )
     attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(filled, config)
     setup = read_setup(filled, processes, profile, attention=attention, on_cpu=on_cpu, nodes=nodes)
     readers = groups_of_rows(recipe.training, processes)
@@ -225,15 +224,12 @@ class Proposal:
 
 def fits(plan: MemoryPlan, target: Target, share: float = 1.0) -> bool:
     """The GPU, and the host if its memory is known."""
-    return gpu_room(plan, target, share) >= 0 and (not target.host_is_known or host_room(plan, target) >= 0)
-
-
-def gpu_room(plan: MemoryPlan, target: Target, share: float = 1.0) -> float:
-    """Bytes that stay free at the peak; negative: what is missing."""
-    return share * (USABLE_OF_HOST if target.on_cpu else USABLE) * target.memory_gib * GIB - plan.peak.size
+    usable = share * (USABLE_OF_HOST if target.on_cpu else USABLE) * target.memory_gib * GIB
+    return plan.peak.size <= usable and (not target.host_is_known or host_room(plan, target) >= 0)
 
 
 def host_room(plan: MemoryPlan, target: Target) -> float:
+    """Bytes of a host that stay free; negative: what is missing."""
     return USABLE_OF_HOST * target.host_memory_gib * GIB - plan.host.size
 
 

@@ -301,14 +301,7 @@ def choose(
     known, gpus = base.known, max(1, target.gpus)
     longest = LONGEST_ROW_ON_CPU if target.on_cpu else LONGEST_ROW
     length = min(longest, (known and known.sequence_length) or longest, base.longest_row or longest)
-    # how far the documents are from what the base read, by how well its tokenizer fits them
-    fit = facts.compared_with_english
-    reason = f"{facts.bytes_per_token:.2f} bytes a token, {100 * fit:.0f} % of plain English"
-    is_strong = fit < SHIFT_BELOW
-    if shift is not None:
-        is_strong, reason = shift == "strong", "as you say"
-    elif facts.main_language not in (None, "en") and fit < 1:
-        is_strong, reason = True, f"most documents look like `{facts.main_language}`; {reason}"
+    is_strong, reason = (shift == "strong", "as you say") if shift is not None else measured_shift(facts)
     replay = (STRONG_REPLAY if is_strong else WEAK_REPLAY) if with_replay else 0.0
     share = min(MOST_HELD_OUT, max(LEAST_HELD_OUT, HELD_OUT_DOCUMENTS / facts.documents))
     held_out = math.ceil(share * 1000) / 1000
@@ -345,6 +338,14 @@ def choose(
         held_out,
         min(MOST_EVALUATIONS, max(1, often)),
     )
+
+
+def measured_shift(facts: DocumentStatistics) -> tuple[bool, str]:
+    """How far the documents are from what the base read, by how well its tokenizer fits them."""
+    fit = f"{facts.bytes_per_token:.2f} bytes a token, {100 * facts.compared_with_english:.0f} % of plain English"
+    if facts.main_language not in (None, "en") and facts.compared_with_english < 1:
+        return True, f"most documents look like `{facts.main_language}`; {fit}"
+    return facts.compared_with_english < SHIFT_BELOW, fit
 
 
 def training_methods(base: BaseModel, target: Target) -> Iterator[tuple[str, str | None, dict[str, Any] | None]]:

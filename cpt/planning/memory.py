@@ -14,7 +14,7 @@ from cpt.hardware import GIB
 from cpt.models.adapters import BYTES_OF_4_BIT, quantization_of
 from cpt.models.fused_loss import SCORED_POSITIONS
 from cpt.optim.adamw import BUFFER, BUFFERS
-from cpt.planning.activations import ActivationCounts, Activations, count_activations
+from cpt.planning.activations import ActivationCounts, count_activations
 from cpt.planning.memory_parts import (
     MASTER,
     PAGED,
@@ -103,14 +103,10 @@ def plan_memory(
     for moment in moments:
         between = Term("room between blocks", FRAGMENTATION * moment.size, f"{FRAGMENTATION:.0%} of the above")
         whole.append(MemorySnapshot(moment.name, (*moment.terms, between, libraries)))
-    waiting = offloaded_bytes(setup, activations.of_rows(setup.sequences))
+    rows = activations.of_rows(setup.sequences)
+    waiting = rows.offloaded_with(checkpointing=setup.checkpointing, how=setup.recomputing)
     host = MemorySnapshot("host", (*terms_of_host(facts, setup, waiting, snapshot=snapshot), processes))
     return MemoryPlan(tuple(whole), host, is_counted, alone)
-
-
-def offloaded_bytes(setup: Setup, rows: Activations) -> float:
-    """Activations of one process that wait on the host."""
-    return 0.0 if setup.on_cpu else rows.offloaded_with(checkpointing=setup.checkpointing, how=setup.recomputing)
 
 
 def snapshots_of_run(facts: ModelSizes, setup: Setup, activations: ActivationCounts) -> list[MemorySnapshot]:
@@ -122,7 +118,9 @@ def snapshots_of_run(facts: ModelSizes, setup: Setup, activations: ActivationCou
     note = f"{setup.sequences} x {setup.length:,} tokens{', layers computed again' if setup.checkpointing else ''}"
     if setup.compiles:
         note += ", compiled" if rows.layer_gradients else ", as if not compiled: an upper bound"
-    size = rows.kept_with(checkpointing=setup.checkpointing, how=setup.recomputing) - offloaded_bytes(setup, rows)
+    size = rows.kept_with(checkpointing=setup.checkpointing, how=setup.recomputing)
+    if not setup.on_cpu:
+        size -= rows.offloaded_with(checkpointing=setup.checkpointing, how=setup.recomputing)
     kept = Term("activations", size, note)
     one_layer = Term("one layer's backward pass", rows.again if setup.checkpointing else rows.backward)
     of_layer = Term("a layer's gradients", float(rows.layer_gradients), "all at once from a compiled layer")
