@@ -126,10 +126,12 @@ def refuse_unreachable_model(recipe: Recipe) -> None:
     Raises:
         ResourceError: the model or tokenizer is neither in the Hub's cache nor can the Hub be reached.
     """
-    weights = ("config.json",) if recipe.model.from_scratch else WEIGHTS
-    for key, section, files in (("model", recipe.model, weights), ("tokenizer", recipe.tokenizer, TOKENIZER)):
-        if section.path is not None and not is_local(section.path):
-            refuse_unreachable(f"`{key}.path`", section.path, section.revision, files)
+    model, tokenizer = recipe.model, recipe.tokenizer
+    if model.path is not None and not is_local(model.path):
+        files = ("config.json",) if model.from_scratch else WEIGHTS
+        refuse_unreachable("`model.path`", model.path, model.revision, files)
+    if tokenizer.path is not None and not is_local(tokenizer.path):
+        refuse_unreachable("`tokenizer.path`", tokenizer.path, tokenizer.revision, TOKENIZER)
 
 
 def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:

@@ -165,7 +165,7 @@ def choose_batch(
     sizes = [size for size in range(1, min(rows, most) + 1) if rows % size == 0]
     sizes = sizes if MICRO_BATCH in asked else [setup.micro_batch]
     switches = [False, True] if any(key in asked for key in CHECKPOINTING) else [setup.checkpointing]
-    found = []
+    found: list[tuple[float, int, Setup]] = []
     try:
         facts, activations = count_model(config, setup)
         for size, again in product(sizes, switches):
