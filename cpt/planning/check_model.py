@@ -28,6 +28,7 @@ from cpt.models.documents import check_documents_can_be_handed_over
 from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_size
 from cpt.models.new_rows import new_ids
 from cpt.planning.check_resources import PreflightReport
+from cpt.planning.model_sizes import TEACHER
 from cpt.recipe.paths import is_local, result_of_run
 from cpt.recipe.rules import TAUGHT
 from cpt.recipe.schema import Data, DocumentSource, Model, Recipe, Source
@@ -35,7 +36,6 @@ from cpt.stages.models import check_vocabulary
 from cpt.stages.rewards import check_columns
 from cpt.tokenizer.load import load_tokenizer
 
-TEACHER = "teacher_model_name_or_path"
 POSITIONS = ("wpe", "embed_positions", "position_embeddings")  # names of learned position embeddings
 
 

@@ -33,7 +33,6 @@ from cpt.optim.build import OFFLOADED, build_optimizer, check_optimizer, check_r
 from cpt.optim.gradients import check_release
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
 from cpt.planning.check_model import (
-    TEACHER,
     check_conversations,
     check_model,
     check_teacher,
@@ -43,6 +42,7 @@ from cpt.planning.check_model import (
 )
 from cpt.planning.check_resources import PreflightReport, check_resources, placed
 from cpt.planning.fitting import with_chosen_values, with_placeholders
+from cpt.planning.model_sizes import TEACHER
 from cpt.plugins import did_you_mean, find
 from cpt.recipe.keys import automatic_keys
 from cpt.recipe.paths import result_of_run, unfinished_run

@@ -324,19 +324,9 @@ def choose(
     rate, rate_reason = learning_rate(base, is_full=way.name == "full", is_strong_shift=is_strong)
     # evaluations cost a third of training, and should take a tenth of the time
     often = int(3 * EVALUATION_SHARE * tokens / max(1.0, held_out * facts.tokens))
+    often, warmup = min(MOST_EVALUATIONS, max(1, often)), max(batch, round_down(0.01 * tokens))
     return RecipeChoices(
-        way,
-        length,
-        reason,
-        replay,
-        epochs,
-        tokens,
-        batch,
-        rate,
-        rate_reason,
-        max(batch, round_down(0.01 * tokens)),
-        held_out,
-        min(MOST_EVALUATIONS, max(1, often)),
+        way, length, reason, replay, epochs, tokens, batch, rate, rate_reason, warmup, held_out, evaluations=often
     )
 
 
