@@ -77,15 +77,14 @@ def with_chosen_values(
         ResourceError: the model's config cannot be read.
     """
     number, machines = processes or world_size(), nodes or nodes_here()
-    given = deepspeed or recipe.training.get("deepspeed")
-    profile = read_profile(given) if given else None
+    engine = deepspeed or recipe.training.get("deepspeed")
     if target is None:
         on_cpu, where = bool(recipe.training.get("use_cpu")) or not torch.cuda.is_available(), "here"
     else:
         on_cpu, where = target.on_cpu, "there"
     if recipe.training.get(COMPILING, AUTO) == AUTO and (COMPILING in recipe.training or not on_cpu):
         is_on, reason = main_process_decides(
-            lambda: choose_compiling(recipe, profile, config, is_here=target is None, processes=number, on_cpu=on_cpu)
+            lambda: choose_compiling(recipe, engine, config, is_here=target is None, processes=number, on_cpu=on_cpu)
         )
         if not on_cpu:
             tell(f"training.{COMPILING}: auto is {str(is_on).lower()} {where}: {reason}.")
@@ -100,7 +99,7 @@ def with_chosen_values(
 
         def choose() -> Setup:
             shape, machine = config or load_config(recipe.model), target or this_machine(number, on_cpu=on_cpu)
-            return choose_batch(recipe, profile, shape, machine, number, nodes=machines, share=share)[0]
+            return choose_batch(recipe, engine, shape, machine, number, nodes=machines, share=share)[0]
 
         best = main_process_decides(choose)
         chosen = {MICRO_BATCH: best.micro_batch, **dict.fromkeys(CHECKPOINTING, best.checkpointing)}
@@ -114,14 +113,16 @@ def with_chosen_values(
 
 def choose_compiling(
     recipe: Recipe,
-    profile: Profile | None,
+    deepspeed: str | Profile | None,
     config: PreTrainedConfig | None,
     *,
     is_here: bool,
     processes: int,
     on_cpu: bool,
 ) -> tuple[bool, str]:
-    zero3, model = profile is not None and zero_section(profile).get("stage") == 3, None
+    zero3, model = False, None
+    if deepspeed:
+        zero3 = zero_section(read_profile(deepspeed)).get("stage") == 3
     if not on_cpu:
         with suppress(Exception):  # of a model's own code; the gate reports it
             model = build_on_meta(config or load_config(recipe.model))
@@ -139,7 +140,7 @@ def choose_compiling(
 
 def choose_batch(
     recipe: Recipe,
-    profile: Profile | None,
+    deepspeed: str | Profile | None,
     config: PreTrainedConfig,
     target: Target,
     processes: int,
@@ -158,6 +159,7 @@ def choose_batch(
             " at the same time. Write a number, or `generation_batch_size` in place of `steps_per_generation`."
         )
     attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(filled, config)
+    profile = read_profile(deepspeed) if deepspeed else None
     setup = read_setup(filled, processes, profile, attention=attention, on_cpu=on_cpu, nodes=nodes)
     readers = groups_of_rows(recipe.training, processes)
     rows = max(1, (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * readers))

@@ -39,7 +39,6 @@ from cpt.recipe.schema import DocumentSource, Model, Recipe, Tokenizer
 from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, RECIPE
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.engine_profiles import read_profile
 
 READ_BYTES = 64 * 2**20  # of files; of more, pieces are drawn
 PIECE_BYTES = 4 * 2**20
@@ -379,8 +378,8 @@ def first_method_that_fits(
             "training": training | ({"deepspeed": profile} if profile else {}),
         }
         recipe, config = Recipe.model_validate(sections), base.model.config
-        read = read_profile(str(REPOSITORY / profile)) if profile else None
-        setup, (facts, activations) = choose_batch(recipe, read, config, target, gpus)
+        engine = str(REPOSITORY / profile) if profile else None
+        setup, (facts, activations) = choose_batch(recipe, engine, config, target, gpus)
         plan = plan_memory(facts, setup, activations)
         # an unknown host counts only for what is kept there throughout
         needs_host = setup.zero is not None and setup.zero.offload_optimizer
