@@ -78,6 +78,7 @@ class Rehearsal:
     processes: int
     launcher: str | None
     scratch: Path
+    """An empty folder on the run's disk."""
     losses: dict[int, float] = field(default_factory=dict)
     """Of the first steps, by step."""
     failure: CptError | None = None
@@ -85,10 +86,9 @@ class Rehearsal:
     measured: str = ""
 
     def __post_init__(self) -> None:
-        self.run = self.scratch / NAME
+        self.run, recipe = self.scratch / NAME, self.recipe
         never = ("every_tokens", "every_steps", "weights_every_steps", "archive", "average")
         saves = {**dict.fromkeys(never), "keep": Checkpoints().keep}
-        recipe = self.recipe
         evaluation: dict[str, Any] = {"every_tokens": None, "every_steps": None, "tasks": []}
         evaluation |= {"prompts": recipe.evaluation.prompts[:1], "retain": dict.fromkeys(recipe.evaluation.retain)}
         training = {key: value for key, value in recipe.training.items() if key not in NOT_REHEARSED}
@@ -101,8 +101,8 @@ class Rehearsal:
             "safety": recipe.safety.model_copy(update={"on_oom": "abort"}),
             "training": {**training, "logging_steps": 1},
         }
+        # with the run's own model, data, batch, budget and schedule, saved and evaluated by the rehearsal
         self.rehearsed = recipe.model_copy(update=changes)
-        """With the run's own model, data, batch, budget and schedule, saved and evaluated by the rehearsal."""
 
     def rehearse(self, *, shows: bool) -> list[RehearsedPart]:
         """Try each step, and print its finding if `shows`."""
