@@ -244,14 +244,18 @@ def cheapest_that_fits(
     are proposed too: the reader knows which will do.
     """
     known: dict[tuple[Any, ...], Counts] = {}
-    own_seconds = setup.tokens_per_step / planned_speed(count(setup)[0], setup, target, mfu).tokens_per_second
 
-    def evaluated(candidate: Setup, changes: Changes) -> tuple[float, Proposal] | None:
+    def counted(candidate: Setup) -> Counts:
         lora = tuple((candidate.lora or {}).items())
         what = (candidate.as_computed.weights_bytes, candidate.compiles, candidate.zero is None, lora)
         if what not in known:
             known[what] = count(candidate)
-        facts, activations = known[what]
+        return known[what]
+
+    own_seconds = setup.tokens_per_step / planned_speed(counted(setup)[0], setup, target, mfu).tokens_per_second
+
+    def evaluated(candidate: Setup, changes: Changes) -> tuple[float, Proposal] | None:
+        facts, activations = counted(candidate)
         plan = plan_memory(facts, candidate, activations)
         if not fits(plan, target, share * (CAREFUL if changes else 1)):
             return None
