@@ -19,14 +19,7 @@ from cpt.optim.gradients import check_release
 from cpt.planning.activations import ActivationCounts, count_activations
 from cpt.planning.check_resources import disk_needs
 from cpt.planning.dry_run import dry_run
-from cpt.planning.fitting import (
-    USABLE,
-    USABLE_OF_HOST,
-    Proposal,
-    cheapest_that_fits,
-    fits,
-    with_chosen_values,
-)
+from cpt.planning.fitting import USABLE, USABLE_OF_HOST, Proposal, cheapest_that_fits, fits, with_chosen_values
 from cpt.planning.memory import SAMPLING, MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import MemorySnapshot
 from cpt.planning.model_sizes import KINDS, ModelSizes
@@ -303,13 +296,7 @@ def compared(planned: PlannedRun) -> str:
 
 
 def write_fitted(
-    recipe: Path,
-    output: Path,
-    overrides: Sequence[str],
-    changes: Mapping[str, Any],
-    *,
-    lora: bool = False,
-    force: bool = False,
+    recipe: Path, output: Path, overrides: Sequence[str], changes: Mapping[str, Any], *, lora: bool, force: bool
 ) -> None:
     """Write a recipe with a few keys changed: on the recipe as its `base`, or whole where that gives another one."""
     if output.exists() and not force:

@@ -25,14 +25,7 @@ from cpt.checkpoints.resume import published_checkpoints
 from cpt.command_line import refuse_ignored
 from cpt.console import open_console, show_step, while_working
 from cpt.distributed import environment_alone
-from cpt.errors import (
-    CheckpointError,
-    CptError,
-    LaunchError,
-    RehearsalError,
-    ResourceError,
-    TrainingError,
-)
+from cpt.errors import CheckpointError, CptError, LaunchError, RehearsalError, ResourceError, TrainingError
 from cpt.export.proof import logits_in_another_process, proof_text
 from cpt.files import locked
 from cpt.formatting import format_bytes

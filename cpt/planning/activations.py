@@ -32,12 +32,7 @@ from cpt.planning.dry_run import (
     with_leaves,
 )
 from cpt.planning.workload import Setup
-from cpt.torch_internals import (
-    fake_tensors,
-    fusible_operations,
-    split_passes,
-    trace_both_passes,
-)
+from cpt.torch_internals import fake_tensors, fusible_operations, split_passes, trace_both_passes
 
 SHORT_ROW = 256
 SIZES = ("kept", "layer_inputs", "backward", "again", "attention", "forward")

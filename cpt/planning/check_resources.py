@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from cpt.planning.speed import assumed_mfu, planned_speed
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node, place_of
+from cpt.training.engine_profiles import Profile
 
 MISTAKES = 2
 NOT_READY = 3  # a blocker on this machine, or something that decides was not checked
@@ -123,12 +124,7 @@ def check_disk(recipe: Recipe, needs: DiskNeeds, freed: int = 0) -> None:
 
 
 def check_resources(
-    recipe: Recipe,
-    config: PreTrainedConfig,
-    profile: Mapping[str, Any] | None,
-    found: PreflightReport,
-    *,
-    has_disk: bool = True,
+    recipe: Recipe, config: PreTrainedConfig, profile: Profile | None, found: PreflightReport, *, has_disk: bool = True
 ) -> None:
     """Compare the run with the disk and the GPUs that are here; note the plan for the run's record.
 
