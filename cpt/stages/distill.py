@@ -148,10 +148,7 @@ class WholeConversations(ExampleTrainer):
                 mask[line, width - end :] = 1
             longest = int(lengths.max())
             whole = {"input_ids": ids, "attention_mask": (places < lengths[:, None]).long(), "labels": labels}
-            return {
-                **{name: value[:, :longest] for name, value in whole.items()},
-                "prompts": prompts,
-                "prompt_attention_mask": mask,
-            }
+            batch = {name: value[:, :longest] for name, value in whole.items()}
+            return {**batch, "prompts": prompts, "prompt_attention_mask": mask}
 
         return collate

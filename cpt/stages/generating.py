@@ -44,7 +44,6 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
         raise NotImplementedError
 
     def get_train_dataloader(self) -> CPTDataLoader:
-        """For each micro-batch of this process the prompts of its generation."""
         arguments, plan = self.args, self.generations
         workers, world = arguments.dataloader_num_workers, arguments.world_size
         items_of_step = plan.accumulation * world
@@ -71,9 +70,8 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
         if self.sampled_batches is None or not isinstance(inputs, list):
             return 0
         used = self.sampled_batches[(self.micro_batches_done - 1) % len(self.sampled_batches)]
-        return super().floating_point_ops(
-            {"input_ids": torch.cat((used["prompt_ids"], used["completion_ids"]), dim=1)}
-        )
+        ids = torch.cat((used["prompt_ids"], used["completion_ids"]), dim=1)
+        return super().floating_point_ops({"input_ids": ids})
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
         """With a separate random state: the run's stays unchanged."""
@@ -150,7 +148,6 @@ class GenerationBatches(PromptTrainer):
         self.generations.check()
 
     def ready_reference(self, reference: Any) -> Any:
-        """The reference as TRL asks it for log-probabilities."""
         arguments = self.args
         if arguments.disable_dropout:
             disable_dropout_in_model(reference)
@@ -209,7 +206,6 @@ class GenerationBatches(PromptTrainer):
         return super().train(resume_from_checkpoint, **options)
 
     def stage_states(self) -> dict[str, Any]:
-        """The completions that later steps train on, and what the stage has learned."""
         is_within = self.state.global_step * self.generations.accumulation % self.generations.micro_batches != 0
         of_process = {"buffered": self.sampled_batches if is_within else None, "last": self.last}
         states: dict[str, Any] = {}
@@ -277,7 +273,6 @@ class Groups(GenerationBatches):
     _last_world_entropy: float
 
     def own_state(self) -> dict[str, Any]:
-        """The coefficient of the adaptive entropy bonus."""
         return {"entropy": [self.entropy_coef, self._last_world_entropy]} if self.use_adaptive_entropy else {}
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
@@ -335,11 +330,10 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
         """Log-probabilities [B, T] of the completions' tokens under the current model."""
         ids = torch.cat((made["prompt_ids"], made["completion_ids"]), dim=1)
         mask = torch.cat((made["prompt_mask"], made["completion_mask"]), dim=1)
-        model = self.model
         # recomputing activations is of no use without gradients
-        with torch.no_grad(), disable_gradient_checkpointing(model, self.args.gradient_checkpointing_kwargs):
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             size = self.args.per_device_train_batch_size
-            return self.score_tokens(model, ids, mask, made["completion_ids"].size(1), batch_size=size)
+            return self.score_tokens(self.model, ids, mask, made["completion_ids"].size(1), batch_size=size)
 
     def add_metric(self, name: str, value: float) -> None:
         """For the log: means over what is noted until then."""

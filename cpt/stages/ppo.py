@@ -87,7 +87,6 @@ class PPOTrainer(RewardedTrainer):
         return mean, (squares / count.clamp(min=1) - mean.square()).clamp(min=0).sqrt()
 
     def loss_of_completions(self, policy_loss: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
-        """The policy's loss, and the values'."""
         config = self.args
         losses = clipped_value_loss(self.values.float(), inputs["values"], inputs["returns"], config.value_clip)
         # Tokens of the whole generation, which lasts for several steps.

@@ -152,9 +152,7 @@ def build_callbacks(sections: list[Component], run: Path, tokens_per_step: int) 
 class Watch(TrainerCallback):
     """Calls a function with the metrics of each log on the main process; a returned message is recorded as `alert`."""
 
-    def __init__(
-        self, watch: Callable[..., object], options: Mapping[str, object], run: Path, tokens_per_step: int
-    ) -> None:
+    def __init__(self, watch: Callable[..., Any], options: Mapping[str, Any], run: Path, tokens_per_step: int) -> None:
         self.watch, self.options, self.run, self.tokens_per_step = watch, options, run, tokens_per_step
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -378,12 +376,10 @@ class StepProfile(TrainerCallback):
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Begin with the step before the first one, or with the run's first."""
         if state.is_world_process_zero and self.profiler is None and state.global_step + 1 == max(1, self.first - 1):
-            self.profiler = profile(
-                activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available(),
-                schedule=torch.profiler.schedule(
-                    wait=0, warmup=min(1, self.first - 1), active=PROFILED_STEPS, repeat=1
-                ),
-            )
+            activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+            warmup = min(1, self.first - 1)
+            schedule = torch.profiler.schedule(wait=0, warmup=warmup, active=PROFILED_STEPS, repeat=1)
+            self.profiler = profile(activities=activities, schedule=schedule)
             self.profiler.start()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -419,6 +415,5 @@ class StepProfile(TrainerCallback):
 
 
 def check_profiled_steps(at_step: int | None, steps: int) -> None:
-    """Refuse to profile steps beyond the end of the run."""
     if at_step is not None and (last := at_step + PROFILED_STEPS - 1) > steps:
         raise RecipeError(f"`monitoring.profile`: the last profiled step is {last}, but the run has {steps}.")
