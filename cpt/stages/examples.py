@@ -213,21 +213,22 @@ def renamed(row: dict[str, Any], most: int) -> dict[str, list[int]]:
 
 def fit_fused_head(model: nn.Module) -> None:
     """Let log-probabilities and the balance loss be the family's own; to be called after TRL's `add_fused_lm_head`."""
-    bare: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-    if "forward" not in vars(bare) or not isinstance(bare, CptGPT2ForCausalLM | BalancedForCausalLM):
+    whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    bare: Any = whole
+    if "forward" not in vars(bare) or not isinstance(whole, CptGPT2ForCausalLM | BalancedForCausalLM):
         return  # TRL has not put its own in front, or knows all there is to know
-    if isinstance(bare, CptGPT2ForCausalLM) and is_deepspeed_zero3_enabled():
+    if isinstance(whole, CptGPT2ForCausalLM) and is_deepspeed_zero3_enabled():
         raise RecipeError(
             "`training.deepspeed`: ZeRO-3 divides the padded head of `cpt-gpt2`, which this stage reads whole. Take"
             " ZeRO-2."
         )
-    fused = bare.forward
+    fused: Any = bare.forward
 
     @functools.wraps(fused)
     def forward(*arguments: Any, fused_lm_head: bool = False, **options: Any) -> Any:
         if not fused_lm_head:
             return fused(*arguments, **options)
-        if isinstance(bare, CptGPT2ForCausalLM):  # of the head only the rows of tokens, without padding
+        if isinstance(whole, CptGPT2ForCausalLM):  # of the head only the rows of tokens, without padding
             weight = bare.lm_head.weight[: bare.config.unpadded_vocab_size]
             bare.get_output_embeddings = lambda: SimpleNamespace(weight=weight, bias=None)
             try:

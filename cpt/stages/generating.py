@@ -60,10 +60,10 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
             collate_fn=itemgetter(0),  # a micro-batch is one item
         )
 
-    def run_epoch(self, run: Callable[[], None]) -> None:
+    def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None:
         """The Trainer's loop, with TRL's count of micro-batches where the run resumes."""
         self.micro_batches_done = self.first_step * self.generations.accumulation
-        super().run_epoch(run)
+        super().run_epoch(checkpoint, run)
 
     def floating_point_ops(self, inputs: Any) -> int:
         """FLOPs of training on the completions, without sampling them."""

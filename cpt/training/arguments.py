@@ -318,7 +318,7 @@ def describe_inputs(
         "weights": {
             "path": model.path,
             "revision": model.revision,
-            "sha256": hash_weights(model.path, model.revision) if is_loaded else {},
+            "sha256": hash_weights(str(model.path), model.revision) if is_loaded else {},
             "dtype": str(DTYPES.get(model.dtype, weights_dtype(recipe, arguments))).removeprefix("torch."),
         },
         "training": {

@@ -14,7 +14,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from cpt.checkpoints.resume import newest_sound, published_checkpoints, set_aside, step_of
 from cpt.distributed import is_main_process, main_process_decides, same_command
 from cpt.errors import Interrupted, RestartNeeded, TrainingError
-from cpt.hf_internals import skip_update
 from cpt.models.inventory import vocabulary_size
 from cpt.optim.gradients import ReleasedGradients, check_release, clip_gradients, gradient_norm, releases_gradients
 from cpt.optim.schedules import phases_in_tokens
@@ -44,6 +43,7 @@ class StepGuard(TrainerCallback):
         self.trainer = trainer
         self.loss_guard: SpikeDetector | None = None
         self.budget = SkipBudget(trainer.rows_of_steps, 0, 0)  # unused without a loss guard
+        self.last_logged_step = 0
         self.skipped_since_log: list[StepVerdict] = []
         self.new_data_from: set[int] = set()  # steps at which a phase of the data begins
         self.is_updating = False  # from when on the optimizer may have changed weights
@@ -86,6 +86,7 @@ class StepGuard(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Install the checks of a step, once everything is built and loaded."""
+        self.last_logged_step = state.global_step
         self.trainer.engine.reshard()
         accelerator = self.trainer.accelerator
         self.trained = [parameter for parameter in self.trainer.model.parameters() if parameter.requires_grad]
@@ -166,7 +167,7 @@ class StepGuard(TrainerCallback):
         # The scaler skips such a step, and lowers its scale.
         scale_is_too_large = scaler is not None and math.isfinite(loss) and not math.isfinite(norm)
         if bool(skip) and not scale_is_too_large:
-            skip_update(self.trainer.accelerator.gradient_state)
+            self.trainer.accelerator.sync_gradients = False  # accelerate only steps with those of all ranks
 
     def count_loss(self, skip: torch.Tensor) -> None:
         """Add the loss of this step to that since the last log, unless the step is skipped."""
@@ -224,13 +225,30 @@ class StepGuard(TrainerCallback):
 
     def read_before(self, *, everything: bool) -> None:
         """Before anything is logged, measured or saved, all steps so far are known to be good; see `roll_back`."""
-        self.steps_to_log = self.trainer.state.global_step - self.trainer.last_logged_step
         if self.loss_guard is None:
             return
         for verdict in self.loss_guard.read(unread=0 if everything else STEPS_BEHIND):
             self.note_verdict(verdict)
             if self.budget.is_exhausted:
                 self.roll_back(self.loss_guard)
+
+    def note_logged(self) -> None:
+        """Start the next mean, if this step was logged."""
+        if self.last_logged_step == self.trainer.state.global_step:
+            # The Trainer subtracts it from itself, and what is not finite would stay.
+            self.trainer.loss_since_log.zero_()
+            self.skipped_since_log = []
+
+    def correct_loss(self, logs: dict[str, float]) -> None:
+        """The mean loss is that of the steps that counted; where none did, that of the last one."""
+        if "loss" not in logs:
+            return
+        step = self.trainer.state.global_step
+        num_steps, self.last_logged_step = step - self.last_logged_step, step
+        if skipped := self.skipped_since_log:
+            counted = num_steps - len(skipped)
+            logs["loss"] = logs["loss"] * num_steps / counted if counted > 0 else skipped[-1].loss
+            logs["skipped_steps"] = len(skipped)
 
     # --- skipped steps -----------------------------------------------------------------------------------------------
 

@@ -367,15 +367,31 @@ def seal_export(trainer: "CPTTrainer", folder: Path) -> None:
 
 
 def random_states(trainer: Trainer) -> dict[str, Any]:
-    """The random numbers of this process, as `Trainer._load_rng_state` takes them."""
+    """The states of this process's random generators, as the Trainer saves them."""
     states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
     states["cpu"] = torch.random.get_rng_state()
-    kinds = {trainer.args.device.type} - {"cpu", "mps"} | ({"cuda"} if torch.cuda.is_available() else set())
-    for kind in kinds:
-        device: Any = torch.get_device_module(kind)
-        is_one_of_several = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
+    is_one_of_several = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
+    for kind, device in devices_with_random_states(trainer).items():
         states[kind] = device.random.get_rng_state_all() if is_one_of_several else device.random.get_rng_state()
     return states
+
+
+def set_random_states(trainer: Trainer, states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.random.set_rng_state(states["cpu"])
+    for kind, device in devices_with_random_states(trainer).items():
+        saved = states.get(kind, [])
+        if isinstance(saved, list):  # of all devices of the machine, which may have been fewer
+            saved = dict(enumerate(saved)).get(device.current_device())
+        if saved is not None:
+            device.random.set_rng_state(saved)
+
+
+def devices_with_random_states(trainer: Trainer) -> dict[str, Any]:
+    """Kind of device -> torch's module."""
+    kinds = {trainer.args.device.type} - {"cpu", "mps"} | ({"cuda"} if torch.cuda.is_available() else set())
+    return {kind: torch.get_device_module(kind) for kind in kinds}
 
 
 def random_states_file(trainer: Trainer) -> str:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
@@ -12,10 +13,9 @@ from torch.utils.data import DataLoader
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
 from cpt.data.rows.packing import IGNORED
 from cpt.distributed import tell
-from cpt.hf_internals import attention_of, shared_state_of_processes
+from cpt.hf_internals import attention_of
 from cpt.models.documents import PartOfRows, attend_over_processes, check_shared_rows
 from cpt.optim.adamw import OneKernelAdamW
-from cpt.torch_internals import foreach_divide
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
@@ -65,7 +65,7 @@ class Engine:
 
             state = accelerator.state
             state.fsdp_plugin = FullyShardedDataParallelPlugin(**trainer.args.fsdp_plugin_args)
-            state.distributed_type = shared_state_of_processes()["distributed_type"] = DistributedType.FSDP
+            state.distributed_type = PartialState().distributed_type = DistributedType.FSDP  # they share fields
             trainer.is_fsdp_enabled = True
         precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
         if precision is not None:
@@ -181,6 +181,5 @@ class Gradients:
                 if elsewhere and weight.grad is None:
                     weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype)
         gradients = [weight.grad for weight in weights if weight.grad is not None]
-        foreach_divide(gradients, dist.get_world_size())
-        for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
+        for work in [dist.all_reduce(gradient.div_(dist.get_world_size()), async_op=True) for gradient in gradients]:
             work.wait()

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerState, Trainin
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from xxhash import xxh3_64_intdigest
 
+from cpt.checkpoints.safe_load import load_data
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.mixture import RowsOfSteps
@@ -35,7 +36,7 @@ from cpt.training.arguments import RunLength
 from cpt.training.guards import StepGuard
 from cpt.training.restart import refuse_evaluation, run_until_out_of_memory
 from cpt.training.resuming import CheckpointLoader, written_for
-from cpt.training.saving import Checkpointer
+from cpt.training.saving import Checkpointer, random_states_file, set_random_states
 from cpt.training.sharded import Engine, Gradients, SharedRows
 
 
@@ -171,13 +172,12 @@ class CPTTrainer(TrainerHooks, Trainer):
             with self.checkpoint_loader.only_data(checkpoint):
                 load()
 
-    def load_random_states(self, checkpoint: str, load: Callable[[], None]) -> None:
+    def load_random_states(self, checkpoint: str) -> None:
         """Those of each process; new ones where another number of processes saved them."""
-        if written_for(Path(checkpoint)) in (None, self.args.world_size):
-            with self.checkpoint_loader.only_data(checkpoint):
-                load()
-        else:
+        if written_for(Path(checkpoint)) not in (None, self.args.world_size):
             set_seed(self.seed_of_step)
+        elif (file := Path(checkpoint) / random_states_file(self)).is_file():
+            set_random_states(self, load_data(file, trust=self.checkpoint_loader.point.trusted))
 
     @property
     def seed_of_step(self) -> int:
@@ -185,10 +185,13 @@ class CPTTrainer(TrainerHooks, Trainer):
         words = f"{self.args.seed} {self.state.global_step} {self.args.process_index}"
         return xxh3_64_intdigest(words.encode()) % 2**32
 
-    def run_epoch(self, run: Callable[[], None]) -> None:
+    def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None:
         """Train, unless the evaluation at the start said to stop, or was stopped by a signal."""
-        if not self.control.should_training_stop:
-            run_until_out_of_memory(self, run)
+        if self.control.should_training_stop:
+            return
+        if checkpoint is not None and self.state.global_step == self.first_step:
+            self.load_random_states(checkpoint)
+        run_until_out_of_memory(self, run)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         arguments = self.args
@@ -319,17 +322,10 @@ class CPTTrainer(TrainerHooks, Trainer):
         proceed()
         if saver.weights_are_due and self.state.global_step != saver.step_saved:
             saver.save_once("weights")
-        if self.last_logged_step == self.state.global_step:  # the next mean begins
-            self.loss_since_log.zero_()  # the Trainer subtracts it from itself, and what is not finite would stay
-            self.guard.skipped_since_log = []
+        self.guard.note_logged()
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
-        if "loss" in logs and (skipped := self.guard.skipped_since_log):
-            # The mean loss is that of the steps that counted; where none did, that of the last one.
-            steps = self.guard.steps_to_log
-            counted = steps - len(skipped)
-            logs["loss"] = logs["loss"] * steps / counted if counted > 0 else skipped[-1].loss
-            logs["skipped_steps"] = len(skipped)
+        self.guard.correct_loss(logs)
         super().log(logs, *arguments, **options)
 
     def save_checkpoint(self) -> None:
