@@ -95,8 +95,7 @@ def summed_divergence(
     """
     total = student.new_zeros((), dtype=torch.float32)
     for own, other in zip(student.split(TOKENS_AT_ONCE), teacher.split(TOKENS_AT_ONCE), strict=True):
-        part: torch.Tensor = checkpoint(divergence, own, other, beta, temperature, use_reentrant=False)
-        total = total + part.sum()
+        total = total + checkpoint(divergence, own, other, beta, temperature, use_reentrant=False).sum()
     return total
 
 

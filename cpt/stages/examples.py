@@ -24,7 +24,6 @@ from cpt.training.trainer import CPTTrainer
 
 TRLS_REFERENCE = "ref"  # the name under which TRL adds a copy of an adapter
 LOSS = "_loss"
-UNKNOWN_LOSS = "Unknown loss type"  # how TRL's message begins
 Collate = Callable[[list[Any]], Any]
 
 
@@ -75,7 +74,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         try:
             return super(CPTTrainer, self).compute_loss(*arguments, **options)
         except ValueError as problem:
-            if not str(problem).startswith(UNKNOWN_LOSS):
+            if not str(problem).startswith("Unknown loss type"):
                 raise
             raise RecipeError(f"`training.loss_type`: {problem}") from problem
 

@@ -30,7 +30,6 @@ from cpt.training.resuming import written_for
 from cpt.training.trainer import to_device
 
 STAGE_FILE = "stage_state.pt"
-NO_GROUPS = ("scale_rewards", "multi_objective_aggregation")
 
 
 class PromptTrainer(SamplingHooks, ExampleTrainer):
@@ -304,7 +303,7 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
     rewards_of_all: torch.Tensor
 
     def __init__(self, recipe: Recipe, *arguments: Any, **options: Any) -> None:
-        for key in NO_GROUPS:
+        for key in ("scale_rewards", "multi_objective_aggregation"):  # of a group of answers
             if key in recipe.training:
                 raise RecipeError(f"`training.{key}` has no effect in stage `{recipe.stage}`. Remove it.")
         super().__init__(recipe, *arguments, **options)

@@ -32,7 +32,6 @@ EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 LOGGED = (int, float, str)  # what a callback may add to a log
 
 log = logging.getLogger("cpt")
-NO_LINE = -1
 SECONDS_BETWEEN_WRITES = 1.0  # of a status that only has another step
 FORMATS = {
     "loss": "loss {:.4f}",
@@ -252,11 +251,11 @@ class MetricsFile(TrainerCallback):
         self.cut_at: int | None = None  # remove lines after this step before others are written, once the disk allows
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Remove lines that the checkpoint does not know; a fresh start keeps none."""
+        """Remove lines that the checkpoint does not know."""
         # transformers takes the intervals of a resumed run from trainer_state.json; the recipe may have new ones.
         state.compute_steps(args, state.max_steps)
         if state.is_world_process_zero:
-            self.cut_at = state.global_step or NO_LINE
+            self.cut_at = state.global_step or -1  # a fresh start keeps none
             self.lines.waiting = [line for line in self.lines.waiting if is_until(line, self.cut_at)]
             self.cut()
 
