@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from cpt.models.inventory import vocabulary_size
 from cpt.optim.gradients import ReleasedGradients, check_release, clip_gradients, gradient_norm, releases_gradients
 from cpt.optim.schedules import phases_in_tokens
 from cpt.torch_internals import reads_scale
+from cpt.training.arguments import OWN_LOSS
 from cpt.training.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, GuardedEngine, SkipBudget, SpikeDetector, StepVerdict
 from cpt.training.restart import ROLLBACK, learned_rollback, remember
 from cpt.training.sharded import HALF
@@ -25,7 +26,6 @@ from cpt.training.sharded import HALF
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
 
-OF_LANGUAGE_MODELS = ("pretrain", "cpt", "sft")
 SAFETY = "safety.json"
 
 
@@ -48,12 +48,6 @@ class StepGuard(TrainerCallback):
         self.new_data_from: set[int] = set()  # steps at which a phase of the data begins
         self.is_updating = False  # from when on the optimizer may have changed weights
         self.released: ReleasedGradients | None = None
-        self.skip: torch.Tensor
-        self.spikes: torch.Tensor
-        self.loss_of_step: torch.Tensor
-        self.loss_before: torch.Tensor
-        self.norm: torch.Tensor
-        self.backward_pass: Callable[..., None]
 
     @contextmanager
     def guarding(self, checkpoint: str | None) -> Iterator[None]:
@@ -63,7 +57,7 @@ class StepGuard(TrainerCallback):
         section = trainer.recipe.safety.loss_guard
         if section is not None:
             highest_loss = math.inf  # other stages than a language model's have losses without such a scale
-            if trainer.recipe.stage in OF_LANGUAGE_MODELS:
+            if trainer.recipe.stage in OWN_LOSS:
                 highest_loss = HIGHEST_LOSS * math.log(vocabulary_size(trainer.model.config))
             self.loss_guard = SpikeDetector(section, trainer.args.device, highest_loss)
             self.budget = SkipBudget(trainer.rows_of_steps, self.loss_guard.window, self.loss_guard.skips)
@@ -244,8 +238,8 @@ class StepGuard(TrainerCallback):
                 self.note_verdict(verdict)
                 if self.budget.is_exhausted:
                     self.roll_back(self.loss_guard)
-        if not control.should_save:
-            checkpointer.save_due_weights()
+        if checkpointer.weights_are_due and not control.should_save:
+            checkpointer.save_once("weights")
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
         self.start_next_mean()
@@ -270,7 +264,6 @@ class StepGuard(TrainerCallback):
     # --- skipped steps -----------------------------------------------------------------------------------------------
 
     def note_verdict(self, verdict: StepVerdict) -> None:
-        """Count and record a step that was skipped."""
         if self.trainer.args.fp16 and math.isfinite(verdict.loss) and not math.isfinite(verdict.gradient_norm):
             return  # the scaler is looking for its scale
         skipped = self.budget.note(verdict)
