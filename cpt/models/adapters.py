@@ -165,9 +165,8 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
         names = [paths[id(module)].rpartition(".")[2] for module in ends]
         if is_tied and names[0] not in EMBEDDING_LAYER_NAMES:
             raise RecipeError(
-                f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`, of which peft"
-                " would train only one side. Write `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, which trains"
-                " neither, or train all parameters (`lora: null`)."
+                f"`model.lora`: {model.config.model_type}'s head is its embedding `{names[0]}`, so peft would train"
+                " only one of them. Write `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, or `lora: null`."
             )
         chosen["modules_to_save"] = names
         chosen.setdefault("ensure_weight_tying", is_tied)

@@ -95,8 +95,7 @@ def choose_attention(
         raise ResourceError(f"model.attention: {wanted}: {missing}. {remedy}")
     if packed and "flash" in wanted and wanted not in BY_PACKAGE:
         raise RecipeError(
-            f"model.attention: {wanted}: transformers lets documents of packed rows leak into each other with it,"
-            f" where a micro-batch has several rows. {remedy}"
+            f"model.attention: with {wanted}, documents of several packed rows leak into each other. {remedy}"
         )
     if wanted == VARLEN and torch.cuda.is_available() and not half_precision:
         raise RecipeError(f"model.attention: varlen needs half precision. Set `training.bf16: true`. Or: {remedy}")

@@ -91,9 +91,8 @@ def config_from(written: Mapping[str, Any]) -> PreTrainedConfig:
     if model_type not in CONFIG_MAPPING:
         known = [*FAMILIES, *CONFIG_MAPPING.keys()]
         raise RecipeError(
-            f"model.config.model_type: no architecture called `{model_type}`.{did_you_mean(model_type, known)} Ours:"
-            f" {', '.join(FAMILIES)}; all of transformers' (llama, qwen3, nemotron, ...); your own through"
-            " `model.import`."
+            f"model.config.model_type: no architecture called `{model_type}`.{did_you_mean(model_type, known)} Use one"
+            f" of transformers' (llama, qwen3, ...), {', '.join(FAMILIES)}, or your own through `model.import`."
         )
     config_class = CONFIG_MAPPING[model_type]
     # transformers takes any key in silence; a misspelt one would leave its default in place. A user's own class may
@@ -200,8 +199,7 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
         length = int(wanted.get("length") or original * factor)
         if length > original * factor:
             raise RecipeError(
-                f"`model.rope.length` is {length:,}, but `factor` {factor:g} reaches to {int(original * factor):,}."
-                " Write a larger `factor`."
+                f"`model.rope.length` {length:,} needs a larger `factor`: {factor:g} gives {int(original * factor):,}."
             )
     elif found["rope_type"] != "default":
         rope = {**found, **rope}

@@ -152,11 +152,10 @@ class PartOfRows:
         whole = add_document_bounds(batch)
         documents = {name: whole.pop(name) for name in (BOUNDS, LONGEST)}
         labels = F.pad(whole.pop("labels"), (0, 1), value=IGNORED)[..., 1:]
-        cut = {name: self.of(values) for name, values in whole.items()}
-        return {**cut, "labels": self.of(labels), "shift_labels": self.of(labels), **documents}
-
-    def of(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.chunk(self.parts, dim=1)[self.number].contiguous()
+        whole |= {"labels": labels, "shift_labels": labels}
+        return {
+            name: rows.chunk(self.parts, dim=1)[self.number].contiguous() for name, rows in whole.items()
+        } | documents
 
 
 def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> None:
@@ -165,8 +164,7 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
     values = config.get_text_config().to_dict()
     if attention not in VARLEN_NAMES:
         raise RecipeError(
-            f"{key}: with `{attention}` documents of one row would read each other, as DeepSpeed drops the mask that"
-            f" keeps them apart. Write `model.attention: {VARLEN}`."
+            f"{key}: with `{attention}` documents of one row would read each other. Write `model.attention: {VARLEN}`."
         )
     if config.model_type not in PROVEN_SHARED.split():
         why = f"whether {config.model_type} learns the same from parts of rows has not been tried"

@@ -275,9 +275,8 @@ class OneKernelAdamW(torch.optim.Optimizer):
         for number, kept in state_dict["state"].items():
             if kept.keys() != (names := {"step", *self.layouts[parameter := by_number[number]]}):
                 raise CheckpointError(
-                    f"`optimizer`: the checkpoint has {', '.join(sorted(kept))} for a parameter, and"
-                    f" {type(self).__name__} needs {', '.join(sorted(names))}. Write name, rounding and `model.dtype`"
-                    " as they were, or start over with --new."
+                    f"`optimizer`: the checkpoint has {', '.join(sorted(kept))} for a parameter, not"
+                    f" {', '.join(sorted(names))}. Use the same optimizer and `model.dtype`, or start over with --new."
                 )
             for name, value in self.state_of(parameter).items():
                 value.copy_(kept[name])
