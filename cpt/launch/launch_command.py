@@ -184,7 +184,6 @@ def text_of_hostfile(hosts: str | None, nodes: int) -> str:
 
 
 def shown(path: Path, work: Path) -> str:
-    """A path relative to the work folder if it is below it."""
     whole = work / path
     return str(whole.relative_to(work) if whole.is_relative_to(work) else whole)
 

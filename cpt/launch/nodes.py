@@ -117,7 +117,6 @@ def facts_of_node(recipe: Recipe) -> Facts:
 
 
 def keys_of(value: Any, above: Location = ()) -> Iterator[tuple[str, str]]:
-    """The deepest keys of a recipe, with their values in YAML."""
     if isinstance(value, dict | list) and value:
         for key, child in value.items() if isinstance(value, dict) else enumerate(value):
             yield from keys_of(child, (*above, key))

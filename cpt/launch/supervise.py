@@ -189,7 +189,6 @@ class Supervisor:
             send(launcher, signal.SIGTERM if number == signal.SIGUSR1 else number)
 
     def record_hang(self, beat: LastHeartbeat, gone: Sequence[LastHeartbeat]) -> None:
-        """Record which process hangs, and have all processes write their stacks."""
         cause = f" {without_heartbeat(gone, read_heartbeats(self.run.folder))}." if gone else ""
         record_event(
             self.run.folder,

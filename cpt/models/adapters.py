@@ -97,7 +97,6 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
 
 
 def count_lora_parameters(model: PreTrainedModel, options: Mapping[str, Any]) -> int:
-    """How many numbers are trained, counted on a copy without weights."""
     copied: nn.Module = copy.deepcopy(model)
     copied.to_empty(device="meta")
     assert isinstance(copied, PreTrainedModel)
@@ -249,7 +248,6 @@ class Quantization:
 
 
 def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
-    """What `model.lora` asks for; None where the base stays whole."""
     if lora is None or lora.get("quantize") is None:
         if lora is not None and "double_quantize" in lora:
             raise RecipeError("`model.lora.double_quantize` has no effect without `model.lora.quantize: nf4`.")
@@ -258,7 +256,6 @@ def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
 
 
 def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quantization | None:
-    """What `model.lora` asks for, after a check that this run can give it."""
     found = quantization_of(lora)
     if found is not None and zero3:
         raise RecipeError(

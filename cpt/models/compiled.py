@@ -111,7 +111,6 @@ def compiled_parts(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def decoder_layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
-    """The blocks that a model repeats, as transformers marks them."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
@@ -120,8 +119,6 @@ def has_experts(module: nn.Module) -> bool:
 
 
 class CompiledCall:
-    """A module's call: compiled only while it trains."""
-
     def __init__(self, module: nn.Module, compiled: Any) -> None:
         self.module, self.compiled = module, compiled
 

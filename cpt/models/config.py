@@ -27,7 +27,6 @@ STATE_DICTS = (".pth", ".pt")
 
 
 def load_config(model: Model) -> PreTrainedConfig:
-    """The config of the model that `build_model` will build."""
     register_families()
     if model.import_ is not None:
         import_user_module(model.import_)
@@ -84,7 +83,6 @@ def _resolve(model: Model) -> PreTrainedConfig:
 
 
 def config_from(written: Mapping[str, Any]) -> PreTrainedConfig:
-    """A config object from a recipe's `model.config`."""
     register_families()
     values = dict(written)
     model_type = values.pop("model_type")
@@ -221,7 +219,6 @@ def hash_weights(path: str, revision: str | None = None) -> dict[str, str]:
 
 
 def weights_folder(path: str, revision: str | None = None) -> Path:
-    """The local folder or file itself, or the Hub's snapshot in the cache."""
     if is_local(path):
         return Path(path).expanduser()
     config = try_to_load_from_cache(path, "config.json", revision=revision)

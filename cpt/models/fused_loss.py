@@ -312,7 +312,6 @@ class FusedLoss:
 
 
 def next_tokens(labels: torch.Tensor) -> torch.Tensor:
-    """The label that each position predicts; none for the last."""
     return F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
 
 
@@ -354,7 +353,6 @@ def keep_liger_to_layers(training: TrainingArguments) -> None:
 
 
 def set_up_loss(model: nn.Module, wanted: bool | Literal["auto"], training: TrainingArguments) -> None:
-    """Give the model the fused loss where the recipe asks for it, or on a GPU where it works, and log the choice."""
     if not isinstance(model, PreTrainedModel | PeftModel):
         return
     on_gpu = training.device.type == "cuda"

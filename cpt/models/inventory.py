@@ -137,14 +137,12 @@ def longest_row(config: PreTrainedConfig) -> int | None:
 
 
 def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
-    """The model without its weights."""
     register_families()
     with without_zero3(), torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
 
 
 def _active_share(name: str, config: PreTrainedConfig) -> float:
-    """Share of a parameter that one token uses."""
     if ".experts." not in name:
         return 1.0
     # transformers has three names for it; most configs know more than one of them

@@ -8,8 +8,6 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class KnownBase:
-    """A published pre-training run."""
-
     name: str  # Hub id
     source: str  # paper, files of a repository, or model card
     peak_learning_rate: float | None = None

@@ -315,8 +315,6 @@ class Streams:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A piece on its way to the GPU, or there."""
-
     key: Key
     buffer: int
     arrays: Arrays

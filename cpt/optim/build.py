@@ -64,7 +64,6 @@ def build_optimizer(
 
 
 def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
-    """A built-in, a function of the user's, or any library's class."""
     of_torch = {other.lower(): other for other, value in vars(torch.optim).items() if isinstance(value, type)}
     if name not in OPTIMIZERS and (other := of_torch.get(name.replace("_", "").lower())):
         raise RecipeError(

@@ -18,7 +18,6 @@ POINTS = 10_000  # of a run at which the schedule is asked, to find where it cro
 def build_schedule(
     section: Schedule, optimizer: torch.optim.Optimizer, *, tokens_per_step: int, total_tokens: int
 ) -> LambdaLR:
-    """The scheduler that the recipe names, to be stepped once per optimizer step."""
     check_schedule(section.name, section.options, total_tokens)
     factor = find("schedule", section.name, SCHEDULES)
 

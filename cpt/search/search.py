@@ -61,8 +61,6 @@ class Trial:
 
 @dataclass
 class Search:
-    """Runs the trials of a study."""
-
     folder: Path
     recipe: Recipe
     space: Space
@@ -107,7 +105,6 @@ class Search:
         return bool(self.running)
 
     def start(self, drawn: Any, environment: Mapping[str, str]) -> Trial:
-        """Start a trial's run, or continue it."""
         overrides = overrides_of(drawn.params)
         tell(f"{name_of(drawn.number)} of {self.space.settings.trials}: {', '.join(overrides)}")
         run, log = Run(self.folder / name_of(drawn.number)), self.folder / LOGS / f"{name_of(drawn.number)}.log"

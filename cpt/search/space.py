@@ -242,7 +242,6 @@ def unfinished(study: Any, space: Space) -> list[Any]:
 
 @contextmanager
 def storage_errors(url: str, *further: type[Exception]) -> Iterator[None]:
-    """Turn the database's errors into a ResourceError with a remedy."""
     import sqlalchemy.exc
 
     try:
