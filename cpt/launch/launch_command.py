@@ -81,9 +81,7 @@ def command(
     Example: cpt launch recipe.yaml --nodes 2 --gpus-per-node 8 --launcher slurm --sbatch=--partition=gpu
     """
     if launcher not in LAUNCHERS:
-        raise LaunchError(
-            f"--launcher {launcher}: expected {', '.join(LAUNCHERS)}.{did_you_mean(launcher, LAUNCHERS)}"
-        )
+        raise LaunchError(f"--launcher {launcher}: use {', '.join(LAUNCHERS)}.{did_you_mean(launcher, LAUNCHERS)}")
     in_slurm = launcher == "slurm"
     options = list(sbatch or ())
     check_options(options, in_slurm, hosts)
@@ -137,9 +135,7 @@ def check_options(sbatch: Sequence[str], in_slurm: bool, hosts: str | None) -> N
         if not option.startswith("-") or "\n" in option:
             raise LaunchError(f"--sbatch {option}: expected an option of sbatch, such as --sbatch=--qos=high")
     if in_slurm and hosts:
-        raise LaunchError(
-            "SLURM chooses the nodes: leave --hosts out. For particular ones: --sbatch=--nodelist=node-a,node-b"
-        )
+        raise LaunchError("SLURM chooses the nodes: remove --hosts, or write --sbatch=--nodelist=node-a,node-b")
 
 
 def check_processes(recipe: Recipe, nodes: int, gpus_per_node: int) -> None:

@@ -92,9 +92,7 @@ def supervise_run(
         refuse_more_than_the_machine_holds(processes, on_gpus=not recipe.training.get("use_cpu"))
     several = launcher is not None and names_several_hosts(launcher)
     if several and new:
-        raise LaunchError(
-            "--new would begin one run for each host's supervisor. Give the run a name that is free instead: name=..."
-        )
+        raise LaunchError("--new would begin one run for each host's supervisor. Give the run another name: name=...")
     run = start_run(recipe, new=new, patience=SECONDS_FOR_OTHER_SUPERVISORS if several else 0.0, trains=False)
     if run.lock is not None:
         run.lock.close()  # the attempts take it

@@ -49,39 +49,29 @@ ALL_LINEAR = "all-linear"
 def check_lora_options(options: Mapping[str, Any], *, zero3: bool = False) -> None:
     """Refuse starts that a run cannot give. The recipe has checked the method and its keys."""
     if options.get("alora_invocation_tokens"):
-        raise RecipeError(
-            "`model.lora.alora_invocation_tokens` adapts a part of a text only, which cannot be merged. Remove it."
-        )
+        raise RecipeError("`model.lora.alora_invocation_tokens` adapts parts of texts and cannot merge. Remove it.")
     start = str(options.get("init_lora_weights")).partition("_niter")[0]
     if start in (*STARTS_FROM_DATA, "loftq"):
         why = "changes the weights under the adapter" if start == "loftq" else "needs data before the run"
         raise RecipeError(f"`model.lora.init_lora_weights: {start}` {why}. Remove it.")
     if quantization_of(options) is not None and start in START_IN_THE_BASE:
         # It would take the adapter out of other weights than those that it is merged into.
-        raise RecipeError(
-            f"`model.lora.init_lora_weights: {start}` does not work with weights in 4 bit. Remove it, or `quantize`."
-        )
+        raise RecipeError(f"`model.lora.init_lora_weights: {start}` does not work with `quantize`. Remove one.")
     if zero3 and (method_of(options) != LORA or start in START_IN_THE_BASE):
         reads = f"init_lora_weights: {start}" if start in START_IN_THE_BASE else f"method: {method_of(options)}"
-        raise RecipeError(
-            f"`model.lora.{reads}` reads weights that ZeRO-3 divides. Use ZeRO-2, or plain `method: lora`."
-        )
+        raise RecipeError(f"`model.lora.{reads}` reads what ZeRO-3 divides. Use ZeRO-2, or plain `method: lora`.")
 
 
 def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
     """Refuse adapters that the model has no place for; the model may be on the meta device."""
     layers = last_names(name for name, _ in adaptable(model))
     if not layers:
-        raise RecipeError(
-            f"`model.lora`: {model.config.model_type} has no linear layer that peft can adapt. Write `lora: null`."
-        )
+        raise RecipeError(f"`model.lora`: {model.config.model_type} has no linear layer to adapt. Write `lora: null`.")
     chosen = lora_options(model, options)
     config_for(chosen, options)
     without_bias = [name for name, layer in adaptable(model) if dict(layer.named_parameters()).get("bias") is None]
     if options.get("lora_bias") and without_bias:
-        raise RecipeError(
-            f"`model.lora.lora_bias`: {without_bias[0]} of {model.config.model_type} has no bias. Remove it."
-        )
+        raise RecipeError(f"`model.lora.lora_bias`: {without_bias[0]} has no bias. Remove it.")
     modules, head = {name: part for name, part in model.named_modules() if name}, model.get_output_embeddings()
     ends = last_names(name for name, part in modules.items() if part is head or isinstance(part, nn.Embedding))
     for key, names in (("target_modules", layers), ("modules_to_save", [*ends, *layers])):
@@ -203,9 +193,7 @@ def merge_lora(model: PeftModel) -> PreTrainedModel:
 
 def check_mergeable(peft_type: str) -> None:
     if peft_type.lower() not in (*PEFT_METHODS, "adalora"):
-        raise CheckpointError(
-            f"an adapter of {peft_type} cannot be merged into its base. Serve base and adapter together, with peft."
-        )
+        raise CheckpointError(f"an adapter of {peft_type} cannot be merged into its base. Serve both, with peft.")
 
 
 # --- targets --------------------------------------------------------------------------------------------------------
@@ -258,9 +246,7 @@ def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
 def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quantization | None:
     found = quantization_of(lora)
     if found is not None and zero3:
-        raise RecipeError(
-            "`model.lora.quantize`: DeepSpeed's ZeRO-3 cannot divide weights in 4 bit. Remove `training.deepspeed`."
-        )
+        raise RecipeError("`model.lora.quantize`: ZeRO-3 cannot divide weights in 4 bit. Remove `training.deepspeed`.")
     if found is not None and find_spec("bitsandbytes") is None:
         raise ResourceError("`model.lora.quantize` needs bitsandbytes. Install it: pip install 'cpt[bitsandbytes]'")
     return found

@@ -89,7 +89,7 @@ def build_model(
         built = build_partitioned(build_whole, model.trust_remote_code) if zero3 else build_whole()
         if model.dtype != "auto" and built.dtype != DTYPES[model.dtype]:
             raise RecipeError(
-                f"model.dtype is {model.dtype}, but DeepSpeed's config keeps {built.dtype}. Use `model.dtype: auto`."
+                f"model.dtype is {model.dtype}, but DeepSpeed has {built.dtype}. Use `model.dtype: auto`."
             )
         torch.manual_seed(seed)
         if attention in VARLEN_NAMES:
@@ -134,9 +134,7 @@ def _build_whole(
     else:
         built = load_weights(model, config, attention, dtype, quantization=quantization)
     if model.parameters is not None and model.parameters != (actual := count_model_parameters(built).total):
-        raise RecipeError(
-            f"model.parameters says {model.parameters:,}, the built model has {actual:,}. Correct it, or model.config."
-        )
+        raise RecipeError(f"model.parameters says {model.parameters:,}, the built model has {actual:,}. Correct it.")
     if len(tokenizer) > vocabulary_size(config):
         built.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=ROWS_MULTIPLE)
         logger.info("vocabulary grown to %d tokens; the new rows start near the mean of the old", len(tokenizer))
@@ -263,7 +261,7 @@ def build_partitioned(build_whole: Callable[[], PreTrainedModel], trust_remote_c
     """Build the whole model on the main process, and return this process' part of it.
 
     transformers partitions while it builds, and then draws other random weights than without ZeRO-3. Built whole, a
-    seed means the same weights under every launcher.
+    seed means the same weights under every launcher, for the memory of one copy on the main process.
     """
     import deepspeed
     import torch.distributed as dist

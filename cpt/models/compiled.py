@@ -91,9 +91,7 @@ def compile_layers(model: nn.Module, compiling: Compiling) -> int:
     are compiled: one of each layer, or several of a layer with experts."""
     parts = list(compiled_parts(model))
     if not parts:
-        raise RecipeError(
-            f"{KEY}: {type(model).__name__} has no decoder layers that transformers knows. Set it to false."
-        )
+        raise RecipeError(f"{KEY}: {type(model).__name__} has no decoder layers of transformers. Set it to false.")
     allow_graphs_per_function(MOST_GRAPHS)
     compiled = torch.compile(call_in_graph, dynamic=False, backend=compiling.backend, mode=compiling.mode)
     for part in parts:

@@ -34,9 +34,7 @@ def load_config(model: Model) -> PreTrainedConfig:
     if model.rope is not None:
         config = with_rope(config, model.rope.model_dump(exclude_none=True))
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not model.trust_remote_code:
-        raise RecipeError(
-            f"model: `{config.model_type}` is not a causal language model, so it cannot be trained here. Choose one."
-        )
+        raise RecipeError(f"model: `{config.model_type}` is not a causal language model. Choose one.")
     return config
 
 
@@ -49,9 +47,7 @@ def _resolve(model: Model) -> PreTrainedConfig:
         if not Path(path).expanduser().is_file():
             raise RecipeError(f"model.path: {path} does not exist (looked from {Path.cwd()}).")
         if written is None:
-            raise RecipeError(
-                f"model.path: {path} is a bare state dict: model.config must give its shape (`model_type: minimind2`)."
-            )
+            raise RecipeError(f"model.path: {path} is a bare state dict. Give its shape in model.config.")
         return written
     found = read_config(model)
     if written is None or model.config is None:
@@ -113,9 +109,7 @@ def read_config(model: Model) -> PreTrainedConfig:
     if is_local(path):
         folder = Path(path).expanduser()
         if not folder.exists():
-            raise RecipeError(
-                f"model.path: {path} does not exist. Give a folder written by save_pretrained, or an id on the Hub."
-            )
+            raise RecipeError(f"model.path: {path} does not exist. Give a model's folder, or an id on the Hub.")
         if complaint := unfinished_run(path):
             raise RecipeError(f"model.path: {complaint}")
         if folder.is_dir() and (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
@@ -135,7 +129,7 @@ def read_config(model: Model) -> PreTrainedConfig:
     except OSError as problem:
         if is_local(path):
             raise RecipeError(
-                f"model.path: {' '.join(str(problem).split())[:300]} Copy the model's folder again."
+                f"model.path: {' '.join(str(problem).split())[:300]} Copy the folder again."
             ) from problem
         raise _hub_error(path, problem) from problem
     except (ValueError, KeyError, StrictDataclassError) as problem:
@@ -177,15 +171,11 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
     found = text.to_dict().get("rope_parameters")
     if not isinstance(found, dict) or "rope_type" not in found:
         reason = "has other positions in each kind of layer" if found else "has no rotary positions"
-        raise RecipeError(
-            f"`model.rope`: {config.model_type} {reason}, so they cannot be changed by this key. Remove it."
-        )
+        raise RecipeError(f"`model.rope`: {config.model_type} {reason}, so this key cannot change them. Remove it.")
     if not wanted:
         raise RecipeError("`model.rope` is empty: write `theta: 1e6`, or `{type: yarn, factor: 8}`, or remove it.")
     if ("type" in wanted) != ("factor" in wanted):
-        raise RecipeError(
-            "`model.rope`: `type` and `factor` go together: `{type: yarn, factor: 8}` reaches eight times as far."
-        )
+        raise RecipeError("`model.rope`: `type` and `factor` go together, such as `{type: yarn, factor: 8}`.")
     original = int(found.get("original_max_position_embeddings") or text.max_position_embeddings)
     rope = {name: found[name] for name in ("rope_theta", "rope_type", "partial_rotary_factor") if name in found}
     if "theta" in wanted:
@@ -196,9 +186,7 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
         rope |= {"rope_type": wanted["type"], "factor": factor, "original_max_position_embeddings": original}
         length = int(wanted.get("length") or original * factor)
         if length > original * factor:
-            raise RecipeError(
-                f"`model.rope.length` {length:,} needs a larger `factor`: {factor:g} gives {int(original * factor):,}."
-            )
+            raise RecipeError(f"`model.rope.length` {length:,} needs a larger `factor` than {factor:g}.")
     elif found["rope_type"] != "default":
         rope = {**found, **rope}
     text.rope_parameters = rope

@@ -175,9 +175,7 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = int(values.get(name) or values["num_attention_heads"])
         if heads % parts:
-            raise RecipeError(
-                f"{key} is {parts}, which does not divide {config.model_type}'s {heads} `{name}`. Use a divisor."
-            )
+            raise RecipeError(f"{key} is {parts}, which does not divide {config.model_type}'s {heads} `{name}`.")
 
 
 def attend_over_processes(config: PreTrainedConfig, micro_batch: int, group: Any) -> None:

@@ -58,9 +58,7 @@ class CptGPT2Config(GPT2Config):
         if self.add_cross_attention:
             raise ValueError("add_cross_attention: there is no encoder to attend to. Remove it.")
         if self.unpadded_vocab_size > self.vocab_size:
-            raise ValueError(
-                f"unpadded_vocab_size ({self.unpadded_vocab_size}) is larger than vocab_size ({self.vocab_size})."
-            )
+            raise ValueError(f"unpadded_vocab_size {self.unpadded_vocab_size} is above vocab_size {self.vocab_size}.")
 
 
 class PaddedVocabularyHead(nn.Linear):

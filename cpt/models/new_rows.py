@@ -48,9 +48,7 @@ def add_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known:
     for name, parameter in model.named_parameters():  # such as Gemma 3n's embeddings per layer
         is_table = parameter.dim() == 2 and parameter.shape[0] == before and "embed" in name and "pos" not in name
         if is_table and parameter is not embedding.weight and parameter is not head.weight:
-            raise RecipeError(
-                f"{type(model).__name__} has a further table of the vocabulary, `{name}`, which cannot be extended."
-            )
+            raise RecipeError(f"{type(model).__name__} has a further table of the vocabulary, `{name}`.")
     if needed > before:
         means = [weight[:known].float().mean(0) for weight in (embedding.weight, head.weight)]
         model.resize_token_embeddings(needed, pad_to_multiple_of=multiple, mean_resizing=False)
@@ -72,9 +70,7 @@ def tables(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
     with suppress(NotImplementedError):
         found = model.get_input_embeddings(), model.get_output_embeddings()
     if not found or not all(isinstance(table, nn.Embedding | nn.Linear) for table in found):
-        raise RecipeError(
-            f"{type(model).__name__}: embedding and head cannot be found as plain tables by `get_input_embeddings`."
-        )
+        raise RecipeError(f"{type(model).__name__}: embedding and head cannot be found as plain tables.")
     return cast(tuple[nn.Embedding, nn.Linear], found)
 
 
@@ -171,9 +167,7 @@ def distill_rows(
 def check_can_distill(model: PreTrainedModel) -> None:
     embedding, head = tables(model)
     if embedding.weight is head.weight:
-        raise RecipeError(
-            "token distillation makes input rows, and this model's head shares them (tied). Use the mean: --rows mean."
-        )
+        raise RecipeError("token distillation makes input rows, which this model's head shares. Use --rows mean.")
     if type(embedding) is not nn.Embedding:
         raise RecipeError(f"token distillation does not know {type(embedding).__name__}. Use the mean: --rows mean.")
 

@@ -66,9 +66,7 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise RecipeError(f"{KEY}: `every_n_layers` is a whole number from 1 on, not {every!r}.")
     if not checkpoints and (without_effect := [name for name in given if name != "offload"]):
-        raise RecipeError(
-            f"{KEY}: `{without_effect[0]}` has no effect without `training.gradient_checkpointing: true`. Remove it."
-        )
+        raise RecipeError(f"{KEY}: `{without_effect[0]}` needs `training.gradient_checkpointing: true`.")
     of_torch = {name: value for name, value in given.items() if name in TORCHS}
     found = Recomputing(checkpoints, given.get("selective", False), every, given.get("offload", False), of_torch)
     compiles = wanted_compiling(training) is not None

@@ -206,9 +206,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
 
     def layout(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]:
         if parameter.dtype == torch.float16 and self.rounding is not None:
-            raise RecipeError(
-                "`optimizer`: states in 8 bit and `rounding` need `model.dtype: bfloat16`, or fp32 weights."
-            )
+            raise RecipeError("`optimizer`: states in 8 bit and `rounding` need `model.dtype` bfloat16 or float32.")
         in_8_bit = self.eight_bit and not group.get(IS_EMBEDDING, False) and parameter.numel() >= FEWEST_IN_8_BIT
         found = dict.fromkeys(DECADES, torch.uint8 if in_8_bit else torch.float32)
         if in_8_bit:

@@ -37,9 +37,7 @@ def build_optimizer(
             " Use adamw, or remove `training.deepspeed`."
         )
     if partitioned and section.options.get("rounding") is not None:
-        raise RecipeError(
-            "`optimizer.rounding`: DeepSpeed keeps an fp32 copy of the weights, so nothing is rounded. Remove it."
-        )
+        raise RecipeError("`optimizer.rounding`: DeepSpeed keeps fp32 weights, so nothing is rounded. Remove it.")
     if offloaded:
         if section.name not in OFFLOADED:
             raise RecipeError(
@@ -66,9 +64,7 @@ def build_optimizer(
 def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
     of_torch = {other.lower(): other for other, value in vars(torch.optim).items() if isinstance(value, type)}
     if name not in OPTIMIZERS and (other := of_torch.get(name.replace("_", "").lower())):
-        raise RecipeError(
-            f"`{name}` is not built in. Write `torch.optim:{other}`, which takes the options of its constructor."
-        )
+        raise RecipeError(f"`{name}` is not built in. Write `torch.optim:{other}`, with its constructor's options.")
     return as_function(find("optimizer", name, OPTIMIZERS))
 
 
@@ -98,7 +94,7 @@ def check_optimizer(section: Optimizer) -> None:
     rate = section.options.get("embedding_learning_rate")
     if rate is not None and rate <= 0:
         raise RecipeError(
-            f"`optimizer.embedding_learning_rate` must be more than 0, got {rate}. `model.lora` freezes embeddings."
+            f"`optimizer.embedding_learning_rate` is {rate}: write more than 0. `lora` freezes embeddings."
         )
 
 

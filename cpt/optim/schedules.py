@@ -36,9 +36,7 @@ def check_schedule(name: str, options: Mapping[str, Any], total_tokens: float, k
         if option in NOT_ZERO.get(name, ()) and value == 0:
             raise RecipeError(f"`{key}.{option}` is 0, so the learning rate would jump. Write more than 0.")
     if options.get("warmup_tokens") and options.get("warmup_share"):
-        raise RecipeError(
-            f"`{key}.warmup_tokens` and `{key}.warmup_share` say the same thing twice. Remove one of them."
-        )
+        raise RecipeError(f"`{key}.warmup_tokens` and `{key}.warmup_share` say the same thing. Remove one of them.")
     parts = {part: options[part] for part in PARTS if options.get(part)}
     if share := options.get("warmup_share"):
         parts["warmup_share"] = share * total_tokens
@@ -66,14 +64,10 @@ def phases_in_tokens(recipe: Recipe) -> Data:
         if phase.until_learning_rate is not None:
             ends = tokens_until(recipe.schedule, phase.until_learning_rate, total, key)
             if ends <= begins:
-                raise RecipeError(
-                    f"{key}: the phase ends before it starts: the learning rate is there at {ends:,} tokens."
-                )
+                raise RecipeError(f"{key}: the phase ends before it starts, at {ends:,} tokens.")
             phase = phase.model_copy(update={"until": ends, "until_learning_rate": None})
         elif phase.until is not None and phase.until <= begins:
-            raise RecipeError(
-                f"`data.phases[{number}].until` is {phase.until:,}: the phase ends before it starts, at {begins:,}."
-            )
+            raise RecipeError(f"`data.phases[{number}].until` {phase.until:,} ends before it starts, at {begins:,}.")
         begins = phase.until or total
         phases.append(phase)
     return data.model_copy(update={"phases": phases})

@@ -289,7 +289,10 @@ def range_test(
         raise TrainingError(f"the range test ended with code {code} after {len(points)} steps with a loss.")
     remove_weights(run.folder)  # of a model that was spoilt on purpose
     rates = [rate * exponential(tokens, steps * batch, **ends) for tokens, _ in points]
-    losses = smoothed([loss for _, loss in points], steps)
+    decay, mean, losses = 1 - 1 / max(2.0, WINDOW * steps), 0.0, []
+    for number, (_, loss) in enumerate(points, start=1):  # an exponential mean, corrected for its beginning
+        mean = decay * mean + (1 - decay) * loss
+        losses.append(mean / (1 - decay**number))
     lowest = min(range(len(losses)), key=losses.__getitem__)
     above = next((at for at in range(lowest, len(losses)) if losses[at] > RISE * losses[lowest]), None)
     tell(f"The smoothed loss is lowest at {rates[lowest]:.1e}: {losses[lowest]:.4g}")
@@ -300,13 +303,3 @@ def range_test(
     else:
         suggested = in_yaml(float(f"{rates[lowest] / 10:.1e}"))
         tell(f"Suggested peak: optimizer.learning_rate={suggested}, a tenth of the rate at the lowest loss.")
-
-
-def smoothed(losses: Sequence[float], steps: int) -> list[float]:
-    """An exponential mean over a twentieth of the test, corrected for its beginning."""
-    decay = 1 - 1 / max(2.0, WINDOW * steps)
-    mean, found = 0.0, []
-    for number, loss in enumerate(losses, start=1):
-        mean = decay * mean + (1 - decay) * loss
-        found.append(mean / (1 - decay**number))
-    return found
