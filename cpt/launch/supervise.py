@@ -85,8 +85,7 @@ def supervise_run(
     """
     if "RANK" in os.environ:
         raise LaunchError(
-            "--supervise, --processes and --launcher start the run's processes themselves. Type `cpt train RECIPE"
-            ' --processes N`, or with another launcher: --launcher "accelerate launch --config_file FILE".'
+            "--supervise, --processes and --launcher start the run's processes: start `cpt train` without a launcher."
         )
     if launcher is None:
         refuse_more_than_the_machine_holds(processes, on_gpus=not recipe.training.get("use_cpu"))
@@ -125,9 +124,8 @@ class Supervisor:
                     self.endings.append(ending)
                     decision = next_move(self.endings, restarts=self.restarts)
                     if decision.what == "again" and not number and not between.first:
-                        record_event(
-                            folder, "restart", f"{decision.why}. Restart {len(self.endings)}.", step=ending.step
-                        )
+                        text = f"{decision.why}. Restart {len(self.endings)}."
+                        record_event(folder, "restart", text, step=ending.step)
                         # Longer after each failure; at once if the run itself asked for the restart.
                         failures = sum(ended.error != RestartNeeded.__name__ for ended in self.endings)
                         seconds = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))

@@ -108,8 +108,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
         for name, parameter in adapted.named_parameters():
             if parameter.requires_grad and parameter.dtype != torch.float32:
                 raise RecipeError(
-                    f"`model.lora` trains {name} of the base in {str(model.dtype).removeprefix('torch.')}, where small"
-                    " steps are lost. Remove `bias`, or set `model.dtype: float32`."
+                    f"`model.lora` trains {name} in half precision. Remove `bias`, or set `model.dtype: float32`."
                 )
     method, (trainable, total) = method_of(options), adapted.get_nb_trainable_parameters()
     if trainable == 0:
@@ -154,8 +153,8 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
         names = [paths[id(module)].rpartition(".")[2] for module in ends]
         if is_tied and names[0] not in EMBEDDING_LAYER_NAMES:
             raise RecipeError(
-                f"`model.lora`: {model.config.model_type}'s head is its embedding `{names[0]}`, so peft would train"
-                " only one of them. Write `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, or `lora: null`."
+                f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`. Write"
+                " `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, which trains neither, or `lora: null`."
             )
         chosen["modules_to_save"] = names
         chosen.setdefault("ensure_weight_tying", is_tied)
@@ -176,9 +175,7 @@ def train_copies_in_fp32(adapted: PeftModel, around: torch.dtype) -> None:
             if around == torch.float32:
                 continue
             if isinstance(copied, nn.Linear):
-                copied.register_forward_pre_hook(
-                    lambda layer, inputs: tuple(value.to(layer.weight.dtype) for value in inputs)
-                )
+                copied.register_forward_pre_hook(lambda layer, inputs: tuple(x.to(layer.weight.dtype) for x in inputs))
             else:
                 copied.register_forward_hook(lambda _, __, output: output.to(around))
 

@@ -101,13 +101,11 @@ def build_model(
         train_only_rows(built, learning)
     values = config.to_dict()
     if "output_router_logits" in values and values.get("router_aux_loss_coef"):
-        ready.register_forward_pre_hook(_balance_experts_in_training, with_kwargs=True)
+        ready.register_forward_pre_hook(_balance_in_training, with_kwargs=True)
     return ready
 
 
-def _balance_experts_in_training(
-    model: torch.nn.Module, arguments: Any, keywords: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
+def _balance_in_training(model: nn.Module, arguments: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """transformers adds the balance loss to all router logits; evaluations need the cross entropy alone."""
     return arguments, {"output_router_logits": model.training} | keywords
 
@@ -193,10 +191,9 @@ def load_weights(
     if quantization is not None:
         keep_layout_on_cpu(built)
     if missing := sorted(info["missing_keys"]):
+        some = ", ".join(missing[:5]) + (", ..." if missing[5:] else "")
         raise CheckpointError(
-            f"model.path: {path} lacks {len(missing)} of the model's tensors"
-            f" ({', '.join(missing[:5])}{', ...' if missing[5:] else ''}). They would be random. Fetch the files"
-            " again, or give the config that the weights were trained with."
+            f"model.path: {path} lacks {len(missing)} of the model's tensors ({some}). Copy it again."
         )
     if unexpected := sorted(info["unexpected_keys"]):
         some = ", ".join(unexpected[:5])

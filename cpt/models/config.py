@@ -123,9 +123,8 @@ def read_config(model: Model) -> PreTrainedConfig:
     else:
         refuse_unreachable("model.path", path, model.revision)
     try:
-        return AutoConfig.from_pretrained(
-            path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
-        )
+        revision = model.revision or "main"
+        return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=model.trust_remote_code)
     except OSError as problem:
         if is_local(path):
             raise RecipeError(

@@ -153,9 +153,8 @@ class PartOfRows:
         documents = {name: whole.pop(name) for name in (BOUNDS, LONGEST)}
         labels = F.pad(whole.pop("labels"), (0, 1), value=IGNORED)[..., 1:]
         whole |= {"labels": labels, "shift_labels": labels}
-        return {
-            name: rows.chunk(self.parts, dim=1)[self.number].contiguous() for name, rows in whole.items()
-        } | documents
+        cut = {name: rows.chunk(self.parts, dim=1)[self.number].contiguous() for name, rows in whole.items()}
+        return cut | documents
 
 
 def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> None:

@@ -80,8 +80,7 @@ def new_ids(folder: Path) -> list[int]:
         return [int(token["id"]) for token in json.loads((folder / EXTENSION).read_text())["tokens"]]
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise RecipeError(
-            f"`model.train_only`: {folder} has no readable {EXTENSION}, which names the new rows. "
-            "Make the model with: cpt tokenizer extend MODEL --text FILES --add N --output FOLDER"
+            f"`model.train_only`: {folder} has no readable {EXTENSION}, as made by: cpt tokenizer extend MODEL ..."
         ) from problem
 
 
@@ -187,9 +186,8 @@ def distance(
     def states(tokens: torch.Tensor) -> torch.Tensor:
         tokens = tokens.to(device)
         found = place[tokens]
-        looked_up = torch.where(
-            (found >= 0)[..., None], rows[found.clamp(min=0)].to(embedding.weight.dtype), embedding(tokens)
-        )
+        new = rows[found.clamp(min=0)].to(embedding.weight.dtype)
+        looked_up = torch.where((found >= 0)[..., None], new, embedding(tokens))
         hidden: torch.Tensor = model.base_model(inputs_embeds=looked_up, use_cache=False).last_hidden_state
         return hidden.float()
 

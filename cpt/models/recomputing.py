@@ -51,9 +51,8 @@ class Recomputing:
 def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, experts: bool = False) -> Recomputing:
     """Read and check the sub-keys of the recipe's section, or of the arguments made of it."""
     checkpoints = any(training.get(name) for name in SWITCHES)
-    given: Mapping[str, Any] = next(
-        (training[f"{name}_kwargs"] for name in SWITCHES if training.get(f"{name}_kwargs")), {}
-    )
+    keys = [f"{name}_kwargs" for name in SWITCHES]
+    given: Mapping[str, Any] = next((training[key] for key in keys if training.get(key)), {})
     for name in given:
         if name not in (*OURS, *TORCHS):
             raise RecipeError(
@@ -75,10 +74,8 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
     if found.selective and compiles and experts:
         raise RecipeError(f"{KEY}: `selective` does not work with `torch_compile` and experts. Remove one.")
     if found.offload and zero3 and (not found.checkpoints or found.every_n_layers > 1):
-        raise RecipeError(
-            f"{KEY}: `offload` under ZeRO-3 would send gathered weights to the host, unless every layer is computed"
-            " again. Write `gradient_checkpointing: true` and no `every_n_layers`."
-        )
+        # Gathered weights would go to the host, unless every layer is computed again.
+        raise RecipeError(f"{KEY}: `offload` under ZeRO-3 needs `gradient_checkpointing` of every layer.")
     return found
 
 

@@ -33,16 +33,14 @@ def build_optimizer(
     build = fused_by_torch if partitioned and section.name == "adamw" else find_optimizer(section.name)
     if partitioned and section.name in FOR_MATRICES | IN_LITTLE_MEMORY:
         raise RecipeError(
-            f"`optimizer.name`: `{section.name}` needs whole parameters, and DeepSpeed's ZeRO gives it slices of them."
-            " Use adamw, or remove `training.deepspeed`."
+            f"`optimizer.name`: `{section.name}` needs whole parameters. Use adamw, or remove `training.deepspeed`."
         )
     if partitioned and section.options.get("rounding") is not None:
         raise RecipeError("`optimizer.rounding`: DeepSpeed keeps fp32 weights, so nothing is rounded. Remove it.")
     if offloaded:
         if section.name not in OFFLOADED:
             raise RecipeError(
-                f"`optimizer.name`: `{section.name}` cannot keep its states in host memory under DeepSpeed;"
-                f" {', '.join(OFFLOADED)} can. Or take a DeepSpeed profile without offload_optimizer."
+                f"`optimizer.name`: DeepSpeed cannot offload `{section.name}`. Use {', '.join(OFFLOADED)}."
             )
         build = OFFLOADED[section.name]
     options = {name: value for name, value in section.options.items() if name != "release_gradients"}

@@ -27,9 +27,7 @@ class ReleasedGradients:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer: Any = optimizer
-        self.group_of = {
-            parameter: number for number, group in enumerate(optimizer.param_groups) for parameter in group["params"]
-        }
+        self.group_of = {one: number for number, group in enumerate(optimizer.param_groups) for one in group["params"]}
         self.hooks = [parameter.register_post_accumulate_grad_hook(self.step_one) for parameter in self.group_of]
         self.skip: torch.Tensor | None = None
         self.squares: torch.Tensor | None = None
@@ -76,8 +74,7 @@ def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = No
     reasons = {
         f"{WHOLE} with `{name}`. Use one of {', '.join(RELEASING)}, or write false.": name not in RELEASING,
         "DeepSpeed takes the gradients itself. Write false, or remove `training.deepspeed`.": deepspeed,
-        f"it works on one GPU, not {number}. Start one process, or write false and use DeepSpeed's ZeRO-2.": number
-        > 1,
+        f"it works on one GPU, not {number}. Write false, and use DeepSpeed's ZeRO-2.": number > 1,
         f"{WHOLE} to find the scale of fp16. Write `training.bf16: true` instead.": training.get("fp16"),
         "the norm is known after the updates, too late to clip by it. Write `training.max_grad_norm: 0`.": clips,
         f"`{key}` means {steps} micro-batches in a step. Write `training.gradient_accumulation_steps: 1`.": steps != 1,

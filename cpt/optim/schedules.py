@@ -86,12 +86,8 @@ def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -
     if not above:
         raise RecipeError(f"{key}: the phase is empty: `{section.name}` is never above {share:g} of its peak.")
     if above[-1] == POINTS or tokens[above[-1] + 1] >= total_tokens:
-        only_warms_up = factors[0] <= share < min(factors[above[0] :])
-        where = "there only while it warms up" if only_warms_up else "above it to the end"
-        raise RecipeError(
-            f"{key} is {share:g}: under `{section.name}` the learning rate is {where}, and ends at {factors[-1]:.3g}"
-            " of its peak. Give a higher share, another schedule, or the end of the phase in tokens (`until`)."
-        )
+        ending = f"`{section.name}` ends at {factors[-1]:.3g} of its peak"
+        raise RecipeError(f"{key} is {share:g}, but {ending}. Give a higher share, another schedule, or `until`.")
     before, after = tokens[above[-1]], tokens[above[-1] + 1]
     while after - before > 1:
         middle = (before + after) // 2
