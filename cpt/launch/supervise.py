@@ -249,10 +249,8 @@ def patience(beat: LastHeartbeat) -> float:
 
 @dataclass
 class RunWatch:
-    """Finds a process that made no progress for too long, from heartbeat files and this machine's clock.
-
-    Each host's supervisor watches the processes of its host; one on a login node, which has none, watches all.
-    """
+    """Finds a process that made no progress for too long, from heartbeat files and this machine's clock. Each host's
+    supervisor watches the processes of its host; one on a login node, which has none, watches all."""
 
     folder: Path
     beats: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)

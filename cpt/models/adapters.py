@@ -250,10 +250,8 @@ def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quanti
 
 
 def keep_layout_on_cpu(model: nn.Module) -> None:
-    """Keep bitsandbytes from packing 4-bit weights in another way, as it does on a CPU with AVX-512 and bfloat16.
-
-    That fails where inputs are no multiple of a block, and makes the gradients of later steps wrong.
-    """
+    """Keep bitsandbytes from packing 4-bit weights in another way, as it does on a CPU with AVX-512 and bfloat16: that
+    fails where inputs are no multiple of a block, and makes the gradients of later steps wrong."""
     for module in model.modules():
         if "support_avx512bf16_for_cpu" in vars(module):
             vars(module)["support_avx512bf16_for_cpu"] = False

@@ -42,10 +42,7 @@ def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
     As in transformers' masks, a document begins with each row, and wherever a position does not follow from the one
     before. The last number is repeated up to a power of two, for few different shapes: to kernels these are documents
     without tokens. Not further than that: flash kernels keep 128 rows free for each in the backward pass. Empty where
-    each row is one document, which causal attention needs no bounds for.
-
-    Args:
-        position_ids: [rows, tokens].
+    each row is one document, which causal attention needs no bounds for. Positions are [rows, tokens].
     """
     begins = torch.ones_like(position_ids, dtype=torch.bool)
     begins[:, 1:] = position_ids.diff(dim=1) != 1
@@ -115,10 +112,8 @@ def try_documents_apart(model: PreTrainedModel) -> None:
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        together, first, second = (
-            model(input_ids=ids[:, part], position_ids=positions[:, part]).logits
-            for part in (slice(None), slice(0, 5), slice(5, 8))
-        )
+        parts = (slice(None), slice(0, 5), slice(5, 8))
+        together, first, second = (model(input_ids=ids[:, p], position_ids=positions[:, p]).logits for p in parts)
     alone = torch.cat([first, second], dim=1)
     model.train(was_training)
     largest = float((together - alone).abs().max())

@@ -86,11 +86,8 @@ def flops_per_token(model: PreTrainedModel, sequence_length: float, *, trains_we
     # a tied head is a matrix
     multiplied = {id(parameter) for parameter in head.parameters()} if head is not None else set()
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)} - multiplied
-    matrices = sum(
-        numbers_in(parameter) * _active_share(name, model.config)
-        for name, parameter in model.named_parameters()
-        if parameter.ndim > 1 and id(parameter) not in looked_up
-    )
+    weights = [(name, p) for name, p in model.named_parameters() if p.ndim > 1 and id(p) not in looked_up]
+    matrices = sum(numbers_in(p) * _active_share(name, model.config) for name, p in weights)
     others = attention_flops(model.config, sequence_length) + state_space_flops(model)
     return (6 if trains_weights else 4) * matrices + 3 * others
 

@@ -92,11 +92,9 @@ def carry_extension(path: str | None, folder: Path) -> None:
 
 
 def train_only_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:
-    """Freeze all but these rows of the embedding and the head.
-
-    The gradient of the other rows is made zero before anything sums, clips or shards it: AdamW's moments and its step
-    stay zero there, bit for bit. Weight decay would shrink them all the same, so these parameters go without.
-    """
+    """Freeze all but these rows of the embedding and the head. The gradient of the others is made zero before anything
+    sums, clips or shards it: AdamW's moments and its step stay zero there, bit for bit. Weight decay would shrink
+    them all the same, so these parameters go without."""
     model.requires_grad_(False)
     for weight in {id(table.weight): table.weight for table in tables(model)}.values():
         weight.requires_grad_(True)

@@ -62,13 +62,7 @@ def adamw_update(
         "exp_avg_sq_scale": exp_avg_sq_scale,
         "beside": beside,
     }
-    options = {
-        "before": before,
-        "seed": seed,
-        "learning_rate": float(learning_rate),
-        "decay": float(decay),
-        "eps": eps,
-    }
+    options = {"before": before, "seed": seed, "learning_rate": learning_rate, "decay": decay, "eps": eps}
     options |= {name: math.log(beta) if beta else -1e9 for name, beta in (("log_beta1", beta1), ("log_beta2", beta2))}
     if weights.is_cuda:
         from cpt.optim.adamw_kernel import launch  # Triton comes with torch's CUDA builds alone

@@ -252,11 +252,9 @@ def offloaded_adamw(
 
 
 def replay_step_counter(optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Make DeepSpeed's CPU kernel resume bit for bit, after its states were loaded.
-
-    The kernel multiplies beta^t at each step, but computes it with pow() in the first step after a load, which differs
-    in the last bit. Playing the steps again on a parameter of one element brings the product back exactly.
-    """
+    """Make DeepSpeed's CPU kernel resume bit for bit. It multiplies beta^t at each step, but computes it with pow() in
+    the first step after a load, which differs in the last bit. Playing the steps again on a parameter of one element
+    brings the product back exactly."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     if not isinstance(optimizer, DeepSpeedCPUAdam):

@@ -250,10 +250,8 @@ def exponential(tokens: float, total_tokens: float, *, lowest: float, highest: f
 def range_test(
     recipe: Path, overrides: Sequence[str], low: float, high: float, *, steps: int, options: Sequence[str], new: bool
 ) -> None:
-    """Learning-rate range test (arXiv 1506.01186): one short run whose learning rate grows until the loss diverges.
-
-    It prints a tenth of the rate at the lowest smoothed loss, the rule of fastai's lr_find (arXiv 2002.04688).
-    """
+    """Learning-rate range test (arXiv 1506.01186): one short run whose learning rate grows until the loss diverges. It
+    prints a tenth of the rate at the lowest smoothed loss, the rule of fastai's lr_find (arXiv 2002.04688)."""
     if not 0 < low < high < math.inf:
         raise RecipeError(f"--learning-rates {low:g} {high:g}: expected two numbers above 0, the lower one first.")
     loaded = load_recipe(recipe, overrides)
