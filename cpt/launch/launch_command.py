@@ -147,11 +147,11 @@ def check_processes(recipe: Recipe, nodes: int, gpus_per_node: int) -> None:
     at_once = groups * int(micro_batch) * recipe.data.sequence_length
     if tokens % at_once:
         fitting = [n for n in range(1, 2 * nodes + 1) if tokens * nodes % (n * at_once) == 0]
+        other = f", or use one of these numbers of nodes: {', '.join(map(str, fitting))}" if fitting else ""
         raise LaunchError(
             f"`budget.global_batch_tokens` is {tokens:,}, which does not divide into {nodes} node(s) x {gpus_per_node}"
             f" processes x {MICRO_BATCH} {micro_batch} x sequence_length {recipe.data.sequence_length:,}: {at_once:,}"
-            " tokens. Make it a multiple of that"
-            + (f", or use one of these numbers of nodes: {', '.join(map(str, fitting))}." if fitting else ".")
+            f" tokens. Make it a multiple of that{other}."
         )
 
 

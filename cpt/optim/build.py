@@ -52,8 +52,7 @@ def build_optimizer(
     )
     if section.name not in RELEASING and not partitioned and trains_half(groups):
         log.warning(
-            f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision, so small updates are"
-            " lost in rounding. Take adamw or adamw_8bit, or leave `model.dtype` out: the weights are fp32 then."
+            f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision. Use adamw or adamw_8bit."
         )
     optimizer: torch.optim.Optimizer = build(groups, section.learning_rate, **options)
     return optimizer
