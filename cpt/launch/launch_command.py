@@ -125,9 +125,6 @@ def command(
     tell(f"{', '.join(files)}. Read and edit them. Then, in this folder:\n\n    {start}")
 
 
-# --- checks -------------------------------------------------------------------------------------------------------
-
-
 def check_options(sbatch: Sequence[str], in_slurm: bool, hosts: str | None) -> None:
     if sbatch and not in_slurm:
         raise LaunchError(f"{sbatch[0]} is an option of SLURM: add --launcher slurm, or leave it out.")
@@ -174,9 +171,6 @@ def text_of_hostfile(hosts: str | None, nodes: int) -> str:
             f"--nodes {nodes}, but --hosts names {len(names)}. Write --hosts node-a,node-b, or use --launcher slurm."
         )
     return "".join(f"{name}\n" for name in names)
-
-
-# --- files --------------------------------------------------------------------------------------------------------
 
 
 def shown(path: Path, work: Path) -> str:

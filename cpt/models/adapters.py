@@ -193,9 +193,6 @@ def check_mergeable(peft_type: str) -> None:
         raise CheckpointError(f"an adapter of {peft_type} cannot be merged into its base. Serve both, with peft.")
 
 
-# --- targets --------------------------------------------------------------------------------------------------------
-
-
 def adaptable(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
     """The linear layers with their names, without the head."""
     head = model.get_output_embeddings()

@@ -147,7 +147,7 @@ def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, 
                 " known of the model's own code. Use `model.attention: sdpa`, or `data.packing: token_budget`."
             )
         return None if model.attention == "auto" else model.attention
-    model_class = _model_class(config)
+    model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     needs: dict[str, Any] = {"config": config, "half_precision": half_precision, "packed": packed}
     chosen = choose_attention(model.attention, model_class, **needs)
     why = why_not_by_bounds(model_class, **needs) or "packed rows in half precision"
@@ -157,10 +157,6 @@ def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, 
     if model.attention != "auto" or attention_heads(config):
         logger.info("attention: %s%s", chosen, how)
     return chosen
-
-
-def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    return cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
 
 
 def load_weights(
@@ -179,7 +175,8 @@ def load_weights(
         if quantization is not None:
             options["quantization_config"] = quantization.config(dtype)
         if state_dict := _converted_weights(path, model, config):
-            loaded = _model_class(config).from_pretrained(None, state_dict=state_dict, **options)
+            kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            loaded = kind.from_pretrained(None, state_dict=state_dict, **options)
         else:
             options |= {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
             loaded = AutoModelForCausalLM.from_pretrained(path, **options)
@@ -249,9 +246,6 @@ def scoring_model(
             return scoring
         torch.manual_seed(seed)
         return add_lora(scoring, {**model.lora, "task_type": "SEQ_CLS", "modules_to_save": [HEAD]})
-
-
-# --- ZeRO-3 ----------------------------------------------------------------------------------------------------------
 
 
 def build_partitioned(build_whole: Callable[[], PreTrainedModel], trust_remote_code: bool) -> PreTrainedModel:

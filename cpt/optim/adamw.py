@@ -196,8 +196,6 @@ class OneKernelAdamW(torch.optim.Optimizer):
     def has_master(self) -> bool:
         return any("master" in layout for layout in self.layouts.values())
 
-    # --- states ------------------------------------------------------------------------------------------------------
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         group = self.param_groups[-1]
