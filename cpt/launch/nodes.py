@@ -34,8 +34,7 @@ SECONDS_TO_APPEAR = 5.0  # file servers show a new file late
 
 
 def compare_nodes(recipe: Recipe) -> None:
-    """Compare the nodes of a run that has several; every process calls this, and raises the same LaunchError where
-    they differ."""
+    """Compare the nodes of a run; every process calls this, and raises the same LaunchError where they differ."""
     if num_nodes() == 1:
         return
     is_first = local_rank() == 0

@@ -43,12 +43,8 @@ def tokens_at_once(vocabulary: int) -> int:
 
 
 def chunk_of(tokens: int, vocabulary: int, width: int, *, accumulates: bool) -> int:
-    """How many of the tokens go through the head at once.
-
-    Args:
-        accumulates: the head's gradient is needed in half precision. Several chunks add it up in fp32 (4 bytes a
-            weight); where one chunk of all tokens (2 bytes a logit more) takes no more memory than that, there is one.
-    """
+    """How many of the tokens go through the head at once. Where the head's gradient accumulates in half precision,
+    several chunks need a sum in fp32 (4 bytes a weight): one chunk is better if it (2 bytes a logit) takes no more."""
     chunk = tokens_at_once(vocabulary)
     return tokens if accumulates and tokens <= chunk + 2 * width else min(tokens, chunk)
 

@@ -93,11 +93,9 @@ def flops_per_token(model: PreTrainedModel, sequence_length: float, *, trains_we
 
 
 def attention_flops(config: PreTrainedConfig, sequence_length: float) -> float:
-    """Of all attention layers for one token, forward pass only, without their matrices.
-
-    Scores take two for each element of a key, their weighted mean two for each element of a value. A token attends to
-    half of the row on average, and to no more tokens than the sliding window has.
-    """
+    """Of all attention layers for one token, forward pass only, without their matrices. Scores take two for each
+    element of a key, their weighted mean two for each element of a value. A token attends to half of the row on
+    average, and to no more tokens than the sliding window has."""
     text = config.get_text_config()
     values = text.to_dict()
     if (heads := attention_heads(text)) == 0:  # a config may call its sizes what it likes

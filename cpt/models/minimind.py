@@ -139,7 +139,6 @@ class BalancedForCausalLM(SettableExperts):
         hidden_states = outputs.last_hidden_state
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden_states[:, kept, :])
-
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         aux_loss = None
         if output_router_logits and self.training:

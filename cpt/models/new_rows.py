@@ -127,12 +127,7 @@ class Distilled:
 def distill_rows(
     model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], sequences: Sequence[Sequence[int]]
 ) -> Distilled:
-    """Train the new tokens' input rows, which `add_rows` has made, on sequences that hold them, once through.
-
-    Args:
-        pieces: id of a new token -> ids of the old tokens that it consists of.
-        sequences: ids of texts in new tokens.
-    """
+    """Train the new tokens' input rows, which `add_rows` has made of the same pieces, on sequences that hold them."""
     check_can_distill(model)
     embedding, _ = tables(model)
     ids = torch.tensor(sorted(pieces))

@@ -103,20 +103,18 @@ def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> Abstra
 
 def prepare_switch(model: PreTrainedModel, *, selective: bool) -> None:
     """Have the model's own switch use our context; a function cannot be in arguments that are written to files."""
-    switch_on = model.gradient_checkpointing_enable
+    own_switch = model.gradient_checkpointing_enable
 
-    def gradient_checkpointing_enable(
-        gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any
-    ) -> None:
+    def switch(gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
         given = dict(gradient_checkpointing_kwargs or {})
         if selective:
             given["context_fn"] = partial(create_selective_checkpoint_contexts, keep_attention)
         # The warning is about the older name, which both versions know.
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
-            switch_on(gradient_checkpointing_kwargs=given, **options)
+            own_switch(gradient_checkpointing_kwargs=given, **options)
         move_checkpoints_into_graphs(model)
 
-    model.gradient_checkpointing_enable = gradient_checkpointing_enable  # type: ignore[method-assign]
+    model.gradient_checkpointing_enable = switch  # type: ignore[method-assign]
 
 
 def keep_attention(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:

@@ -196,9 +196,8 @@ class Search:
         """Write results.json and the best recipe; returns the path of the latter, None while no trial is complete."""
         settings, results = self.space.settings, self.results()
         best = next((one for one in results if one["state"] == "complete"), None)
-        number = None if best is None else best["number"]
-        content = {"metric": settings.metric, "direction": settings.direction, "best": number, "trials": results}
-        write_json(self.folder / RESULTS, content)
+        content = {"metric": settings.metric, "direction": settings.direction, "best": best and best["number"]}
+        write_json(self.folder / RESULTS, content | {"trials": results})
         if best is None:
             return None
         if settings.keep == "best":
