@@ -106,20 +106,18 @@ def path_errors_reported() -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        if problem.errno == errno.ENOSPC and problem.filename is None:
-            raise ResourceError(
-                "a file or the output cannot be written: no space left on its disk. Free some."
-            ) from problem
-        if problem.errno in UNWRITABLE and problem.filename is not None:
-            raise ResourceError(
-                f"{problem.filename}: {problem.strerror}. Name another path, change its permissions, or free space."
-            ) from problem
-        if problem.errno not in MISTYPED or problem.filename is None:
-            raise
         path = str(problem.filename)
-        if len(path) > LONGEST_PATH:
-            path = f"{path[: LONGEST_PATH // 2]}...{path[-LONGEST_PATH // 2 :]}"
-        raise ResourceError(f"{path}: {problem.strerror}. Name another path.") from problem
+        if problem.filename is None and problem.errno == errno.ENOSPC:
+            text = "a file or the output cannot be written: no space left on its disk. Free some."
+        elif problem.filename is not None and problem.errno in UNWRITABLE:
+            text = f"{path}: {problem.strerror}. Name another path, change its permissions, or free space."
+        elif problem.filename is not None and problem.errno in MISTYPED:
+            if len(path) > LONGEST_PATH:
+                path = f"{path[: LONGEST_PATH // 2]}...{path[-LONGEST_PATH // 2 :]}"
+            text = f"{path}: {problem.strerror}. Name another path."
+        else:
+            raise
+        raise ResourceError(text) from problem
 
 
 def refuse_ignored(given: Mapping[str, bool], because: str) -> None:

@@ -36,16 +36,13 @@ def kind_of(folder: Path) -> Kind:
 
 def config_json(folder: Path) -> dict[str, Any]:
     """What config.json says of the model; a CheckpointError if it is damaged."""
+    path = folder / "config.json"
     try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it holds no JSON object")
     except ValueError as problem:
-        raise CheckpointError(
-            f"{folder / 'config.json'} is damaged: {problem}. Copy it again, or choose another checkpoint."
-        ) from problem
-    if not isinstance(content, dict):
-        raise CheckpointError(
-            f"{folder / 'config.json'} holds no JSON object. Copy it again, or choose another checkpoint."
-        )
+        raise CheckpointError(f"{path} is damaged: {problem}. Copy it again, or choose another.") from problem
     return content
 
 
