@@ -67,11 +67,12 @@ def differing_keys(before: Recipe, after: Recipe) -> list[str]:
     """A line `optimizer.learning_rate: 1e-5 -> 2e-5` for each key that differs and is not free to, in the schema's
     order."""
     trees = [recipe.model_dump(mode="json", by_alias=True) for recipe in (before, after)]
-    return [
-        f"{key}: {format_value(old)} -> {format_value(new)}"
-        for key, (old, new) in differing_values(trees)
-        if class_of_change(key) != "free"
-    ]
+    lines = []
+    for key, values in differing_values(trees):
+        old, new = ("not set" if value is UNSET else in_yaml(value) for value in values)
+        if class_of_change(key) != "free":
+            lines.append(f"{key}: {old} -> {new}")
+    return lines
 
 
 def differing_values(values: Sequence[Any], above: str = "") -> Iterator[tuple[str, list[Any]]]:
@@ -100,7 +101,3 @@ def by_name(items: list[Any]) -> list[Any] | dict[str, Any]:
     if len(set(names)) < len(names):
         names = [str(place) for place in range(len(items))]
     return {f"[{name}]": item for name, item in zip(names, items, strict=True)}
-
-
-def format_value(value: Any) -> str:
-    return "not set" if value is UNSET else in_yaml(value)

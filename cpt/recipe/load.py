@@ -11,10 +11,10 @@ from pydantic import TypeAdapter
 
 from cpt.errors import RecipeError
 from cpt.installation import SHIPPED_FILES
-from cpt.recipe.keys import child_annotation, is_free_mapping, item_in, keys_of, presets_of, section_in
+from cpt.recipe.keys import child_annotation, is_free_mapping, item_in, keys_of, section_in
 from cpt.recipe.paths import result_of_run
 from cpt.recipe.rules import check_rules
-from cpt.recipe.schema import Component, Data, Recipe
+from cpt.recipe.schema import LORA_PRESETS, Component, Data, Model, Recipe
 from cpt.recipe.shape import check_passed_on_keys, check_shape, read_option_numbers
 from cpt.recipe.tree import (
     Location,
@@ -151,7 +151,7 @@ def resolve_references(node: Node, annotation: Any, mistakes: Mistakes, trail: t
     if not (section or is_free_mapping(annotation)) or not isinstance(value, str | dict):
         return node
     if isinstance(value, str):
-        if value in presets_of(annotation):
+        if value in LORA_PRESETS and annotation == Model.model_fields["lora"].annotation:
             return Node({"preset": Node(value, node.place)}, node.place, node.own_file)
         if value.endswith((".yaml", ".yml")):
             base = read_base(node, annotation, mistakes, trail)
