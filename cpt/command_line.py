@@ -197,5 +197,7 @@ def reopened(stream: Any, errors: str, *, is_lossy: bool) -> Any:
     lossy = BufferedWriter(LossyFile(raw.fileno(), "w", closefd=False))
     with suppress(OSError):
         stream.flush()
-    how = {"line_buffering": stream.line_buffering, "write_through": isinstance(stream.buffer, FileIO)}
-    return TextIOWrapper(lossy, stream.encoding, errors, **how)
+    is_unbuffered = isinstance(stream.buffer, FileIO)
+    return TextIOWrapper(
+        lossy, stream.encoding, errors, line_buffering=stream.line_buffering, write_through=is_unbuffered
+    )

@@ -64,8 +64,6 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
     "trl.GRPOTrainer._buffered_inputs": ("", "a checkpoint within a generation has its completions", "TRL saves them"),
     "trl.GRPOTrainer._step": ("", "the count of micro-batches where a run resumes", "TRL restores it"),
     "trl.experimental.cpo.CPOTrainer._stored_metrics": ("", "figures of an evaluation", "`_metrics` there too"),
-    "accelerate.state.GradientState._set_sync_gradients": ("sync_gradients", "skip an update", "a public way to skip"),
-    "accelerate.state.PartialState._shared_state": ("", "FSDP2 over gloo on a CPU", "accelerate shards on a CPU"),
     "transformers.PreTrainedModel._keys_to_ignore_on_save": ("", "a value head is not exported", "a public list"),
     "transformers.PreTrainedConfig._attn_implementation": ("", "which attention a model has", "a public property"),
     "atexit._run_exitfuncs": ("", "trackers finish before `os.execve` and `os._exit`", "a public way to run them"),
@@ -181,19 +179,6 @@ def leave_out_of_saves(model: "nn.Module", names: set[str]) -> None:
     """Let `save_pretrained` skip these weights."""
     owner: Any = model
     owner._keys_to_ignore_on_save = {*(owner._keys_to_ignore_on_save or ()), *names}
-
-
-def skip_update(gradient_state: Any) -> None:
-    """accelerate's optimizer only steps with gradients of all ranks."""
-    gradient_state._set_sync_gradients(False)
-
-
-def shared_state_of_processes() -> dict[str, Any]:
-    """What all of accelerate's state objects share."""
-    from accelerate.state import PartialState
-
-    state: dict[str, Any] = PartialState._shared_state
-    return state
 
 
 def run_exit_functions() -> None:

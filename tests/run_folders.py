@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from cpt.evaluation.scoring import DocumentLosses, save_losses
+from cpt.evaluation.paired import DocumentLosses, save_losses
 
 RECIPE: dict[str, Any] = {
     "name": "first",

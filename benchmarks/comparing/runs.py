@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from cpt.evaluation.scoring import DocumentLosses, save_losses
+from cpt.evaluation.paired import DocumentLosses, save_losses
 
 TOKENS_PER_STEP = 524_288
 EVALUATED_EVERY = 2_000

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpt.data.rows.selection import LARGEST_OF_AVERAGE, LARGEST_PART
-from cpt.evaluation.paired import bits_per_byte_difference
-from cpt.evaluation.scoring import DocumentLosses
+from cpt.evaluation.paired import DocumentLosses, bits_per_byte_difference
 from cpt.evaluation.verdict import outcome_of_set
 
 Floats = NDArray[np.float64]

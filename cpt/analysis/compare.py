@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -15,10 +15,18 @@ from pydantic import ValidationError
 from xxhash import xxh3_64_hexdigest
 
 from cpt.errors import CheckpointError, DataError
-from cpt.evaluation.paired import FEWEST, NORMAL_QUANTILE, Difference, bits_per_byte_difference, ratio_and_error
-from cpt.evaluation.scoring import DocumentLosses, load_losses, saved_losses
+from cpt.evaluation.paired import (
+    FEWEST,
+    NORMAL_QUANTILE,
+    Difference,
+    DocumentLosses,
+    bits_per_byte_difference,
+    load_losses,
+    ratio_and_error,
+    saved_losses,
+)
 from cpt.formatting import format_count, format_duration
-from cpt.recipe.difference import UNSET
+from cpt.recipe.difference import UNSET, differing_values
 from cpt.recipe.schema import Recipe
 from cpt.recipe.values import in_yaml
 from cpt.runs.folder import (
@@ -53,8 +61,6 @@ DECIDE_ABOUT_DATA = ("data", "seed", "stage", "budget", "model.path", "tokenizer
 
 @dataclass(frozen=True)
 class Row:
-    """One compared value of every run."""
-
     name: str
     values: tuple[str | None, ...]
     """As text, by run; None if unknown, which is not a difference."""
@@ -116,21 +122,22 @@ class Comparison:
         return f"{len(self.runs)} runs, compared with {self.names[0]}: {total} difference{'s'[: total != 1]}{where}."
 
     def to_json(self) -> dict[str, Any]:
-        def rows(topics: Sequence[Topic]) -> list[dict[str, Any]]:
-            return [
+        topics = {"differences": self.differences, "figures": self.figures}
+        rows = {
+            which: [
                 {"topic": topic.title, "name": row.name, "values": list(row.values), "numbers": list(row.numbers)}
-                for topic in topics
+                for topic in some
                 for row in topic.rows
             ]
-
+            for which, some in topics.items()
+        }
         records = [(run.name, run.record) for run in self.runs]
         return {
             "runs": [
                 {"name": name, "folder": str(one.folder), "stage": one.stage, "state": one.state}
                 for name, one in records
             ],
-            "differences": rows(self.differences),
-            "figures": rows(self.figures),
+            **rows,
             "remarks": [remark for topic in (*self.differences, *self.figures) for remark in topic.remarks],
             "not_compared": self.not_compared,
         }
@@ -139,7 +146,20 @@ class Comparison:
 def compare(folders: Sequence[Path]) -> Comparison:
     """Compare two runs or more with the first one, as far as their folders allow."""
     runs = read_runs(folders)
-    not_compared = [sentence for run in runs for sentence in missing_parts(run)]
+    not_compared: list[str] = []
+    for run in runs:
+        record = run.record
+        parts = {
+            f"recipe of {run.name}: no {RECIPE}": record.recipe,
+            f"versions, code and machine of {run.name}: no {ENVIRONMENT}": record.environment,
+            f"data, tokenizer and weights of {run.name}: no {INPUTS}": record.inputs,
+            f"losses, speed and memory of {run.name}: no {METRICS}": record.metrics.names,
+        }
+        not_compared += [f"{run.name}: {text}." for text in record.unreadable]
+        not_compared += [f"{sentence}." for sentence, content in parts.items() if not content]
+        if record.state != "finished":
+            step = format_count(record.metrics.last("step")) or "?"
+            not_compared.append(f"the end of {run.name}: its state is {record.state} at step {step}.")
     recipe, model = recipe_topic(runs, not_compared), model_topic(runs)
     decides = any(row.name.startswith(DECIDE_ABOUT_DATA) for row in recipe.rows) or bool(model.rows)
     differences = [recipe, *environment_topics(runs), data_topic(runs, decides), model]
@@ -159,12 +179,12 @@ def compare(folders: Sequence[Path]) -> Comparison:
     )
 
 
-# --- read the runs ---------------------------------------------------------------------------------------------------
-
-
 def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
     """Read all runs; several processes read many long ones."""
-    names = short_names(folders)
+    parts, length = [folder.resolve().parts for folder in folders], 1
+    while len({part[-length:] for part in parts}) < len(set(parts)):
+        length += 1
+    names = ["/".join(part[-length:]) for part in parts]
     sizes = [path.stat().st_size for folder in folders if (path := folder / METRICS).is_file()]
     if sum(sizes) < WORTH_PROCESSES:
         return list(map(read_compared_run, folders, names))
@@ -173,7 +193,6 @@ def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
 
 
 def read_compared_run(folder: Path, name: str) -> ComparedRun:
-    """A run's record with its last losses by document."""
     record, losses = read_run(folder, FIGURES), dict[str, DocumentLosses]()
     if steps := saved_losses(folder):
         try:
@@ -183,38 +202,17 @@ def read_compared_run(folder: Path, name: str) -> ComparedRun:
     return ComparedRun(name, record, losses)
 
 
-def short_names(folders: Sequence[Path]) -> list[str]:
-    """The last parts of each path, as many as make them different."""
-    parts = [folder.resolve().parts for folder in folders]
-    length = 1
-    while len({part[-length:] for part in parts}) < len(set(parts)):
-        length += 1
-    return ["/".join(part[-length:]) for part in parts]
-
-
-def missing_parts(run: ComparedRun) -> list[str]:
-    """What cannot be compared of this run, one sentence each."""
-    record = run.record
-    parts: tuple[tuple[str, object, str], ...] = (
-        (RECIPE, record.recipe, "recipe"),
-        (ENVIRONMENT, record.environment, "versions, code and machine"),
-        (INPUTS, record.inputs, "data, tokenizer and weights"),
-        (METRICS, record.metrics.names, "losses, speed and memory"),
-    )
-    sentences = [f"{run.name}: {text}." for text in record.unreadable]
-    sentences += [f"{what} of {run.name}: no {file}." for file, content, what in parts if not content]
-    if record.state != "finished":
-        step = record.metrics.last("step")
-        sentences.append(f"the end of {run.name}: its state is {record.state} at step {format_count(step) or '?'}.")
-    return sentences
-
-
-# --- what differs ----------------------------------------------------------------------------------------------------
-
-
 def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
     """A row for each key that differs. A path to the same files is a remark, not a difference."""
-    trees = [complete(run, not_compared) for run in runs]
+    trees: list[Content] = []
+    for run in runs:
+        tree = run.record.recipe
+        try:
+            tree = Recipe.model_validate(tree).model_dump(mode="json", by_alias=True) if tree else {}
+        except ValidationError:
+            why = "its recipe.yaml is cut off or of another version, and is compared as written"
+            not_compared.append(f"defaults of {run.name}: {why}.")
+        trees.append({key: value for key, value in tree.items() if key not in ("name", "output_dir")})
     same, rows, remarks = keys_of_same_files(runs), [], []
     for key, values in differing_values([tree for tree in trees if tree]):
         if key in same:
@@ -223,43 +221,6 @@ def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
             cells = iter(values)
             rows.append(Row(key, tuple(shown(next(cells)) if tree else None for tree in trees)))
     return Topic("Recipe", rows, remarks)
-
-
-def complete(run: ComparedRun, not_compared: list[str]) -> Content:
-    """The recipe with this version's defaults, without the keys that name the run."""
-    tree = run.record.recipe
-    try:
-        tree = Recipe.model_validate(tree).model_dump(mode="json", by_alias=True) if tree else {}
-    except ValidationError:
-        not_compared.append(
-            f"defaults of {run.name}: its recipe.yaml is cut off or of another version, and is compared as written."
-        )
-    return {key: value for key, value in tree.items() if key not in ("name", "output_dir")}
-
-
-def differing_values(values: list[Any], above: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """The deepest keys whose values differ, as `data.sources[general].weight`; UNSET where a recipe lacks the key."""
-    trees: list[Any] = [by_name(value) if isinstance(value, list) else value for value in values]
-    if values and all(isinstance(tree, dict) for tree in trees):
-        for key in dict.fromkeys(key for tree in trees for key in tree):
-            name = f"{above}{key}" if key.startswith("[") else f"{above}.{key}".removeprefix(".")
-            yield from differing_values([tree.get(key, UNSET) for tree in trees], name)
-        if isinstance(values[0], list) and all(set(tree) == set(trees[0]) for tree in trees):
-            orders = [list(tree) for tree in trees]
-            if any(order != orders[0] for order in orders):
-                yield f"{above}.order", orders
-    elif any(value != values[0] or isinstance(value, bool) != isinstance(values[0], bool) for value in values):
-        yield above, values
-
-
-def by_name(items: list[Any]) -> list[Any] | Content:
-    """A list of sections by name or index; any other list as it is."""
-    if not items or not all(isinstance(item, dict) for item in items):
-        return items
-    names = [str(item.get("name", place)) for place, item in enumerate(items)]
-    if len(set(names)) < len(names):
-        names = [str(place) for place in range(len(items))]
-    return {f"[{name}]": item for name, item in zip(names, items, strict=True)}
 
 
 def shown(value: Any) -> str:
@@ -312,14 +273,15 @@ def environment_topics(runs: Sequence[ComparedRun]) -> list[Topic]:
 
 def surroundings(start: Content) -> dict[str, dict[str, str]]:
     """What can change figures at one start (environment.json): versions, code and machine by name."""
-    variables = get_dict(start, "variables")
     machine = {"processes": start.get("processes"), "platform": start.get("platform")} | get_dict(start, "hardware")
+    if "gpus" in machine:
+        gpus = Counter(machine["gpus"] or [])
+        machine["gpus"] = ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "none"
+    machine |= {f"variable {name}": value for name, value in get_dict(start, "variables").items()}
     code = {"source files of cpt": start.get("code", "")[:HASH_SHOWN]}
     if "git" in start:
-        code |= {
-            "commit": (get(start, "git", "commit") or "no repository")[:HASH_SHOWN],
-            "uncommitted changes": "none",
-        }
+        commit = (get(start, "git", "commit") or "no repository")[:HASH_SHOWN]
+        code |= {"commit": commit, "uncommitted changes": "none"}
         changes = [line[3:] for line in (get(start, "git", "changes") or "").splitlines() if not line.startswith("??")]
         if diff := get(start, "git", "diff"):
             code["uncommitted changes"] = f"{', '.join(changes[:4])} ({short_hash(diff)})"
@@ -327,46 +289,30 @@ def surroundings(start: Content) -> dict[str, dict[str, str]]:
         "Versions": {"python": start.get("python")}
         | {name: version or "not installed" for name, version in get_dict(start, "versions").items()},
         "Code": code,
-        "Machine": machine | {f"variable {name}": value for name, value in variables.items()},
+        "Machine": machine,
     }
     return {
-        title: {name: as_line(value) for name, value in values.items() if value not in (None, "")}
+        title: {name: str(value) for name, value in values.items() if value not in (None, "")}
         for title, values in topics.items()
     }
 
 
-def as_line(value: Any) -> str:
-    """`8 x H100` of a list."""
-    if isinstance(value, list):
-        return ", ".join(f"{count} x {name}" for name, count in Counter(map(str, value)).items()) or "none"
-    return str(value)
-
-
 def data_topic(runs: Sequence[ComparedRun], is_explained: bool) -> Topic:
     """Files that differ, by source; else the fingerprint of the rows, unless the recipe explains another one."""
-    sources = Counter(name for run in runs for name in get_dict(run.record.inputs, "data", "sources"))
-    rows = [row for source, count in sources.items() if count > 1 for row in file_rows(runs, source)]
+    rows, sources = [], Counter(name for run in runs for name in get_dict(run.record.inputs, "data", "sources"))
+    for source in [name for name, count in sources.items() if count > 1]:
+        files = [by_short_path(run.file_hashes("data", "sources", source, "files")) for run in runs]
+        if len({tuple(sorted(one.values())) for one in files if one}) < 2:
+            continue  # the same content; names of files do not matter
+        names = sorted({name for one in files for name in one})
+        differing = [name for name in names if len({one.get(name) for one in files if one}) > 1]
+        rows += [hash_row(f"{source}: {name}", name, files) for name in differing[:MOST_FILES]]
+        if len(differing) > MOST_FILES:
+            cells = [f"{len(one):,} files, {short_hash(str(one))}" if one else None for one in files]
+            rows.append(Row(f"{source}: {len(differing) - MOST_FILES:,} more files differ", tuple(cells)))
     if not rows and not is_explained:
         rows = [Row("fingerprint", tuple(get(run.record.inputs, "data", "fingerprint") for run in runs))]
     return Topic("Data", [row for row in rows if row.differs])
-
-
-def file_rows(runs: Sequence[ComparedRun], source: str) -> Iterator[Row]:
-    """A row for each file whose content differs; names of files with the same content do not matter."""
-    files = [by_short_path(run.file_hashes("data", "sources", source, "files")) for run in runs]
-    if len({tuple(sorted(one.values())) for one in files if one}) < 2:
-        return
-    names = sorted({name for one in files for name in one})
-    differing = [name for name in names if len({one.get(name) for one in files if one}) > 1]
-    for name in differing[:MOST_FILES]:
-        yield hash_row(f"{source}: {name}", name, files)
-    if len(differing) > MOST_FILES:
-        cells = [f"{len(one):,} files, {short_hash(str(one))}" if one else None for one in files]
-        yield Row(f"{source}: {len(differing) - MOST_FILES:,} more files differ", tuple(cells))
-
-
-def hash_row(title: str, name: str, files: Sequence[Mapping[str, str]]) -> Row:
-    return Row(title, tuple(one.get(name, "not there")[:HASH_SHOWN] if one else None for one in files))
 
 
 def by_short_path(files: Mapping[str, str]) -> dict[str, str]:
@@ -375,8 +321,11 @@ def by_short_path(files: Mapping[str, str]) -> dict[str, str]:
     return {PurePath(path).name if names[PurePath(path).name] == 1 else path: value for path, value in files.items()}
 
 
+def hash_row(title: str, name: str, files: Sequence[Mapping[str, str]]) -> Row:
+    return Row(title, tuple(one.get(name, "not there")[:HASH_SHOWN] if one else None for one in files))
+
+
 def model_topic(runs: Sequence[ComparedRun]) -> Topic:
-    """Tokenizer and input weights, by content."""
     weights = [run.file_hashes("weights", "sha256") for run in runs]
     tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") or "" for run in runs]
     rows = [
@@ -388,19 +337,19 @@ def model_topic(runs: Sequence[ComparedRun]) -> Topic:
     return Topic("Tokenizer and weights", [row for row in rows if row.differs])
 
 
-# --- what they achieved ----------------------------------------------------------------------------------------------
-
-
 def progress_topic(runs: Sequence[ComparedRun]) -> Topic:
-    seconds = [get(run.record.status, "seconds") or run.record.metrics.last("train_runtime") for run in runs]
+    last: dict[str, list[float | None]] = {
+        name: [run.record.metrics.last(name) for run in runs] for name in ("step", "tokens", "cost", "train_runtime")
+    }
+    seconds = [get(run.record.status, "seconds") or one for run, one in zip(runs, last["train_runtime"], strict=True)]
     starts = [len(run.starts) for run in runs]
     rows = [
         Row("stage", tuple(run.record.stage for run in runs)),
         Row("state", tuple(run.record.state for run in runs)),
-        number_row("steps", [run.record.metrics.last("step") for run in runs], format_count),
-        number_row("tokens", [run.record.metrics.last("tokens") for run in runs], format_count),
+        number_row("steps", last["step"], format_count),
+        number_row("tokens", last["tokens"], format_count),
         number_row("time of the last start", seconds, format_duration),
-        number_row("cost", [run.record.metrics.last("cost") for run in runs], "{:.2f}".format),
+        number_row("cost", last["cost"], "{:.2f}".format),
         *([number_row("starts", starts, format_count)] if max(starts) > 1 else []),
     ]
     return Topic("Progress", [row for row in rows if row.is_known])
@@ -422,19 +371,15 @@ def compared_row(name: str, numbers: Sequence[float | None], form: str, change: 
 
 def comparable_losses(runs: Sequence[ComparedRun], not_compared: list[str]) -> list[bool]:
     """Which runs' losses mean the same as the first's: the same task with the same tokenizer."""
-
-    def task(run: ComparedRun) -> str | None:
-        return "next token" if run.record.stage in NEXT_TOKEN else run.record.stage
-
-    def tokenizer(run: ComparedRun) -> Any:
-        return get(run.record.inputs, "tokenizer", "xxh3")
-
-    first, fits = runs[0], []
-    for run in runs:
-        other_task = task(run) not in (None, task(first)) and task(first) is not None
-        other_tokenizer = tokenizer(run) not in (None, tokenizer(first)) and tokenizer(first) is not None
+    tasks = ["next token" if run.record.stage in NEXT_TOKEN else run.record.stage for run in runs]
+    tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]
+    fits = []
+    for run, task, tokenizer in zip(runs, tasks, tokenizers, strict=True):
+        other_task = None not in (task, tasks[0]) and task != tasks[0]
+        other_tokenizer = None not in (tokenizer, tokenizers[0]) and tokenizer != tokenizers[0]
         if other_task:
-            not_compared.append(f"training losses of {run.name}: stage {run.record.stage}, not {first.record.stage}.")
+            stages = f"stage {run.record.stage}, not {runs[0].record.stage}"
+            not_compared.append(f"training losses of {run.name}: {stages}.")
         if other_tokenizer:
             not_compared.append(f"losses per token of {run.name}: another tokenizer. Bits per byte are compared.")
         fits.append(not other_task and not other_tokenizer)
@@ -442,7 +387,6 @@ def comparable_losses(runs: Sequence[ComparedRun], not_compared: list[str]) -> l
 
 
 def loss_topic(runs: Sequence[ComparedRun], fits: Sequence[bool]) -> Topic:
-    """Losses at the same numbers of tokens, and up to which step they are bit-equal."""
     logged = [run.record.metrics.curve("loss") if fit else None for run, fit in zip(runs, fits, strict=True)]
     losses = [one if one is not None and len(one[0]) else None for one in logged]
     ends = [float(one[0][-1]) for one in losses if one]
@@ -487,14 +431,14 @@ def bit_equality(first: ComparedRun, other: ComparedRun) -> str:
 
 
 def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
-    """Bits per byte of each set at the last evaluation, and differences from the first run by document."""
     rows = []
     for name in dict.fromkeys(name for run in runs for name in run.record.metrics.held_out_sets):
         values = [run.record.metrics.last(f"{EVALUATED}{name}{BITS_PER_BYTE}") for run in runs]
-        texts = [
-            None if value is None else f"{value:.4f}{standard_error(run, name)}"
-            for value, run in zip(values, runs, strict=True)
-        ]
+        texts = [None if value is None else f"{value:.4f}" for value in values]
+        for place, losses in enumerate(run.losses.get(name) for run in runs):
+            if texts[place] is not None and losses is not None and len(losses.hashes) >= FEWEST:
+                documents = (losses.nats / math.log(2), losses.num_bytes.astype(np.float64))
+                texts[place] = f"{texts[place]} ± {ratio_and_error([documents])[1]:.4f}"
         rows.append(Row(name, tuple(texts), tuple(values)))
         if any(name in run.losses for run in runs):
             found = [paired(runs[0], run, name, not_compared) for run in runs[1:]]
@@ -506,19 +450,10 @@ def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topi
     return Topic("Held-out text, bits per byte (lower is better)", rows)
 
 
-def standard_error(run: ComparedRun, name: str) -> str:
-    """` ± 0.0629` over documents; empty if the run has no losses by document."""
-    losses = run.losses.get(name)
-    if losses is None or len(losses.hashes) < FEWEST:
-        return ""
-    return f" ± {ratio_and_error([(losses.nats / math.log(2), losses.num_bytes.astype(np.float64))])[1]:.4f}"
-
-
 def paired(first: ComparedRun, run: ComparedRun, name: str, not_compared: list[str]) -> Difference | None:
     """The difference on the same documents; the reason goes to `not_compared` if there is none."""
     what = f"`{name}` document by document, {run.name} with {first.name}"
-    without = [one.name for one in (first, run) if name not in one.losses]
-    if without:
+    if without := [one.name for one in (first, run) if name not in one.losses]:
         not_compared.append(f"{what}: no losses by document in {' and '.join(without)}.")
         return None
     try:
@@ -538,22 +473,19 @@ def as_interval(difference: Difference) -> str:
 
 
 def task_topic(runs: Sequence[ComparedRun]) -> Topic:
-    scores = [dict(scores_of(run.record.verdict)) for run in runs]
-    rows = []
-    for name in dict.fromkeys(name for one in scores for name in one):
-        found = [one.get(name, (None, None)) for one in scores]
-        rows.append(Row(name, tuple(text for text, _ in found), tuple(value for _, value in found)))
+    texts: dict[str, list[str | None]] = defaultdict(lambda: [None] * len(runs))
+    numbers: dict[str, list[float | None]] = defaultdict(lambda: [None] * len(runs))
+    for place, verdict in enumerate(run.record.verdict for run in runs):
+        for score in [*(verdict.get("domain_test") or []), *(verdict.get("tasks") or [])]:
+            value, interval, count = (get(score, key) for key in ("value", "interval", "questions"))
+            if not isinstance(value, int | float):
+                continue
+            error = f" ± {(interval[1] - interval[0]) / 2 / NORMAL_QUANTILE:.3f}" if interval else ""
+            name = f"{get(score, 'name')} ({get(score, 'metric')})"
+            texts[name][place] = f"{value:.3f}{error}{f' ({count:,} questions)' if count else ''}"
+            numbers[name][place] = float(value)
+    rows = [Row(name, tuple(cells), tuple(numbers[name])) for name, cells in texts.items()]
     return Topic("Tasks, with standard errors", rows)
-
-
-def scores_of(verdict: Content) -> Iterator[tuple[str, tuple[str, float]]]:
-    """Task and metric, the score as text and as a number."""
-    for score in [*(verdict.get("domain_test") or []), *(verdict.get("tasks") or [])]:
-        if isinstance(value := get(score, "value"), int | float):
-            low, high = get(score, "interval") or (None, None)
-            error = "" if low is None else f" ± {(high - low) / 2 / NORMAL_QUANTILE:.3f}"
-            questions = f" ({count:,} questions)" if (count := get(score, "questions")) else ""
-            yield f"{get(score, 'name')} ({get(score, 'metric')})", (f"{value:.3f}{error}{questions}", float(value))
 
 
 def speed_topic(runs: Sequence[ComparedRun]) -> Topic:

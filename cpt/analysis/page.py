@@ -29,8 +29,6 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure with its heading, and a sentence beneath it."""
-
     title: str
     svg: str
     note: str = ""
@@ -44,7 +42,6 @@ class Curve:
     faint: bool = False
     """Pale and in the color of the next curve: raw values behind smoothed ones."""
     points: bool = False
-    """Mark each value."""
 
 
 def curves(
@@ -56,14 +53,8 @@ def curves(
     marks: Sequence[float] = (),
     note: str = "",
 ) -> list[Plot]:
-    """A plot of the curves; none if no curve has a value.
-
-    Args:
-        marks: places on the x axis to mark with a triangle.
-
-    Raises:
-        ResourceError: matplotlib is not installed.
-    """
+    """A plot of the curves, with triangles at `marks` on the x axis; none if no curve has a value. ResourceError if
+    matplotlib is not installed."""
     thin = [(line, *thinned(np.asarray(line.x, dtype=float), np.asarray(line.y, dtype=float))) for line in lines]
     drawn = [(line, x, y) for line, x, y in thin if len(x)]
     if not drawn:
@@ -133,8 +124,6 @@ class Table:
 
 @dataclass(frozen=True)
 class Folded:
-    """Preformatted text behind its title."""
-
     title: str
     text: str
 
@@ -143,18 +132,10 @@ Part = str | Mapping[str, str] | Table | Folded | Plot
 """A string is a paragraph, or HTML if it is `Markup`; a mapping has names and values."""
 
 
-@dataclass(frozen=True)
-class PageSection:
-    """A heading and its parts; a section without parts is not shown."""
-
-    title: str
-    parts: Sequence[Part]
-
-
-def html_page(title: str, sections: Sequence[PageSection], lead: str = "") -> str:
-    """The whole page; `lead` is its first sentence, in large letters."""
+def html_page(title: str, sections: Mapping[str, Sequence[Part]], lead: str = "") -> str:
+    """The page: `lead` in large letters, then each heading with its parts; a section without parts is skipped."""
     template = Environment(autoescape=True).from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
-    return template.render(title=title, lead=lead, sections=[section for section in sections if section.parts])
+    return template.render(title=title, lead=lead, sections={name: parts for name, parts in sections.items() if parts})
 
 
 def write_page(path: Path, text: str) -> None:

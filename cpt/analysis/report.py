@@ -4,6 +4,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import typer
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from cpt.analysis.page import Curve, Folded, PageSection, Part, Plot, Table, curves, html_page, smoothed, write_page
+from cpt.analysis.page import Curve, Folded, Part, Plot, Table, curves, html_page, smoothed, write_page
 from cpt.data.rows.mixture import asked_shares, shares_over
 from cpt.errors import CptError
 from cpt.formatting import format_count, format_duration, format_number, format_share
@@ -79,28 +80,24 @@ def command(
 
 
 def report_page(record: RunRecord) -> str:
-    sections = [
-        PageSection("", [{name: value for name, value in facts(record) if value}]),
-        PageSection("Verdict", verdict(record)),
-        PageSection("Held-out text and examples", held_out(record)),
-        PageSection("Training", training(record)),
-        PageSection("Figures of this stage", stage_figures(record)),
-        PageSection("Mixture: requested and realized", mixture(record)),
-        PageSection("Speed and hardware", plots_of(record, PLOTS[2:])),
-        PageSection("Memory and speed against the plan", against_plan(record)),
-        PageSection("Events", events(record)),
-        PageSection("Sources", sources(record)),
-        PageSection("Missing in this record", missing(record)),
-        PageSection("The record", list(details(record))),
-    ]
+    sections: dict[str, Sequence[Part]] = {
+        "": [{name: value for name, value in facts(record) if value}],
+        "Verdict": verdict(record),
+        "Held-out text and examples": held_out(record),
+        "Training": training(record),
+        "Figures of this stage": stage_figures(record),
+        "Mixture: requested and realized": mixture(record),
+        "Speed and hardware": plots_of(record, PLOTS[2:]),
+        "Memory and speed against the plan": against_plan(record),
+        "Events": events(record),
+        "Sources": sources(record),
+        "Missing in this record": missing(record),
+        "The record": list(details(record)),
+    }
     return html_page(record.folder.resolve().name, sections, record.verdict.get("headline") or state(record))
 
 
-# --- facts -----------------------------------------------------------------------------------------------------------
-
-
 def state(record: RunRecord) -> str:
-    """The run's state, how far it came, and what ended it."""
     step, steps = last_step(record), get(record.status, "steps")
     progress = f" after {format_count(step)} of {format_count(steps) or '?'} steps" if step is not None else ""
     message = get(record.status, "message") or get(record.status, "error") or ""
@@ -160,9 +157,6 @@ def seconds_in_steps(record: RunRecord) -> float:
     return float((np.diff(tokens, prepend=0.0)[speeds > 0] / speeds[speeds > 0]).sum())
 
 
-# --- verdict and held-out text ---------------------------------------------------------------------------------------
-
-
 def verdict(record: RunRecord) -> list[Part]:
     """The verdict's page without its title and headline."""
     path = record.folder / VERDICT_PAGE
@@ -174,7 +168,6 @@ def verdict(record: RunRecord) -> list[Part]:
 
 
 def held_out(record: RunRecord) -> list[Part]:
-    """Domain against general text, and each set over the run."""
     metrics = record.metrics
     sets = {name: f"{EVALUATED}{name}{BITS_PER_BYTE}" for name in metrics.held_out_sets}
     evaluated = [name for name in metrics.names if name.startswith(EVALUATED)]
@@ -182,46 +175,37 @@ def held_out(record: RunRecord) -> list[Part]:
     def ending(*suffixes: str) -> dict[str, str]:
         return {name.removeprefix(EVALUATED): name for name in evaluated if name.endswith(suffixes)}
 
+    # Domain over general bits per byte, a point for each evaluation.
+    retained, found = get_dict(record.recipe, "evaluation", "retain"), list[Part]()
+    general = [metrics.columns[figure] for name, figure in sets.items() if name in retained]
+    domain = [metrics.columns[figure] for name, figure in sets.items() if name not in retained]
+    if general and domain:
+        x, y = np.mean(general, axis=0), np.mean(domain, axis=0)
+        is_evaluated = np.isfinite(x) & np.isfinite(y)
+        x, y = x[is_evaluated], y[is_evaluated]
+        ends = [Curve("before", x[:1], y[:1]), Curve("after", x[-1:], y[-1:])]
+        found += curves(
+            "Domain against general text",
+            "domain, bits per byte",
+            [Curve("evaluations", x, y, points=True), *ends],
+            x_title="general text, bits per byte",
+            note="Down: learned. To the right: forgotten.",
+        )
+    found += evaluations(record, "Bits per byte of held-out text", "bits per byte", sets)
     losses = {name.removesuffix("_loss"): figure for name, figure in ending("_loss").items()}
-    found: list[Part] = [
-        *frontier(record, sets),
-        *evaluations(record, "Bits per byte of held-out text", "bits per byte", sets),
-        *evaluations(
-            record, "Loss of held-out examples", "loss", {name: losses[name] for name in losses if name not in sets}
-        ),
-    ]
+    of_examples = {name: figure for name, figure in losses.items() if name not in sets}
+    found += evaluations(record, "Loss of held-out examples", "loss", of_examples)
     for suffix in ("accuracies", "accuracy", "margins", "margin", "reward"):
         found += evaluations(record, f"Held-out examples: {suffix}", "", ending(suffix))
     stopped = get(record.status, "stopped")
     return [*found, *([f"The run {stopped}."] if stopped else [])]
 
 
-def frontier(record: RunRecord, sets: dict[str, str]) -> list[Plot]:
-    """Domain over general bits per byte, a point for each evaluation."""
-    kept, columns = get_dict(record.recipe, "evaluation", "retain"), record.metrics.columns
-    general = [columns[figure] for name, figure in sets.items() if name in kept]
-    domain = [columns[figure] for name, figure in sets.items() if name not in kept]
-    if not general or not domain:
-        return []
-    x, y = np.mean(general, axis=0), np.mean(domain, axis=0)
-    is_evaluated = np.isfinite(x) & np.isfinite(y)
-    x, y = x[is_evaluated], y[is_evaluated]
-    ends = [Curve("before", x[:1], y[:1]), Curve("after", x[-1:], y[-1:])]
-    lines = [Curve("evaluations", x, y, points=True), *ends]
-    titles = ("Domain against general text", "domain, bits per byte")
-    note = "Down: learned. To the right: forgotten."
-    return curves(*titles, lines, x_title="general text, bits per byte", note=note)
-
-
 def evaluations(record: RunRecord, title: str, unit: str, figures: dict[str, str]) -> list[Plot]:
     return curves(title, unit, [Curve(name, *record.metrics.curve(key), points=True) for name, key in figures.items()])
 
 
-# --- curves ----------------------------------------------------------------------------------------------------------
-
-
 def training(record: RunRecord) -> list[Part]:
-    """Loss with the run's events, learning rate, gradient norm, and the loss of each source."""
     metrics = record.metrics
     unit = "nats per token" if record.stage in STAGES_OF_TEXT else "loss"
     tokens, losses = metrics.curve("loss")
@@ -242,7 +226,6 @@ def training(record: RunRecord) -> list[Part]:
 
 
 def plots_of(record: RunRecord, plots: Sequence[tuple[str, str, dict[str, str], float]]) -> list[Part]:
-    """A plot for each entry that the run logged."""
     found: list[Part] = []
     for title, unit, figures, factor in plots:
         logged = {name: record.metrics.curve(figure) for figure, name in figures.items()}
@@ -258,39 +241,32 @@ def stage_figures(record: RunRecord) -> list[Part]:
 
 
 def mixture(record: RunRecord) -> list[Part]:
-    """Shares of the tokens by source: requested and realized."""
     realized = {name: record.metrics.curve(name) for name in record.metrics.names if name.startswith("share_")}
     if len(realized) < 2:
         return []
-    requested = requested_shares(record)
-    rows = []
+    requested, rows = dict[str, float](), []
+    # Shares that follow the learning rate have no plan, and a recipe of another version cannot be loaded.
+    with suppress(CptError, OSError):
+        data = load_recipe(record.folder / RECIPE).data
+        names = [reported_name(source) for source in data.sources]
+        tokens = [get(record.inputs, "data", "sources", name, "tokens") or 1 for name in names]
+        num_rows = max(1, round((record.metrics.last("tokens") or 0) / data.sequence_length))
+        requested = dict(zip(names, shares_over(asked_shares(data, tokens), num_rows).tolist(), strict=True))
     for figure, (_, shares) in realized.items():
         wanted, had = requested.get(figure[6:]), float(shares[-1])
         difference = "" if wanted is None else f"{100 * (had - wanted):+.2f} points"
         rows.append([figure[6:], format_share(wanted), format_share(had), difference])
-    lines = [Curve(figure[6:], tokens, 100 * shares) for figure, (tokens, shares) in realized.items()]
+    lines = [Curve(figure[6:], seen, 100 * shares) for figure, (seen, shares) in realized.items()]
     return [
         *curves("Share of the tokens so far", "share (%)", lines),
         Table(("source", "requested", "realized", "difference"), rows),
     ]
 
 
-def requested_shares(record: RunRecord) -> dict[str, float]:
-    """Each source's share until the last token; empty if it follows the learning rate or cannot be read."""
-    try:
-        data = load_recipe(record.folder / RECIPE).data
-        names = [reported_name(source) for source in data.sources]
-        tokens = [get(record.inputs, "data", "sources", name, "tokens") or 1 for name in names]
-        rows = max(1, round((record.metrics.last("tokens") or 0) / data.sequence_length))
-        return dict(zip(names, shares_over(asked_shares(data, tokens), rows).tolist(), strict=True))
-    except (CptError, OSError):
-        return {}
-
-
 def against_plan(record: RunRecord) -> list[Part]:
-    """Planned and measured memory, speed and time."""
     plan, metrics = record.plan, record.metrics
-    parts = get_dict(plan, "gpu_memory_gib")
+    if not plan:
+        return []
     peak, host = (metrics.curve(name)[1] for name in ("gpu_memory_peak_gib", "host_memory_gib"))
     seconds, tokens, speed = seconds_in_steps(record), metrics.last("tokens"), plan.get("tokens_per_second")
     figures = {
@@ -299,12 +275,11 @@ def against_plan(record: RunRecord) -> list[Part]:
         "tokens per second": (speed, tokens / seconds if tokens and seconds else None),
         "time in training steps (s)": (tokens / speed if tokens and speed else None, seconds or None),
     }
-    if not plan:
-        return []
     rows = []
     for name, (planned, measured) in figures.items():
         ratio = f"{measured / planned:.2f}" if planned and measured is not None else ""
         rows.append([name, format_number(planned), format_number(measured), ratio])
+    parts = get_dict(plan, "gpu_memory_gib")
     rows += [[f"planned for {name} (GiB)", format_number(size), "", ""] for name, size in parts.items()]
     found: list[Part] = [Table(("", "planned", "measured", "measured / planned"), rows)]
     if mfu := plan.get("assumed_mfu"):
@@ -312,22 +287,14 @@ def against_plan(record: RunRecord) -> list[Part]:
     return found
 
 
-# --- events, data, record --------------------------------------------------------------------------------------------
-
-
 def events(record: RunRecord) -> list[Part]:
     if not record.events:
         return []
     counts = Counter(str(event.get("kind")) for event in record.events)
-    rows = [
-        [
-            str(event.get("time"))[:19].replace("T", " "),
-            format_count(event.get("step")),
-            str(event.get("kind")),
-            str(event.get("message")),
-        ]
-        for event in record.events[-MOST_EVENTS:]
-    ]
+    rows = []
+    for event in record.events[-MOST_EVENTS:]:
+        time, kind, message = (str(event.get(key)) for key in ("time", "kind", "message"))
+        rows.append([time[:19].replace("T", " "), format_count(event.get("step")), kind, message])
     summary = ", ".join(f"{kind} {count:,}" for kind, count in counts.most_common())
     return [
         f"{len(record.events):,} events ({summary}); the last {len(rows):,}:",
@@ -336,7 +303,6 @@ def events(record: RunRecord) -> list[Part]:
 
 
 def sources(record: RunRecord) -> list[Part]:
-    """Each source's documents, tokens and share, and what was dropped."""
     trained = record.metrics.last("tokens")
     rows, dropped = [], []
     for name, source in get_dict(record.inputs, "data", "sources").items():
@@ -344,23 +310,14 @@ def sources(record: RunRecord) -> list[Part]:
         epochs = f"{share * trained / tokens:.2f}" if tokens and share and trained else ""
         lost = get_dict(source, "dropped")
         dropped += [f"{name}: {format_count(count)} documents dropped, {reason}." for reason, count in lost.items()]
-        rows.append(
-            [
-                name,
-                format_count(get(source, "documents")),
-                format_count(tokens),
-                format_share(share),
-                epochs,
-                format_count(get(source, "held_out")),
-                format_count(sum(lost.values())),
-            ]
-        )
+        documents, held_out = (format_count(get(source, key)) for key in ("documents", "held_out"))
+        counts = [documents, format_count(tokens), format_share(share), epochs, held_out]
+        rows.append([name, *counts, format_count(sum(lost.values()))])
     columns = ("source", "documents", "tokens", "share", "epochs", "held out", "dropped")
     return [*([Table(columns, rows)] if rows else []), *dropped]
 
 
 def missing(record: RunRecord) -> list[Part]:
-    """Files that cannot be read or are missing."""
     wanted = (RECIPE, ENVIRONMENT, INPUTS, STATUS)
     absent = [f"{name} is missing." for name in wanted if not (record.folder / name).is_file()]
     hint = [] if record.verdict else [f"There is no verdict. Evaluate the run: cpt verdict {record.folder}"]
@@ -370,7 +327,6 @@ def missing(record: RunRecord) -> list[Part]:
 
 
 def details(record: RunRecord) -> Iterator[Part]:
-    """Recipe, versions, hashes, uncommitted changes and profiles, folded."""
     environment, inputs = record.environment, record.inputs
     recipe = record.folder / RECIPE
     hashes = {

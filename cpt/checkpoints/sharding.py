@@ -137,8 +137,8 @@ def placed(value: Any, parameter: torch.Tensor, group: dict[str, Any]) -> Any:
     rows = rows_here(value.view(parameter.shape), parameter).to(device, dtype, copy=True)
     if not isinstance(parameter, DTensor):
         return rows
-    whole_shape = {"shape": parameter.shape, "stride": parameter.stride()}
-    return DTensor.from_local(rows, parameter.device_mesh, parameter.placements, run_check=False, **whole_shape)
+    mesh, shape, stride = parameter.device_mesh, parameter.shape, parameter.stride()
+    return DTensor.from_local(rows, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
 
 
 def full_weights(model: nn.Module, *, only_trained: bool) -> dict[str, torch.Tensor]:

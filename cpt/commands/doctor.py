@@ -109,7 +109,15 @@ def examine(machine: Machine) -> Iterator[Diagnosis]:
         costs = "training runs on the CPU: enough for the demo, not for real models"
         yield Diagnosis("GPU", "none (nvidia-smi shows none)", costs)
     yield from examine_torch(machine.gpus)
-    yield from examine_programs(machine)
+    lost_without = {
+        "g++": "DeepSpeed on a CPU, and its optimizer offload, cannot be compiled",
+        "ninja": "the same as without g++",
+        "nvcc": "flash-attn and Mamba kernels cannot be compiled; ready-made wheels work",
+    }
+    for name, place in machine.programs.items():
+        if name != "nvcc" or machine.gpus:
+            remedy = INSTALL_LINES.get(name, "apt-get install nvidia-cuda-toolkit")
+            yield Diagnosis(name, place) if place else Diagnosis(name, "missing", lost_without[name], remedy)
     yield Diagnosis("CPU cores", str(machine.cpu_cores))
     yield Diagnosis("host memory", f"{machine.host_memory_gib:.1f} GiB ({machine.free_host_memory_gib:.1f} free)")
     shared = machine.shared_memory_gib or 0.0
@@ -179,19 +187,6 @@ def examine_package(module: str, missing: str, remedy: str, package: str = "") -
         return Diagnosis(package, metadata.version(package))
     except metadata.PackageNotFoundError:
         return Diagnosis(package, "installed")
-
-
-def examine_programs(machine: Machine) -> Iterator[Diagnosis]:
-    """Compilers: DeepSpeed compiles at the first use."""
-    costs = {
-        "g++": "DeepSpeed on a CPU, and its optimizer offload, cannot be compiled",
-        "ninja": "the same as without g++",
-        "nvcc": "flash-attn and Mamba kernels cannot be compiled; ready-made wheels work",
-    }
-    for name, place in machine.programs.items():
-        if name != "nvcc" or machine.gpus:
-            remedy = INSTALL_LINES.get(name, "apt-get install nvidia-cuda-toolkit")
-            yield Diagnosis(name, place) if place else Diagnosis(name, "missing", costs[name], remedy)
 
 
 def examine_stack() -> Iterator[Diagnosis]:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ import typer
 from transformers import PreTrainedConfig
 
 from cpt.command_line import refuse_ignored
-from cpt.distributed import tell
+from cpt.distributed import groups_of_rows, tell
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
@@ -43,7 +43,6 @@ from cpt.planning.speed import (
     measured_speed,
     named_gpus,
     planned_speed,
-    refuse_too_many,
 )
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.recipe.load import dump_recipe, load_recipe
@@ -108,14 +107,14 @@ def command(
     planned = plan_recipe(loaded, target, number, nodes, max_memory)
     setup, facts = planned.setup, planned.facts
     tell(f"{format_setup(facts, setup, target)}\n")
-    print_lines(format_plan(planned.memory, setup, target, max_memory))
+    tell("\n".join(format_plan(planned.memory, setup, target, max_memory)))
     if exact:
         tell(compared(planned))
-    tell("")
     mfu = mfu or assumed_mfu(setup)
     speed = measured_speed(measured) if measured is not None else planned_speed(facts, setup, target, mfu)
-    tokens, is_measured = planned.recipe.budget.tokens, measured is not None
-    print_lines(format_speed(speed, tokens, target, setup, price_per_gpu_hour, is_measured=is_measured))
+    tell(f"\n{format_speed(speed, planned, target, price_per_gpu_hour)}")
+    if setup.sampled and measured is None:
+        tell("  Sampling and judging completions are not planned; --measured RUN includes them.")
     needs = disk_needs(planned.recipe, facts, setup)
     checkpoints = f"{needs.checkpoints_at_once} checkpoints of {needs.checkpoint / GIB:.1f} GiB at once"
     tell(f"Disk: {needs.total / GIB:,.0f} GiB: {checkpoints}, and the model of {needs.export / GIB:.1f}.\n")
@@ -132,16 +131,18 @@ def command(
     if proposal is None:
         tell("No change keeps this model and these rows and fits. Use a smaller model, shorter rows, or more GPUs.")
         raise typer.Exit(DOES_NOT_FIT)
-    print_lines(format_proposal(proposal, target))
+    which = "cheapest" if all(proposal.slower <= other.slower for other in proposal.others) else "nearest"
+    for one in (proposal, *proposal.others):
+        kind = ""
+        if proposal.others:
+            kind = ", the optimizer on the host" if one.setup.zero else ", all parameters with a smaller optimizer"
+            kind = ", adapters" if "model.lora" in one.changes else kind
+        tell(f"{f'The {which}' if one is proposal else 'Another'} change that makes it fit{kind}:")
+        tell("\n".join(format_changes(one, target)))
     if write is None:
         raise typer.Exit(DOES_NOT_FIT)
     write_fitted(recipe, write, overrides or (), proposal.changes, lora=lora, force=force)
     tell(f"{write} is written. Next: cpt check {write}")
-
-
-def print_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        tell(line)
 
 
 def format_setup(facts: ModelSizes, setup: Setup, target: Target) -> str:
@@ -150,20 +151,16 @@ def format_setup(facts: ModelSizes, setup: Setup, target: Target) -> str:
     where = f"{setup.gpus} x {target.name}" + (f" in {setup.nodes} machines" if setup.nodes > 1 else "")
     if target.on_cpu:
         where = f"{setup.gpus} process{'es' if setup.gpus > 1 else ''} on the CPU"
+    sharding = "no ZeRO"
+    if setup.zero is not None:
+        parts = {"the optimizer": setup.zero.offload_optimizer, "the weights": setup.zero.offload_parameters}
+        on_host = " and ".join(part for part, there in parts.items() if there)
+        sharding = "FSDP2" if setup.zero.is_fsdp else f"ZeRO-{setup.zero.stage}"
+        sharding += f" with {on_host} on the host" if on_host else ""
     pairs = f" ({setup.micro_batch} pairs)" if setup.needs.sequences > 1 else ""
     at_once = f"{setup.sequences} x {setup.length:,} tokens at once{pairs}, {setup.tokens_per_step:,} in a step"
     what = f"{facts.parameters / 1e9:.3g}B parameters ({facts.name}), {trained}"
-    return f"{what}; {format_zero(setup)}; {at_once}; {where}."
-
-
-def format_zero(setup: Setup) -> str:
-    if setup.zero is None:
-        return "no ZeRO"
-    if setup.zero.is_fsdp:
-        return "FSDP2"
-    parts = {"the optimizer": setup.zero.offload_optimizer, "the weights": setup.zero.offload_parameters}
-    on_host = " and ".join(part for part, there in parts.items() if there)
-    return f"ZeRO-{setup.zero.stage}" + (f" with {on_host} on the host" if on_host else "")
+    return f"{what}; {sharding}; {at_once}; {where}."
 
 
 def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1.0) -> Iterator[str]:
@@ -208,41 +205,16 @@ def format_room(who: str, room: float, memory: float, usable: float, size: float
     return f"  Fits in the {there}: {size / GIB / (usable * memory):.0%} used."
 
 
-def format_speed(
-    speed: Speed, tokens: int | None, target: Target, setup: Setup, price: float | None, *, is_measured: bool
-) -> Iterator[str]:
+def format_speed(speed: Speed, planned: "PlannedRun", target: Target, price: float | None) -> str:
     text = f"Speed: {speed.tokens_per_second:,.0f} tokens a second ({speed.source})"
+    tokens = planned.recipe.budget.tokens
     if tokens is None:
-        yield f"{text}. The budget is in epochs: `cpt mixture` counts the tokens."
-    else:
-        hours = speed.hours(tokens)
-        time = f"{hours / 24:.1f} days" if hours > 48 else f"{hours:.1f} hours"
-        money = "" if price is None else f", {hours * max(1, target.gpus) * price:,.0f} at {price:g} per GPU hour"
-        yield f"{text}: {time} for {tokens:,} tokens{money}, without evaluation and saving."
-        if speed.waits:
-            yield f"  {speed.waits}."
-    if setup.sampled and not is_measured:
-        yield "  Sampling and judging completions are not planned; --measured RUN includes them."
-
-
-def format_proposal(proposal: Proposal, target: Target) -> Iterator[str]:
-    """The change that makes the run fit, and alternatives."""
-    which = "cheapest" if all(proposal.slower <= other.slower for other in proposal.others) else "nearest"
-    yield f"The {which} change that makes it fit{kind_of_change(proposal) if proposal.others else ''}:"
-    yield from format_changes(proposal, target)
-    for other in proposal.others:
-        yield f"Another change that makes it fit{kind_of_change(other)}:"
-        yield from format_changes(other, target)
-
-
-def kind_of_change(proposal: Proposal) -> str:
-    if "model.lora" in proposal.changes:
-        return ", adapters"
-    return (
-        ", the optimizer on the host"
-        if proposal.setup.zero is not None
-        else ", all parameters with a smaller optimizer"
-    )
+        return f"{text}. The budget is in epochs: `cpt mixture` counts the tokens."
+    hours = speed.hours(tokens)
+    time = f"{hours / 24:.1f} days" if hours > 48 else f"{hours:.1f} hours"
+    money = "" if price is None else f", {hours * max(1, target.gpus) * price:,.0f} at {price:g} per GPU hour"
+    waits = f"\n  {speed.waits}." if speed.waits else ""
+    return f"{text}: {time} for {tokens:,} tokens{money}, without evaluation and saving.{waits}"
 
 
 def format_changes(proposal: Proposal, target: Target) -> Iterator[str]:
@@ -287,7 +259,14 @@ def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int, share: fl
     Raises:
         CptError: the recipe cannot run there, or the model's config cannot be read.
     """
-    refuse_too_many(recipe, gpus)
+    tokens, length = recipe.budget.global_batch_tokens, recipe.data.sequence_length
+    # each process, or group of processes that share rows, needs a row of each step
+    readers = groups_of_rows(recipe.training, gpus)
+    if tokens is not None and tokens // length < readers:
+        raise RecipeError(
+            f"`budget.global_batch_tokens` is {tokens:,}: {tokens // length} rows of {length:,} tokens, fewer than the"
+            f" {readers} that {gpus} GPUs take at once. Use fewer GPUs, shorter rows, or {readers * length:,} tokens."
+        )
     check_release(recipe, deepspeed=bool(recipe.training.get("deepspeed")), processes=gpus)
     refuse_for_any_machine(recipe)
     config = config_without_weights(recipe.model)
@@ -307,12 +286,10 @@ def config_without_weights(model: Model) -> PreTrainedConfig:
         return load_config(model)
     except ResourceError as problem:
         if model.config is None:
-            raise ResourceError(
-                f"{problem} Or write the shape as `model.config`: recipes/models has some."
-            ) from problem
-        log.warning(
-            f"model.path: {model.path} cannot be read here. The plan is for `model.config`, not compared with it."
-        )
+            shape = "Or write the shape as `model.config`: recipes/models has some."
+            raise ResourceError(f"{problem} {shape}") from problem
+        unchecked = "The plan is for `model.config`, not compared with it."
+        log.warning(f"model.path: {model.path} cannot be read here. {unchecked}")
         return config_from(model.config)
 
 

@@ -84,18 +84,33 @@ class Rehearsal:
     processes: int
     launcher: str | None
     scratch: Path
-    begin: Callable[[str], None] = lambda step: None
     losses: dict[int, float] = field(default_factory=dict)
     """Of the first steps, by step."""
     failure: CptError | None = None
     """What ended the first steps early."""
 
-    @property
-    def run(self) -> Path:
-        return self.scratch / NAME
+    def __post_init__(self) -> None:
+        self.run = self.scratch / NAME
+        never = ("every_tokens", "every_steps", "weights_every_steps", "archive", "average")
+        saves = {**dict.fromkeys(never), "keep": Checkpoints().keep}
+        recipe = self.recipe
+        evaluation: dict[str, Any] = {"every_tokens": None, "every_steps": None, "tasks": []}
+        evaluation |= {"prompts": recipe.evaluation.prompts[:1], "retain": dict.fromkeys(recipe.evaluation.retain)}
+        training = {key: value for key, value in recipe.training.items() if key not in NOT_REHEARSED}
+        changes = {
+            "name": NAME,
+            "output_dir": self.scratch,
+            "checkpoints": recipe.checkpoints.model_copy(update=saves),
+            "evaluation": recipe.evaluation.model_copy(update=evaluation),
+            "monitoring": recipe.monitoring.model_copy(update={"trackers": []}),
+            "safety": recipe.safety.model_copy(update={"on_oom": "abort"}),
+            "training": {**training, "logging_steps": 1},
+        }
+        self.rehearsed = recipe.model_copy(update=changes)
+        """With the run's own model, data, batch, budget and schedule, saved and evaluated by the rehearsal."""
 
-    def rehearse(self) -> Iterator[RehearsedPart]:
-        """Try each step, and give its finding at once."""
+    def rehearse(self, *, shows: bool) -> list[RehearsedPart]:
+        """Try each step, and print its finding if `shows`."""
         steps: dict[str, Callable[[], str]] = {
             "recipe": self.check_recipe,
             "longest rows": self.train_longest_rows,
@@ -105,22 +120,31 @@ class Rehearsal:
             "disk": self.check_disk,
             "resume": self.resume,
         }
-        failed = ""
-        for step, check in steps.items():
-            if failed:
-                yield RehearsedPart(step, "not run", f"{failed} failed")
-                continue
-            self.begin(step)
-            try:
-                yield RehearsedPart(step, "ok", check())
-            except SkippedPart as reason:
-                yield RehearsedPart(step, "not run", str(reason))
-            except CptError as problem:
-                failed = step if step in DECISIVE else ""
-                yield RehearsedPart(step, "FAILED", str(problem), type(problem).__name__)
+        status, failed = open_console(stderr=True).status(""), ""
+        findings: list[RehearsedPart] = []
+        with while_working(status):
+            for step, check in steps.items():
+                if shows and not failed:
+                    show_step(status, f"{step} ...")
+                try:
+                    if failed:
+                        raise SkippedPart(f"{failed} failed")
+                    finding = RehearsedPart(step, "ok", check())
+                except SkippedPart as reason:
+                    finding = RehearsedPart(step, "not run", str(reason))
+                except CptError as problem:
+                    failed = step if step in DECISIVE else ""
+                    finding = RehearsedPart(step, "FAILED", str(problem), type(problem).__name__)
+                findings.append(finding)
+                if shows:
+                    text = f"{finding.error}: {finding.figure}" if finding.error else finding.figure
+                    wrapped = [textwrap.wrap(part, 100, break_long_words=False) for part in text.splitlines()]
+                    lines = f"\n{' ' * 21}".join(line for part in wrapped for line in part)
+                    typer.echo(f"{step:<13}{finding.verdict:<8}{lines}")
+        return findings
 
     def check_recipe(self) -> str:
-        report = check_reality(self.rehearsed_recipe())
+        report = check_reality(self.rehearsed)
         if mistakes := [*report.mistakes, *report.blockers]:
             raise type(mistakes[0])("\n".join(placed(str(mistake), self.root) for mistake in mistakes))
         warnings = f", {len(report.warnings)} warning(s), see cpt check" if report.warnings else ""
@@ -146,7 +170,7 @@ class Rehearsal:
 
     def check_saved(self) -> str:
         """Read back every file of the checkpoint; an error of the evaluation before it shows here too."""
-        checkpoint = self.checkpoint()
+        checkpoint = next(iter(published_checkpoints(self.run)), None)
         if checkpoint is None:
             events = [event for event in read_objects(self.run / "events.jsonl", []) if event["kind"] == "save_failed"]
             if events:
@@ -179,11 +203,12 @@ class Rehearsal:
 
     def resume(self) -> str:
         """Continue from the checkpoint in new processes: bit for bit, or up to rounding if no more is promised."""
-        checkpoint = self.checkpoint()
-        if checkpoint is None:
+        saved = published_checkpoints(self.run)
+        if not saved:
             raise SkippedPart("nothing was saved")
-        for later in published_checkpoints(self.run)[1:]:  # a run may be so short that it saved at its end
-            shutil.rmtree(later)
+        checkpoint, *later = saved
+        for folder in later:  # a run may be so short that it saved at its end
+            shutil.rmtree(folder)
         shutil.rmtree(self.run / EXPORT, ignore_errors=True)  # else the run counts as finished
         problem, _ = self.start("resumed")
         if not checkpoint.exists():  # the run refused it and continued from an older state
@@ -206,7 +231,7 @@ class Rehearsal:
 
     def check_disk(self) -> str:
         """Compare the measured sizes, over the whole run, with the free space."""
-        checkpoint = self.checkpoint()
+        checkpoint = next(iter(published_checkpoints(self.run)), None)
         if checkpoint is None:
             raise SkippedPart("nothing was saved that could be measured")
         needs = DiskNeeds(size_of(checkpoint), size_of(self.run / EXPORT), checkpoints_at_once(self.recipe))
@@ -214,32 +239,10 @@ class Rehearsal:
         parts = f"{needs.checkpoints_at_once} x {format_bytes(needs.checkpoint)} of checkpoints"
         return f"{parts} + {format_bytes(needs.export)} of {EXPORT} = {format_bytes(needs.total)}, which fits"
 
-    def checkpoint(self) -> Path | None:
-        return next(iter(published_checkpoints(self.run)), None)
-
-    def rehearsed_recipe(self) -> Recipe:
-        """The recipe with its own model, data, batch, budget and schedule, saved and evaluated by the rehearsal."""
-        recipe = self.recipe
-        never = ("every_tokens", "every_steps", "weights_every_steps", "archive", "average")
-        saves = {**dict.fromkeys(never), "keep": Checkpoints().keep}
-        evaluation: dict[str, Any] = {"every_tokens": None, "every_steps": None, "tasks": []}
-        evaluation |= {"prompts": recipe.evaluation.prompts[:1], "retain": dict.fromkeys(recipe.evaluation.retain)}
-        training = {key: value for key, value in recipe.training.items() if key not in NOT_REHEARSED}
-        changes = {
-            "name": NAME,
-            "output_dir": self.scratch,
-            "checkpoints": recipe.checkpoints.model_copy(update=saves),
-            "evaluation": recipe.evaluation.model_copy(update=evaluation),
-            "monitoring": recipe.monitoring.model_copy(update={"trackers": []}),
-            "safety": recipe.safety.model_copy(update={"on_oom": "abort"}),
-            "training": {**training, "logging_steps": 1},
-        }
-        return recipe.model_copy(update=changes)
-
     def start(self, part: str) -> tuple[CptError | None, dict[str, Any]]:
         """Run a part to its end; its error, and what its processes measured (the most of any of them)."""
         file, log, reports = self.scratch / "recipe.yaml", self.scratch / f"{part}.log", self.scratch / part
-        file.write_text(dump_recipe(self.rehearsed_recipe()))
+        file.write_text(dump_recipe(self.rehearsed))
         reports.mkdir()
         words = command_of_attempt([part, str(file), str(reports)], self.processes, self.launcher, PROGRAM)
         # Without PYTHONSAFEPATH, Python would look for modules in the program's folder first.
@@ -252,27 +255,25 @@ class Rehearsal:
                 child.kill_family()
         found = [json.loads(path.read_text()) for path in reports.iterdir()]
         measured = {key: max(one[key] for one in found) for key in (found[0] if found else ())}
-        return (None if code == 0 else self.why(code, log)), measured
-
-    def why(self, code: int, log: Path) -> CptError:
-        """The error that ended a part."""
+        if code == 0:
+            return None, measured
         status, text = Run(self.run).status(), log.read_text(errors="replace")
         if code in (-9, 137) or KILLED.search(text):
             return ResourceError(
                 "a process was killed (SIGKILL), most likely because the host ran out of memory. Set"
                 " `training.per_device_train_batch_size` lower, `checkpoints.in_background: false`, or offload less."
                 f" The log is {log}."
-            )
+            ), measured
         if status.get("state") not in ("failed", "interrupted"):
             last = "".join(text.splitlines(keepends=True)[-5:]).strip()
-            return LaunchError(f"the processes ended with code {code}:\n{last}\nThe log is {log}.")
+            return LaunchError(f"the processes ended with code {code}:\n{last}\nThe log is {log}."), measured
         error, message = status["error"], str(status["message"])
         if (kind := getattr(errors, error, None)) is not None:
-            return cast(CptError, kind(message))
+            return cast(CptError, kind(message)), measured
         if "OutOfMemory" in error or "out of memory" in message.lower():
             remedy = "Set `gradient_checkpointing: true` or smaller batches; `cpt plan` proposes a fit"
-            return ResourceError(f"out of memory: {message.splitlines()[0][:400]} {remedy}.")
-        return TrainingError(f"{error}: {message[:400]}. The traceback is in {log}.")
+            return ResourceError(f"out of memory: {message.splitlines()[0][:400]} {remedy}."), measured
+        return TrainingError(f"{error}: {message[:400]}. The traceback is in {log}."), measured
 
 
 def losses_of(run: Path) -> dict[int, float]:
@@ -283,12 +284,6 @@ def memory_in_words(measured: dict[str, Any]) -> str:
     sizes = {name: format_bytes(size) for name, size in measured.items() if name != "seconds"}
     gpu = f"GPU {sizes['gpu']} of {sizes['gpu_total']}, " if "gpu" in sizes else ""
     return f"{gpu}host {sizes['host']} a process, of {host_memory_gib():,.1f} GiB"
-
-
-def shown(finding: RehearsedPart) -> str:
-    text = f"{finding.error}: {finding.figure}" if finding.error else finding.figure
-    lines = [line for part in text.splitlines() for line in textwrap.wrap(part, 100, break_long_words=False)]
-    return f"{finding.step:<13}{finding.verdict:<8}" + f"\n{' ' * 21}".join(lines)
 
 
 @contextmanager
@@ -308,12 +303,6 @@ def scratch_folder(recipe: Recipe) -> Iterator[Path]:
             elif path.name != LOCK:
                 path.unlink()
         yield folder
-
-
-def remove_scratch(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # other runs are there
-        folder.parent.rmdir()
 
 
 def command(
@@ -341,24 +330,21 @@ def command(
         refuse_more_than_the_machine_holds(processes, on_gpus=not loaded.training.get("use_cpu"))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    status = open_console(stderr=True).status("")
-    findings: list[RehearsedPart] = []
     with scratch_folder(loaded) as scratch:
-        begin = (lambda step: None) if json_output else (lambda step: show_step(status, f"{step} ..."))
+        is_kept = True
         try:
-            with while_working(status):
-                for finding in Rehearsal(loaded, root, processes, launcher, scratch, begin).rehearse():
-                    findings.append(finding)
-                    if not json_output:
-                        typer.echo(shown(finding))
+            findings = Rehearsal(loaded, root, processes, launcher, scratch).rehearse(shows=not json_output)
+            failed = [finding.step for finding in findings if finding.verdict == "FAILED"]
+            is_kept = bool(failed) and failed != ["recipe"]
         except KeyboardInterrupt as problem:
-            remove_scratch(scratch)
+            is_kept = False
             typer.echo("Interrupted. The processes have ended, and the rehearsal's folder is removed.", err=True)
             raise typer.Exit(130) from problem
-        failed = [finding.step for finding in findings if finding.verdict == "FAILED"]
-        is_kept = bool(failed) and failed != ["recipe"]
-        if not is_kept:
-            remove_scratch(scratch)
+        finally:
+            if not is_kept:
+                shutil.rmtree(scratch, ignore_errors=True)
+                with suppress(OSError):  # other runs are there
+                    scratch.parent.rmdir()
     if json_output:
         rows = [asdict(finding) for finding in findings]
         folder = str(scratch) if is_kept else None

@@ -143,9 +143,6 @@ def command(
         raise typer.Exit(DIFFERS)
 
 
-# --- the record ------------------------------------------------------------------------------------------------------
-
-
 def read_complete(folder: Path) -> RunRecord:
     """The record of a run; CheckpointError if a part that the repetition needs is missing or damaged."""
     record = read_run(folder)
@@ -164,19 +161,31 @@ def place_of(environment: Content) -> Path:
     return started_in if started_in.is_dir() else Path.cwd()
 
 
-# --- unchanged inputs ------------------------------------------------------------------------------------------------
-
-
 def refuse_changed_inputs(folder: Path, recipe: Recipe, inputs: Content) -> None:
     """Compare data, tokenizer and weights with their recorded hashes; DataError names each file that differs."""
-    changed = [*changed_data(recipe, inputs), *changed_tokenizer(recipe, inputs), *changed_weights(inputs)]
+    changed = list(changed_data(recipe, inputs))
+    try:
+        found = hash_of_tokenizer(load_tokenizer(recipe.tokenizer, recipe.model))
+        if get(inputs, "tokenizer", "xxh3") not in (None, found):
+            changed.append(f"tokenizer: {get(inputs, 'tokenizer', 'path')} gives other ids")
+    except CptError as problem:
+        changed.append(f"tokenizer: {problem}")
+    for part in ("weights", "teacher"):
+        hashes, path = get_dict(inputs, part, "sha256"), get(inputs, part, "path")
+        try:
+            now = hash_weights(path, get(inputs, part, "revision")) if hashes else {}
+        except (CptError, OSError) as problem:
+            changed.append(f"{part}: {path}: {problem}")
+            continue
+        for name in dict.fromkeys((*hashes, *now)):
+            if hashes.get(name) != now.get(name):
+                changed.append(f"{part}: {Path(path) / name} {'changed' if name in now else 'is missing'}")
     if changed:
         listing = "\n".join(f"  {line}" for line in changed)
         raise DataError(f"{folder} cannot be repeated, because its inputs changed:\n{listing}\nRestore them.")
 
 
 def changed_data(recipe: Recipe, inputs: Content) -> Iterator[str]:
-    """A line for each file that differs, is missing or is new."""
     for number, source in enumerate(recipe.data.sources):
         recorded = get_dict(inputs, "data", "sources", reported_name(source), "files")
         yield from changed_files(source, f"data.sources[{number}]", recorded)
@@ -196,48 +205,14 @@ def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str])
         return [f"{key}: {problem}"]
     if not versions:  # a function, or a dataset without files
         return []
-    pairs = paired(list(recorded), list(versions))
+    # Recorded file -> the same file now: by its path, or by its name if the files have moved.
+    pairs = {name: name for name in recorded if name in versions}
+    others = {Path(name).name: name for name in versions if name not in pairs}
+    pairs |= {name: others[Path(name).name] for name in recorded if name not in pairs and Path(name).name in others}
     found = {name: versions[name] if is_url(name) else hash_file(name, key) for name in pairs.values()}
     changed = [f"{key}: {now} changed" for then, now in pairs.items() if recorded[then] != found[now]]
     missing = [f"{key}: {name} is missing" for name in recorded if name not in pairs]
     return [*changed, *missing, *(f"{key}: {name} is new" for name in versions if name not in pairs.values())]
-
-
-def paired(then: Sequence[str], now: Sequence[str]) -> dict[str, str]:
-    """Recorded file -> the same file now: by its path, or by its name if the files have moved."""
-    pairs = {name: name for name in then if name in now}
-    left = {Path(name).name: name for name in now if name not in pairs}
-    moved = {name: left[Path(name).name] for name in then if name not in pairs and Path(name).name in left}
-    return pairs | moved
-
-
-def changed_tokenizer(recipe: Recipe, inputs: Content) -> list[str]:
-    recorded = get(inputs, "tokenizer", "xxh3")
-    try:
-        found = hash_of_tokenizer(load_tokenizer(recipe.tokenizer, recipe.model))
-    except CptError as problem:
-        return [f"tokenizer: {problem}"]
-    return [] if recorded in (None, found) else [f"tokenizer: {get(inputs, 'tokenizer', 'path')} gives other ids"]
-
-
-def changed_weights(inputs: Content) -> Iterator[str]:
-    """A line for each changed file of the initial model, and of a teacher."""
-    for part in ("weights", "teacher"):
-        hashes = get_dict(inputs, part, "sha256")
-        if not hashes:
-            continue
-        path = get(inputs, part, "path")
-        try:
-            now = hash_weights(path, get(inputs, part, "revision"))
-        except (CptError, OSError) as problem:
-            yield f"{part}: {path}: {problem}"
-            continue
-        for name in dict.fromkeys((*hashes, *now)):
-            if hashes.get(name) != now.get(name):
-                yield f"{part}: {Path(path) / name} {'changed' if name in now else 'is missing'}"
-
-
-# --- run it again ----------------------------------------------------------------------------------------------------
 
 
 def repetition_of(record: RunRecord, recipe: Recipe) -> Recipe:
@@ -269,16 +244,8 @@ def repetition_of(record: RunRecord, recipe: Recipe) -> Recipe:
 def run_again(
     record: RunRecord, recipe: Recipe, words: Sequence[str], processes: int, launcher: str | None, *, quiet: bool
 ) -> Path:
-    """Run the recipe in processes of its own, and return its folder.
-
-    Args:
-        words: options of `run_recipe`.
-        quiet: its output goes to stderr.
-
-    Raises:
-        LaunchError: the launcher cannot be started.
-        TrainingError: the repetition failed.
-    """
+    """Run the recipe in processes of its own, with these options of `run_recipe`, and return its folder; TrainingError
+    if it fails. Its output goes to stderr if `quiet`."""
     folder = empty_folder(recipe)
     file = folder.with_name(f".{folder.name}.yaml")
     file.write_text(dump_recipe(recipe), encoding="utf-8")
@@ -325,21 +292,21 @@ def environment_of(record: RunRecord) -> tuple[dict[str, str], list[str]]:
     return {**variables, "PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}, dropped
 
 
-# --- compare ---------------------------------------------------------------------------------------------------------
-
-
 def compare_results(record: RunRecord, again: Path) -> Reproduction:
     """Compare logs, evaluations and final weights as far as both runs have them."""
     before, after = (logs_of(folder) for folder in (record.folder, again))
     common = [key for key in before if key in after]
-    found = (first_difference(key[0], before[key], after[key]) for key in common)
+    differences = (first_difference(key[0], before[key], after[key]) for key in common)
     logs = sum(kind == "loss" for _, kind in common)
+    models = (folder / EXPORT for folder in (record.folder, again))
+    then, now = ({path.name: size_and_hash(path) for path in model.glob("*.safetensors")} for model in models)
+    differing = sorted(name for name in then | now if then.get(name) != now.get(name))
     return Reproduction(
         logs=logs,
         evaluations=len(common) - logs,
         last_step=max((step for step, _ in common), default=0),
-        difference=next(filter(None, found), None),
-        weights_differ=differing_weights(record.folder / EXPORT, again / EXPORT),
+        difference=next(filter(None, differences), None),
+        weights_differ=differing if then and now else None,
     )
 
 
@@ -361,13 +328,6 @@ def first_difference(step: int, then: Content, now: Content) -> dict[str, Any] |
         if is_decided and old != new and not (old != old and new != new):
             return {"step": step, "figure": name, "then": old, "now": new}
     return None
-
-
-def differing_weights(then: Path, now: Path) -> list[str] | None:
-    hashes = [{path.name: size_and_hash(path) for path in folder.glob("*.safetensors")} for folder in (then, now)]
-    if not all(hashes):
-        return None
-    return sorted(name for name in {**hashes[0], **hashes[1]} if hashes[0].get(name) != hashes[1].get(name))
 
 
 def changes(then: Content, now: Content) -> Iterator[str]:

@@ -2,8 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,6 @@ log = logging.getLogger("cpt")
 
 @dataclass(frozen=True)
 class Point:
-    """One evaluation of a run."""
-
     step: int
     tokens: int
     bits_per_byte: dict[str, float]
@@ -47,9 +44,8 @@ class StopWhenForgetting(TrainerCallback):
     """End the training when an evaluation finds that a general set has become worse than the recipe allows.
 
     Args:
-        run: its metrics.jsonl has the values before the first step, for a resumed run.
-        allowed: held-out set -> the largest rise of its bits per byte, as a share of the value before the first step;
-            None allows any.
+        allowed: held-out set -> the largest rise of its bits per byte, as a share of the value before the first step,
+            which a resumed run reads from metrics.jsonl; None allows any.
     """
 
     def __init__(self, run: Run, allowed: Mapping[str, float | None]) -> None:
@@ -57,9 +53,7 @@ class StopWhenForgetting(TrainerCallback):
         self.allowed = {name: rise for name, rise in allowed.items() if rise is not None}
         self.before: dict[str, float] = {}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         course = read_course(self.run.folder / METRICS) if state.global_step else []
         self.before = dict(course[0].bits_per_byte) if course and course[0].step == 0 else {}
 
@@ -87,7 +81,6 @@ class StopWhenForgetting(TrainerCallback):
 
 
 def bits_per_byte_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Bits per byte by held-out set, out of what the Trainer logs."""
     return {set_name(key): float(value) for key, value in metrics.items() if is_bits_per_byte(key)}
 
 
@@ -112,11 +105,7 @@ def course_of(evaluations: Sequence[Content]) -> list[Point]:
 
 class PromptSamples(TrainerCallback):
     """Continue the recipe's prompts before the first and after the last step, one JSON line each: step, prompt,
-    continuation.
-
-    Args:
-        before_each: called before each prompt; it raises Interrupted on all processes to stop.
-    """
+    continuation. `before_each` is called before each prompt; it raises Interrupted on all processes to stop."""
 
     def __init__(
         self,
@@ -145,23 +134,19 @@ class PromptSamples(TrainerCallback):
         self.sample(kwargs["model"], state.global_step, control)
 
     def sample(self, model: nn.Module, step: int, control: TrainerControl) -> None:
-        """Every process generates, as ZeRO-3 needs; the main one writes."""
+        """Every process generates, as ZeRO-3 needs; the main one writes. On a full disk, lines wait in memory."""
+        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "before_each": self.before_each}
         try:
-            texts = continue_prompts(
-                model, self.tokenizer, self.prompts, max_new_tokens=self.max_new_tokens, before_each=self.before_each
-            )
+            continuations = continue_prompts(model, self.tokenizer, self.prompts, **options)
         except Interrupted:
             control.should_training_stop = True
             return
-        if is_main_process():
-            self.write(step, texts)
-
-    def write(self, step: int, continuations: Sequence[str]) -> None:
-        """Replace the samples of a run that was killed after them; on a full disk they wait in memory."""
+        if not is_main_process():
+            return
         path = self.lines.path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            keep_lines_until(path, step - 1)
+            keep_lines_until(path, step - 1)  # a run that was killed after its samples writes them again
         except OSError as problem:
             record_event(path.parent, "not_written", f"{path.name} cannot be changed: {problem.strerror}.", step=step)
         for prompt, continuation in zip(self.prompts, continuations, strict=True):
@@ -180,50 +165,35 @@ def continue_prompts(
     max_new_tokens: int = 64,
     before_each: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Generate greedily until the document ends or `max_new_tokens` are reached.
+    """Generate greedily until the document ends or `max_new_tokens` are reached; a prompt gets the begin token if the
+    tokenizer adds one, as in training.
 
-    Every process of the run must call it, and all get the same texts. The model's mode, its configs and the random
-    state do not change.
-
-    Args:
-        model: plain, a PeftModel, or wrapped by DDP or DeepSpeed.
-        prompts: beginnings of documents. They get the begin token if the tokenizer adds one, as in training.
-        before_each: called before each of them.
-    """
-    generator = unwrapped(model)
-    device = next(generator.parameters()).device
-    continuations = []
-    with evaluation_mode(model), plain_greedy(generator, tokenizer, max_new_tokens):
-        for prompt in prompts:
-            before_each()
-            begin = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
-            ids = torch.tensor([begin + tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device)
-            # Under ZeRO-3 generate keeps the processes in step by itself (synced_gpus).
-            written = generator.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
-            continuations.append(str(tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)))
-    return continuations
-
-
-def unwrapped(model: nn.Module) -> Any:
-    """The module that has `generate`: DDP and a DeepSpeed engine keep it as `module`."""
+    Every process of the run must call it, and all get the same texts. The model may be wrapped by DDP or DeepSpeed;
+    its mode, its configs and the random state do not change."""
+    # DDP and a DeepSpeed engine have the module that generates as `module`.
     is_generator = isinstance(model, PreTrainedModel) or "base_model" in dict(model.named_children())
-    return model if is_generator and not isinstance(model, DistributedDataParallel) else model.module
-
-
-@contextmanager
-def plain_greedy(model: Any, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> Iterator[None]:
-    """Replace the model's own generation config (sampling, penalties) and the training's `use_cache=False` for a
-    while."""
-    before, used_cache = model.generation_config, model.config.use_cache
-    model.generation_config = GenerationConfig(
+    generator: Any = model if is_generator and not isinstance(model, DistributedDataParallel) else model.module
+    device = next(generator.parameters()).device
+    begin = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
+    continuations = []
+    # The model's own generation config may sample or penalize, and training sets `use_cache=False`.
+    before, used_cache = generator.generation_config, generator.config.use_cache
+    generator.generation_config = GenerationConfig(
         do_sample=False,
         max_new_tokens=max_new_tokens,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         use_cache=True,
     )
-    model.config.use_cache = True
+    generator.config.use_cache = True
     try:
-        yield
+        with evaluation_mode(model):
+            for prompt in prompts:
+                before_each()
+                ids = torch.tensor([begin + tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device)
+                # Under ZeRO-3 generate keeps the processes in step by itself (synced_gpus).
+                written = generator.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
+                continuations.append(str(tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)))
     finally:
-        model.generation_config, model.config.use_cache = before, used_cache
+        generator.generation_config, generator.config.use_cache = before, used_cache
+    return continuations

@@ -2,8 +2,8 @@
 sentence.
 
 Nobody writes or labels anything: the right answer is in the document. The wrong ones are of the same kind and come
-from other documents, so that a model that knows the language but not the domain has to guess. The same documents and
-seed give the same questions. A document gives at most one question of each kind, so that questions are independent, as
+from other documents, so that a model that knows the language but not the domain has to guess. The same documents
+give the same questions. A document gives at most one question of each kind, so that questions are independent, as
 intervals need.
 """
 
@@ -45,31 +45,16 @@ WORD = re.compile(r"[^\W\d_]\w*(?:-\w+)*")
 
 @dataclass(frozen=True)
 class Question:
-    """A text and what may follow it."""
-
     kind: str
-    """cloze or continuation."""
     where: str
-    """The document's file and line."""
     context: str
     choices: tuple[str, ...]
     answer: int
 
 
-def domain_test(
-    documents: Iterable[HeldOutText], *, seed: int = 0, fewest: int = FEWEST_QUESTIONS, most: int = MOST_QUESTIONS
-) -> list[Question]:
-    """The questions of a held-out set.
-
-    Args:
-        documents: that no compared model was trained on.
-        seed: decides which of the possible questions are used, and the wrong answers.
-        fewest: questions of each kind that are needed.
-        most: questions of each kind, at most.
-
-    Raises:
-        DataError: the documents give fewer, or are conversations or pairs.
-    """
+def domain_test(documents: Iterable[HeldOutText], *, most: int = MOST_QUESTIONS) -> list[Question]:
+    """At most `most` questions of each kind about held-out documents that no compared model was trained on. DataError
+    if they give fewer than `FEWEST_QUESTIONS`, or are conversations or pairs."""
     given = list({document.text: document for document in documents}.values())
     unique = [document for document in given if not document.text.startswith((PART, MARK))]
     if given and not unique:
@@ -77,17 +62,16 @@ def domain_test(
             f"its questions are made of plain texts, and the {len(given)} documents are conversations or pairs"
         )
     if len(unique) > 2 * most:
-        unique = random.Random(seed).sample(unique, 2 * most)
-    sentences = [split(document.text) for document in unique]
-    questions = [*cloze(unique, sentences, seed)[:most], *continuations(unique, sentences, seed)[:most]]
-    counts, fewest = Counter(question.kind for question in questions), min(fewest, most)
+        unique = random.Random(0).sample(unique, 2 * most)
+    # Its sentences, or its lines if it has none, as in code.
+    sentences = [[one for one in SENTENCE.finditer(document.text) if one.group().strip()] for document in unique]
+    questions = [*cloze(unique, sentences)[:most], *continuations(unique, sentences)[:most]]
+    counts, fewest = Counter(question.kind for question in questions), min(FEWEST_QUESTIONS, most)
     for kind in KINDS:
         if counts[kind] < fewest:
-            needed = (
-                f"about {-(-fewest * len(unique) // counts[kind]):,} documents like these"
-                if counts[kind]
-                else "longer documents"
-            )
+            needed = "longer documents"
+            if counts[kind]:
+                needed = f"about {-(-fewest * len(unique) // counts[kind]):,} documents like these"
             raise DataError(
                 f"the domain test needs {fewest} {kind} questions, but {len(unique)} held-out document(s) give"
                 f" {counts[kind]}: one each at most, and only where two sentences or lines follow each other. Hold out"
@@ -96,16 +80,9 @@ def domain_test(
     return questions
 
 
-def split(text: str) -> list[re.Match[str]]:
-    """The sentences of a text, in order, or its lines if it has none, as in code."""
-    return [found for found in SENTENCE.finditer(text) if found.group().strip()]
-
-
-def cloze(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Match[str]]], seed: int) -> list[Question]:
-    """The last term of a sentence among terms of the same form and about the same frequency.
-
-    None of them is in the context, so that nothing can be copied.
-    """
+def cloze(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Match[str]]]) -> list[Question]:
+    """The last term of a sentence among terms of the same form and about the same frequency. None of them is in the
+    context, so that nothing can be copied."""
     counts = Counter(word for document in documents for word in set(WORD.findall(document.text)))
     most = max(2, int(COMMON_SHARE * len(documents)))
     by_form: dict[str, list[tuple[int, str]]] = {}
@@ -116,7 +93,7 @@ def cloze(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Matc
         words.sort()
     questions = []
     for document, parts in zip(documents, sentences, strict=True):
-        draw = random.Random(f"{seed} cloze {document.text}")
+        draw = random.Random(f"0 cloze {document.text}")
         for sentence in draw.sample(parts, len(parts)):
             question = gap(document, sentence, by_form, counts, draw)
             if question is not None:
@@ -158,15 +135,13 @@ def form(word: str) -> str:
     return f"{case} {marks}{digit} {min(len(word) // 3, 5)}"
 
 
-def continuations(
-    documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Match[str]]], seed: int
-) -> list[Question]:
+def continuations(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Match[str]]]) -> list[Question]:
     """The next sentence among sentences of other documents."""
     usable = [[one for one in parts if len(one.group().strip()) in SENTENCE_LENGTHS] for parts in sentences]
     pool = [(number, parts) for number, parts in enumerate(usable) if parts]
     questions = []
     for number, (document, parts) in enumerate(zip(documents, usable, strict=True)):
-        draw = random.Random(f"{seed} continuation {document.text}")
+        draw = random.Random(f"0 continuation {document.text}")
         later = [one for one in parts if one.start() >= SHORTEST_CONTEXT]
         if not later:
             continue
@@ -176,8 +151,8 @@ def continuations(
         own = {one.group().strip() for one in parts}
         # One of each document, as the right one is: else long documents, which are of a kind, would give most of them.
         others = [some for other, some in draw.sample(pool, min(len(pool), 20 * CHOICES)) if other != number]
-        candidates = [draw.choice(some).group().strip() for some in others]
-        candidates = [text for text in candidates if text not in own]
+        drawn = [draw.choice(some).group().strip() for some in others]
+        candidates = [text for text in drawn if text not in own]
         candidates.sort(key=lambda text: abs(len(text) - len(right)))  # so that length tells nothing
         indent = sentence[: len(sentence) - len(sentence.lstrip())]
         question = ask("continuation", document, context + indent, right, candidates[: 5 * CHOICES], draw)
@@ -202,37 +177,21 @@ IGNORED = -100
 
 
 class Candidate(NamedTuple):
-    """The ids of a question with one of its choices."""
-
     ids: list[int]
     first: int
     """Where the choice begins."""
     num_bytes: int
-    """Of the choice."""
 
 
 def answer_questions(
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    questions: Sequence[Question],
-    *,
-    batch_size: int,
-    longest: int,
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question], batch_size: int, longest: int
 ) -> NDArray[np.bool_]:
     """Whether the model finds the right choice of each question the most likely; every process gets the same result.
 
     The log-likelihood is divided by the bytes of the choice, as in lm-eval's acc_norm, so that neither long choices
-    nor small tokens are a disadvantage.
-
-    Args:
-        batch_size: questions with one choice each in one forward pass.
-        longest: tokens of a text, at most; the beginning of longer ones is cut off.
-    """
-    candidates = [
-        candidate(tokenizer, question.context, choice, longest)
-        for question in questions
-        for choice in question.choices
-    ]
+    nor small tokens are a disadvantage. The beginning of texts of more than `longest` tokens is cut off."""
+    pairs = [(question.context, choice) for question in questions for choice in question.choices]
+    candidates = [candidate(tokenizer, *pair, longest) for pair in pairs]
     # Texts of similar length share a batch: little padding.
     by_length = sorted(range(len(candidates)), key=lambda number: -len(candidates[number].ids))
     device = next(model.parameters()).device
@@ -262,9 +221,8 @@ def candidate(tokenizer: PreTrainedTokenizerBase, context: str, choice: str, lon
     ids = [*begin, *whole]
     # A piece that reaches over the boundary is the choice's: otherwise a choice that melts into the context would cost
     # nothing.
-    shared = next(
-        (place for place, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1]), len(before)
-    )
+    differ = (place for place, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1])
+    shared = next(differ, len(before))
     first = len(begin) + min(shared, len(whole) - 1)
     cut = max(0, len(ids) - longest)
     return Candidate(ids[cut:], max(1, first - cut), len((space + choice).encode()))

@@ -3,16 +3,16 @@
 import gc
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from cpt.data.readers.columns import ONE_A_ROW, form_of_stage, sections_of
-from cpt.data.readers.decontamination import Judged
+from cpt.data.readers.decontamination import EvaluationDocument
 from cpt.data.readers.sources import files_with_sizes
 from cpt.data.rows.contamination import Contamination, find_contamination
 from cpt.data.rows.open_sources import unchecked_sources
@@ -22,6 +22,7 @@ from cpt.evaluation.domain_test import KINDS, Question, answer_questions, domain
 from cpt.evaluation.paired import (
     FEW,
     FEWEST,
+    DocumentLosses,
     EvaluationReport,
     ScoreReport,
     SetReport,
@@ -29,7 +30,7 @@ from cpt.evaluation.paired import (
     accuracy_interval,
     bits_per_byte_difference,
 )
-from cpt.evaluation.scoring import DocumentLosses, document_losses
+from cpt.evaluation.scoring import document_losses
 from cpt.evaluation.sets import EvaluationData, EvaluationSet, data_of_recipe, open_evaluation_sets
 from cpt.evaluation.tasks import (
     TaskChoice,
@@ -57,16 +58,13 @@ MOST_BYTES_SEARCHED = 500 * 2**20  # of sources; one core searches 15 to 35 MB a
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What a model is measured on."""
-
-    judges: EvaluationData | None = None
+    held_out: EvaluationData | None = None
     """Held-out sets, of which losses are measured; None if only tasks and questions are wanted."""
     domain_test: Sequence[str] = ()
     """Held-out sets to make questions of."""
     made: Mapping[str, list[Question]] = field(default_factory=dict)
     """Questions that exist already, by set."""
     tasks: Sequence[TaskChoice] = ()
-    """Of lm-eval."""
     batch_size: int = 8
     is_compared: bool = False
     """With another model, which needs two documents of each set."""
@@ -74,8 +72,6 @@ class EvaluationRequest:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What was measured of one model."""
-
     model: str
     losses: dict[str, DocumentLosses] = field(default_factory=dict)
     answers: dict[tuple[str, str], NDArray[np.bool_]] = field(default_factory=dict)
@@ -83,97 +79,71 @@ class EvaluationResult:
     tasks: list[TaskScore] = field(default_factory=list)
 
 
-def measure(model: Model, asked: EvaluationRequest) -> EvaluationResult:
-    """Load a model, measure it, and free its memory.
-
-    Args:
-        model: of `model_at`.
-
-    Raises:
-        CptError: one of its children, for whatever the user can mend.
-    """
-    if asked.tasks and world_size() > 1:
+def measure(model: Model, request: EvaluationRequest) -> EvaluationResult:
+    """Load a model of `model_at`, measure it, and free its memory."""
+    if request.tasks and world_size() > 1:
         raise RecipeError(
             f"lm-eval's tasks run in one process, and {world_size()} were started. Start `cpt evaluate` without a"
             " launcher."
         )
     tokenizer = load_tokenizer(Tokenizer(), model)
-    sets = open_evaluation_sets(fitting(asked.judges, model), tokenizer) if asked.judges is not None else {}
-    rows = {name: of_set.rows for name, of_set in of_texts(sets, asked).items()}
-    if asked.is_compared and (alone := [name for name, of_set in rows.items() if of_set.num_documents < FEWEST]):
+    sets = open_evaluation_sets(fitting(request.held_out, model), tokenizer) if request.held_out is not None else {}
+    rows = {name: of_set.rows for name, of_set in of_texts(sets, request).items()}
+    if request.is_compared and (alone := [name for name, of_set in rows.items() if of_set.num_documents < FEWEST]):
         raise DataError(
             f"the held-out set `{alone[0]}` has one document, and two models are compared document by document:"
             f" {FEWEST} are needed at least, {FEW} for an interval to mean much. Hold out more, or cut the document"
             " into several (`text_documents` in a recipe)."
         )
-    if unknown := [name for name in asked.domain_test if name not in sets]:
+    if unknown := [name for name in request.domain_test if name not in sets]:
         known = ", ".join(sets) or "none"
         raise DataError(f"--domain-test {unknown[0]}: there is no held-out set of this name. There is: {known}.")
-    questions = {name: domain_test(sets[name].texts()) for name in asked.domain_test}
-    loaded = load(model, tokenizer)
+    questions = {name: domain_test(sets[name].texts()) for name in request.domain_test}
+    on_gpu = torch.cuda.is_available()
+    loaded = build_model(model, tokenizer, dtype=torch.bfloat16 if on_gpu else torch.float32)
+    assert isinstance(loaded, PreTrainedModel), "no adapter was asked for"
+    loaded.config.use_cache = True  # tasks that generate are slow without
+    loaded.eval().to("cuda" if on_gpu else "cpu")  # type: ignore[arg-type]
     tasks: list[TaskScore] = []
-    for choice in asked.tasks:  # first, since a wrong name is found here
-        tasks += run_tasks(loaded, tokenizer, choice, batch_size=asked.batch_size)
+    for choice in request.tasks:  # first, since a wrong name is found here
+        tasks += run_tasks(loaded, tokenizer, choice, batch_size=request.batch_size)
     if rows:
         log.info(f"{model.path}: {sum(len(of_set.rows) for of_set in rows.values()):,} rows of held-out text")
-    losses = document_losses(loaded, rows, batch_size=asked.batch_size)
-    answers = {}
-    for name, some in {**questions, **asked.made}.items():
-        options = {"batch_size": 4 * asked.batch_size, "longest": positions_of(loaded.config)}
-        is_right = answer_questions(loaded, tokenizer, some, **options)
+    losses = document_losses(loaded, rows, batch_size=request.batch_size)
+    answers, longest = {}, known_positions(model)
+    for name, some in {**questions, **request.made}.items():
+        is_right = answer_questions(loaded, tokenizer, some, batch_size=4 * request.batch_size, longest=longest)
         for kind in KINDS:
             answers[name, kind] = is_right[[question.kind == kind for question in some]]
     del loaded
     gc.collect()
-    if torch.cuda.is_available():
+    if on_gpu:
         torch.cuda.empty_cache()
     return EvaluationResult(str(model.path), losses, answers, tasks)
 
 
-def of_texts(sets: dict[str, EvaluationSet], asked: EvaluationRequest) -> dict[str, EvaluationSet]:
-    """The sets of texts and conversations; pairs and prompts need the run's trainer.
-
-    Raises:
-        DataError: there is nothing else to measure.
-    """
+def of_texts(sets: dict[str, EvaluationSet], request: EvaluationRequest) -> dict[str, EvaluationSet]:
+    """The sets of texts and conversations; pairs and prompts need the run's trainer. DataError if nothing is left to
+    measure."""
     found = {name: of_set for name, of_set in sets.items() if of_set.rows.form not in ONE_A_ROW}
     if others := ", ".join(name for name in sets if name not in found):
         reason = f"held-out pairs and prompts ({others}) are measured by the run: see its verdict.md and metrics.jsonl"
-        if not (found or asked.tasks or asked.made):
+        if not (found or request.tasks or request.made):
             raise DataError(f"{reason}. Name texts to measure here: --text domain=held_out.jsonl")
         log.info(f"Not measured here: {reason}.")
     return found
 
 
 def model_at(path: str, of_recipe: Model | None = None) -> Model:
-    """The model in a folder or on the Hub, with the attention and imports of a recipe; its base with the recipe's pins
-    too.
-
-    Raises:
-        CheckpointError: there is nothing that can be evaluated.
-    """
-    folder = folder_of_model(path)
-    if of_recipe is None:
-        return Model(path=folder)
-    pins = ("revision", "trust_remote_code", "config") if path == of_recipe.path else ()
-    return Model(path=folder).model_copy(update={key: vars(of_recipe)[key] for key in ("import_", "attention", *pins)})
-
-
-def folder_of_model(path: str) -> str:
-    """The folder or Hub id; of a run's folder, the model that it exported.
-
-    Raises:
-        CheckpointError: there is nothing that can be evaluated.
-    """
+    """The model in a folder or on the Hub, or the one that a run exported, with the attention and imports of a recipe;
+    its base with the recipe's pins too. CheckpointError if there is nothing that can be evaluated."""
     folder = Path(path).expanduser()
-    if (folder / EXPORT / "config.json").exists():
-        return str(folder / EXPORT)
-    if (folder / RECIPE).exists():
+    is_export = (folder / EXPORT / "config.json").exists()
+    if not is_export and (folder / RECIPE).exists():
         raise CheckpointError(
-            f"the run {path} has no finished model ({folder / EXPORT}). Let it finish: cpt train"
-            f" {folder / 'recipe.yaml'}"
+            f"the run {path} has no finished model ({folder / EXPORT}). Let it finish: cpt train {folder / RECIPE}"
         )
-    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+    if not is_export and (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
         raise CheckpointError(
             f"{path} is an adapter without its base. Evaluate the merged model next to it, or merge: cpt merge"
         )
@@ -181,54 +151,36 @@ def folder_of_model(path: str) -> str:
         raise CheckpointError(
             f"there is no model `{path}` (looked in {Path.cwd()}). Give a folder with config.json, a run, or a Hub id."
         )
-    return path
+    model = Model(path=str(folder / EXPORT) if is_export else path)
+    if of_recipe is None:
+        return model
+    pins = ("revision", "trust_remote_code", "config") if path == of_recipe.path else ()
+    return model.model_copy(update={key: vars(of_recipe)[key] for key in ("import_", "attention", *pins)})
 
 
-def fitting(judges: EvaluationData, model: Model) -> EvaluationData:
-    """Rows that the model can read: padded if it cannot keep packed documents apart.
-
-    Raises:
-        RecipeError: the rows are longer.
-    """
+def fitting(held: EvaluationData, model: Model) -> EvaluationData:
+    """Rows that the model can read: padded if it cannot keep packed documents apart; RecipeError if they are
+    longer."""
     known = known_positions(model)
-    if judges.data.sequence_length > known:
+    if held.data.sequence_length > known:
         raise RecipeError(
-            f"rows of {judges.data.sequence_length:,} tokens are longer than the {known:,} positions that {model.path}"
+            f"rows of {held.data.sequence_length:,} tokens are longer than the {known:,} positions that {model.path}"
             f" knows. Evaluate both models with --sequence-length {known}."
         )
-    is_packed = judges.packing not in ("none", "token_budget")
+    is_packed = held.packing not in ("none", "token_budget")
     needs_padding = is_packed and not isolates_documents(load_config(model))
-    return EvaluationData(judges.data, judges.evaluation, judges.seed, "token_budget") if needs_padding else judges
+    return replace(held, packing="token_budget") if needs_padding else held
 
 
 def known_positions(model: Model) -> int:
-    """The longest text that a model was made for, in tokens."""
-    return positions_of(load_config(model))
-
-
-def positions_of(config: PreTrainedConfig) -> int:
-    """As `known_positions`; unlimited if the config has no limit."""
+    """The longest text that a model was made for, in tokens; unlimited if its config has no limit."""
+    config = load_config(model)
     return int(value_of(config, "max_position_embeddings") or value_of(config, "n_positions") or UNLIMITED)
 
 
-def load(model: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The model for evaluation: bfloat16 on a GPU, float32 elsewhere."""
-    on_gpu = torch.cuda.is_available()
-    built = build_model(model, tokenizer, dtype=torch.bfloat16 if on_gpu else torch.float32)
-    assert isinstance(built, PreTrainedModel), "no adapter was asked for"
-    built.config.use_cache = True  # tasks that generate are slow without
-    return built.eval().to("cuda" if on_gpu else "cpu")  # type: ignore[arg-type]
-
-
 def build_report(measured: EvaluationResult, base: EvaluationResult | None = None) -> EvaluationReport:
-    """Put figures and differences together.
-
-    Args:
-        base: what was measured of the other model, with the same sets, tasks and questions.
-
-    Raises:
-        DataError: a set has too few documents to be compared.
-    """
+    """Put figures and differences from the base together, which was measured on the same sets, tasks and questions.
+    DataError if a set has too few documents to be compared."""
     sets, tests, tasks = list[SetReport](), list[ScoreReport](), list[ScoreReport]()
     for name, losses in measured.losses.items():
         try:
@@ -244,8 +196,10 @@ def build_report(measured: EvaluationResult, base: EvaluationResult | None = Non
         tests.append(ScoreReport(f"{name} {kind}", *accuracy, against=against))
     old = {} if base is None else {(score.task, score.metric): score for score in base.tasks}
     for score in measured.tasks:
-        reach = None if score.standard_error is None else 1.96 * score.standard_error
-        interval = None if reach is None else (score.value - reach, score.value + reach)
+        interval = None
+        if score.standard_error is not None:
+            reach = 1.96 * score.standard_error
+            interval = (score.value - reach, score.value + reach)
         against = None if base is None else task_difference(old[score.task, score.metric], score)
         shown = (score.metric, score.value, interval, score.questions, score.higher_is_better)
         tasks.append(ScoreReport(score.task, *shown, against))
@@ -255,18 +209,14 @@ def build_report(measured: EvaluationResult, base: EvaluationResult | None = Non
 def needs_verdict(run: Run) -> bool:
     """Whether the verdict of a finished run has only the run's own losses so far."""
     page = run.folder / VERDICT
-    return run.is_finished and page.is_file() and not read_object(page, []).get("is_complete", True)
+    return run.is_finished and page.is_file() and not read_object(page).get("is_complete", True)
 
 
 def complete_verdict(run: Run, *, batch_size: int = 8) -> Verdict:
     """Measure what is missing in the verdict of a finished run, and write it again.
 
     It needs one process, which loads the model and then the base. A measurement that fails is listed in the verdict
-    with the command that repeats it.
-
-    Raises:
-        CptError: the run's own record cannot be read.
-    """
+    with the command that repeats it."""
     recipe = load_recipe(run.folder / RECIPE)
     evaluation, contamination, not_run = None, None, list[NotRun]()
     try:
@@ -293,74 +243,50 @@ def one_line(problem: BaseException) -> str:
 def evaluate_after_training(
     folder: Path, recipe: Recipe, *, batch_size: int = 8
 ) -> tuple[EvaluationReport | None, list[NotRun]]:
-    """Domain test and tasks of the model and its base, and the reasons for missing domain tests.
-
-    Args:
-        folder: of a run whose model is exported.
-        batch_size: rows in one forward pass.
-
-    Raises:
-        CptError: the model, the base or the held-out documents cannot be read.
-    """
-    questions, not_run = questions_of_sets(recipe)
-    tasks = tasks_of_recipe(recipe.evaluation.tasks)
+    """Domain test and tasks of a finished run's model and its base, and the reasons for missing domain tests."""
+    evaluation, tasks = recipe.evaluation, tasks_of_recipe(recipe.evaluation.tasks)
+    most, is_of_texts = domain_questions(evaluation.tasks), form_of_stage(recipe.stage) not in ONE_A_ROW
+    sets, questions, not_run = dict[str, EvaluationSet](), dict[str, list[Question]](), list[NotRun]()
+    if not evaluation.perplexity and (evaluation.held_out_share is None or not is_of_texts):
+        pass  # no texts to make questions of
+    elif not most:
+        not_run.append(NotRun("domain test", "refused in `evaluation.tasks` (`questions: 0`)"))
+    elif recipe.model.from_scratch:
+        not_run.append(NotRun("domain test", "there is no base to compare with: the run began with new weights"))
+    else:
+        sets = open_evaluation_sets(data_of_recipe(recipe), load_tokenizer(recipe.tokenizer, recipe.model))
+    for name, held_out in sets.items():
+        if name in evaluation.retain or held_out.rows.form in ONE_A_ROW:  # of which no text is made
+            continue
+        try:
+            questions[name] = domain_test(held_out.texts(), most=most)
+        except DataError as problem:
+            not_run.append(NotRun(f"domain test of {name}", one_line(problem)))
     if not questions and not tasks:
         return None, not_run
-    asked = EvaluationRequest(made=questions, tasks=tasks, batch_size=batch_size)
+    request = EvaluationRequest(made=questions, tasks=tasks, batch_size=batch_size)
     # Each with the tokenizer that lies beside it: the run's may have new words that the base does not know.
     paths = [str(folder), *([] if recipe.model.from_scratch else [str(recipe.model.path)])]
     what = [*(f"domain test of {name}" for name in questions), *(name for choice in tasks for name in choice.names)]
     log.info(f"Measuring {' and '.join(paths)}: {', '.join(what)}")
-    return build_report(*(measure(model_at(path, recipe.model), asked) for path in paths)), not_run
-
-
-def questions_of_sets(recipe: Recipe) -> tuple[dict[str, list[Question]], list[NotRun]]:
-    """Questions about each domain set, and the reasons for missing ones."""
-    evaluation = recipe.evaluation
-    has_texts = (
-        bool(evaluation.perplexity)
-        or evaluation.held_out_share is not None
-        and form_of_stage(recipe.stage) not in ONE_A_ROW
-    )
-    if not has_texts:
-        return {}, []
-    most = domain_questions(evaluation.tasks)
-    if not most:
-        return {}, [NotRun("domain test", "refused in `evaluation.tasks` (`questions: 0`)")]
-    if recipe.model.from_scratch:
-        return {}, [NotRun("domain test", "there is no base to compare with: the run began with new weights")]
-    questions, not_run = dict[str, list[Question]](), []
-    for name, judged in open_evaluation_sets(
-        data_of_recipe(recipe), load_tokenizer(recipe.tokenizer, recipe.model)
-    ).items():
-        if name in evaluation.retain or judged.rows.form in ONE_A_ROW:  # of which no text is made
-            continue
-        try:
-            questions[name] = domain_test(judged.texts(), most=most)
-        except DataError as problem:
-            not_run.append(NotRun(f"domain test of {name}", one_line(problem)))
-    return questions, not_run
+    return build_report(*(measure(model_at(path, recipe.model), request) for path in paths)), not_run
 
 
 def search_after_training(recipe: Recipe) -> Contamination | None:
-    """Evaluation documents and questions in the training sources; None if there is nothing to search for.
-
-    Raises:
-        DataError: the sources are too large, or are not local files.
-    """
+    """Evaluation documents and questions in the training sources; None if there is nothing to search for. DataError if
+    the sources are too large, or are not local files."""
     data, evaluation = sections_of(recipe)
     choices = tasks_of_recipe(evaluation.tasks)
     if evaluation.held_out_share is None and not evaluation.perplexity and not choices:
         return None
     if elsewhere := unchecked_sources(data, evaluation):
         raise DataError(f"not all sources are files on this machine ({elsewhere[0]})")
-    files = [
-        pair
-        for number, source in enumerate(data.sources)
-        for pair in files_with_sizes(source, f"data.sources[{number}]")
-    ]
-    size = sum(size for _, size in files)
+    size = 0
+    for number, source in enumerate(data.sources):
+        size += sum(file_size for _, file_size in files_with_sizes(source, f"data.sources[{number}]"))
     if size > MOST_BYTES_SEARCHED:
         raise DataError(f"the sources have {size / 2**30:.1f} GiB, which takes a while to search")
-    questions = (Judged(*question) for choice in choices for question in task_texts(choice.names, choice.folder))
+    questions = (
+        EvaluationDocument(*question) for choice in choices for question in task_texts(choice.names, choice.folder)
+    )
     return find_contamination(data, evaluation, questions)

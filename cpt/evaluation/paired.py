@@ -1,4 +1,4 @@
-"""How much two models differ on the same documents or questions, with an interval.
+"""The losses of each document, and how much two models differ on the same documents or questions, with an interval.
 
 Both models get the same items, so the difference is taken item by item: what makes an item hard for both does not
 blur it (arxiv.org/abs/2411.00640, section 4). Items are drawn independently; questions about one document are not, so
@@ -6,17 +6,22 @@ use one of each.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpt.errors import DataError
-from cpt.evaluation.scoring import DocumentLosses
+from cpt.errors import CheckpointError, DataError
+from cpt.files import write_atomic
+from cpt.runs.folder import HELD_OUT
 
 LEVEL = 0.95  # of every interval
 NORMAL_QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -35,6 +40,77 @@ Outcome = Literal["better", "worse", "about the same", "not worse", "not better"
 Floats = NDArray[np.float64]
 Stratum = tuple[Floats, Floats]
 """Of each document: its difference, and its size."""
+
+
+@dataclass(frozen=True)
+class DocumentLosses:
+    """One model on one set; the arrays have an item for each document, in the set's order."""
+
+    hashes: NDArray[np.uint64]  # xxh3-64 of the text: which document it is, whatever tokenizer read it
+    num_bytes: NDArray[np.int64]  # UTF-8 bytes of the text
+    nats: NDArray[np.float64]  # negative log-likelihood of the document
+    num_tokens: NDArray[np.int64]  # predicted tokens
+    num_correct: NDArray[np.int64]  # tokens that were the most likely ones
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return float(self.nats.sum() / self.num_tokens.sum())
+
+    @property
+    def perplexity(self) -> float:
+        """Per token; infinite instead of an overflow."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @property
+    def bits_per_byte(self) -> float:
+        return float(self.nats.sum() / math.log(2) / self.num_bytes.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the tokens that were the most likely one."""
+        return float(self.num_correct.sum() / self.num_tokens.sum())
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "loss": self.loss,
+            "perplexity": self.perplexity,
+            "bits_per_byte": self.bits_per_byte,
+            "accuracy": self.accuracy,
+            "tokens": int(self.num_tokens.sum()),
+        }
+
+
+def saved_losses(run_folder: Path) -> dict[int, Path]:
+    """Step -> file, in order."""
+    paths = {path.stem.removeprefix("step-"): path for path in (run_folder / HELD_OUT).glob("step-*.npz")}
+    return dict(sorted((int(step), path) for step, path in paths.items() if step.isdecimal()))
+
+
+def save_losses(path: Path, losses: Mapping[str, DocumentLosses]) -> None:
+    arrays = {
+        f"{number}.{field.name}": vars(of_set)[field.name]
+        for number, of_set in enumerate(losses.values())
+        for field in fields(of_set)
+    }
+    content = BytesIO()
+    np.savez(content, names=np.array(list(losses), dtype=np.str_), **arrays)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, content.getvalue())
+
+
+def load_losses(path: Path) -> dict[str, DocumentLosses]:
+    """What `save_losses` wrote; CheckpointError if the file is damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {
+                str(name): DocumentLosses(*(arrays[f"{number}.{field.name}"] for field in fields(DocumentLosses)))
+                for number, name in enumerate(arrays["names"])
+            }
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile, RuntimeError, zlib.error) as problem:
+        raise CheckpointError(
+            f"{path} is damaged ({problem}). Evaluate the model again: cpt evaluate MODEL."
+        ) from problem
 
 
 @dataclass(frozen=True)
@@ -88,24 +164,14 @@ class Difference:
         change, low, high = (100 * value / self.before for value in (self.difference, self.low, self.high))
         return change, low, high
 
-    def items_for_negligible(self) -> int:
-        """How many items would narrow the interval to +- `negligible`; its width falls with their square root."""
-        return math.ceil(self.items * ((self.high - self.low) / 2 / self.negligible) ** 2)
-
     @property
     def is_on_few(self) -> bool:
         return self.items < FEW
 
 
 def bits_per_byte_difference(before: Sequence[DocumentLosses], after: Sequence[DocumentLosses]) -> Difference:
-    """Bits per byte of several sets together; each set is a stratum.
-
-    Args:
-        before, after: of the same sets in the same order; the tokenizers may differ.
-
-    Raises:
-        DataError: the documents are not the same, or a set has fewer than two.
-    """
+    """Bits per byte of several sets together; each set is a stratum. Both have the same sets in the same order; the
+    tokenizers may differ. DataError if the documents are not the same, or a set has fewer than two."""
     strata = []
     for old, new in zip(before, after, strict=True):
         if not np.array_equal(old.hashes, new.hashes):
@@ -124,11 +190,7 @@ def bits_per_byte_difference(before: Sequence[DocumentLosses], after: Sequence[D
 
 
 def mean_difference(before: Floats, after: Floats) -> Difference:
-    """Of a figure of each item, such as a task's score.
-
-    Raises:
-        DataError: fewer than two items.
-    """
+    """Of a figure of each item, such as a task's score; DataError for fewer than two items."""
     if np.isin(np.concatenate([before, after]), (0, 1)).all():
         return accuracy_difference(before.astype(bool), after.astype(bool))
     low, high = ratio_interval([(after - before, np.ones(len(before)))])
@@ -177,9 +239,8 @@ def ratio_and_error(strata: Sequence[Stratum]) -> tuple[float, float, float, flo
     for differences, own in strata:
         residuals = differences - ratio * own
         residuals = (residuals - residuals.mean()) / np.sqrt(1 - own / sizes.sum())
-        lost = (
-            1.0 if len(strata) == 1 else 1 - 1 / len(own)
-        )  # by taking the stratum's mean away; of one stratum it is 0 anyway
+        # Lost by taking the stratum's mean away; of one stratum it is 0 anyway.
+        lost = 1.0 if len(strata) == 1 else 1 - 1 / len(own)
         variance += float((residuals**2).sum()) / lost
         third_moment += float((residuals**3).sum())
     degrees = float((sizes**2).sum() ** 2 / (sizes**4).sum())
@@ -208,15 +269,11 @@ def t_quantile(level: float, degrees: float) -> float:
 
 
 def accuracy_difference(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Difference:
-    """Of two accuracies on the same questions.
+    """Of two accuracies on the same questions; DataError for fewer than two.
 
     Only questions that one of the two models answers rightly tell anything, as in McNemar's test. The interval is
     Wald's after one such question was added to each side (Bonett and Price 2012, doi.org/10.3102/1076998611411915),
-    which covers well where they are few.
-
-    Raises:
-        DataError: fewer than two questions.
-    """
+    which covers well where they are few."""
     number = len(before)
     if number < FEWEST:
         raise DataError(
@@ -242,8 +299,6 @@ def accuracy_interval(correct: NDArray[np.bool_]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class SetReport:
-    """One held-out set."""
-
     name: str
     documents: int
     tokens: int
@@ -256,9 +311,17 @@ class SetReport:
     """Of bits per byte; less is better."""
 
     def verdict(self) -> str:
-        if self.against is not None:
-            return f"{self.name}: {bits_per_byte_sentence(self.against)}"
-        return f"{self.name}: {self.bits_per_byte:.4f} bits per byte, {self.accuracy:.1%} of the next tokens right."
+        """`code: better: 2.5873 -> 2.0908 bits per byte, -19.2 % (95 % interval -20.4 to -18.0 %, 181 pairs).`"""
+        found = self.against
+        if found is None:
+            return (
+                f"{self.name}: {self.bits_per_byte:.4f} bits per byte, {self.accuracy:.1%} of the next tokens right."
+            )
+        change, low, high = found.percents
+        worse = "" if found.num_worse is None else f", {found.num_worse:,} of them worse"
+        interval = f"95 % interval {low:+.1f} to {high:+.1f} %{pairs(found)}{worse}"
+        figures = f"{found.before:.4f} -> {found.after:.4f} bits per byte, {change:+.1f} %"
+        return f"{self.name}: {found.outcome()}: {figures} ({interval})."
 
 
 @dataclass(frozen=True)
@@ -275,17 +338,19 @@ class ScoreReport:
     against: Difference | None = None
 
     def verdict(self) -> str:
-        title = f"{self.name} ({self.metric})"
-        if self.against is not None:
-            return f"{title}: {score_sentence(self.against, higher_is_better=self.higher_is_better)}"
-        spread = "" if self.interval is None else f" (95 % interval {self.interval[0]:.3f} to {self.interval[1]:.3f})"
-        return f"{title}: {self.value:.3f}{spread}, {self.questions:,} questions."
+        """`code cloze (accuracy): better: 0.5 -> 0.7, +0.2 (95 % interval +0.08 to +0.32, 92 pairs).`, to 4 digits."""
+        title, found = f"{self.name} ({self.metric})", self.against
+        if found is None:
+            low, high = self.interval or (None, None)
+            spread = "" if low is None else f" (95 % interval {low:.3f} to {high:.3f})"
+            return f"{title}: {self.value:.3f}{spread}, {self.questions:,} questions."
+        interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}{pairs(found)}"
+        figures = f"{found.before:.4f} -> {found.after:.4f}, {found.difference:+.4f}"
+        return f"{title}: {found.outcome(higher_is_better=self.higher_is_better)}: {figures} ({interval})."
 
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """All of one evaluation."""
-
     model: str
     base: str | None
     sets: list[SetReport]
@@ -293,34 +358,15 @@ class EvaluationReport:
     tasks: list[ScoreReport]
 
     def to_json(self) -> dict[str, Any]:
-        """Each set and score with its sentence."""
         content = asdict(self)
-        scores = {"domain_test": self.domain_test, "tasks": self.tasks}
-        parts: dict[str, Sequence[SetReport | ScoreReport]] = {"sets": self.sets, **scores}
-        for name, part in parts.items():
-            content[name] = [{**asdict(one), "verdict": one.verdict()} for one in part]
+        parts: dict[str, list[Any]] = {"sets": self.sets, "domain_test": self.domain_test, "tasks": self.tasks}
+        for part, reports in parts.items():
+            content[part] = [{**asdict(one), "verdict": one.verdict()} for one in reports]
         return content
 
     def verdicts(self) -> list[str]:
-        """A sentence for each set, kind of question and task."""
-        scores = [*self.domain_test, *self.tasks]
-        return [*(one.verdict() for one in self.sets), *(one.verdict() for one in scores)]
-
-
-def bits_per_byte_sentence(found: Difference) -> str:
-    """`better: 2.5873 -> 2.0908 bits per byte, -19.2 % (95 % interval -20.4 to -18.0 %, 181 pairs).`"""
-    change, low, high = found.percents
-    worse = "" if found.num_worse is None else f", {found.num_worse:,} of them worse"
-    interval = f"95 % interval {low:+.1f} to {high:+.1f} %{pairs(found)}{worse}"
-    figures = f"{found.before:.4f} -> {found.after:.4f} bits per byte, {change:+.1f} %"
-    return f"{found.outcome()}: {figures} ({interval})."
-
-
-def score_sentence(found: Difference, *, higher_is_better: bool) -> str:
-    """`better: 0.5000 -> 0.7000, +0.2000 (95 % interval +0.0812 to +0.3188, 92 pairs).`"""
-    interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}{pairs(found)}"
-    figures = f"{found.before:.4f} -> {found.after:.4f}, {found.difference:+.4f}"
-    return f"{found.outcome(higher_is_better=higher_is_better)}: {figures} ({interval})."
+        reports: list[SetReport | ScoreReport] = [*self.sets, *self.domain_test, *self.tasks]
+        return [report.verdict() for report in reports]
 
 
 def pairs(found: Difference) -> str:
@@ -348,14 +394,15 @@ def more(difference: Difference) -> str:
     """What would make an unknown change known."""
     if difference.is_dominated:
         return f" {dominated(difference)}"
-    needed = difference.items_for_negligible()
+    # The width of the interval falls with the square root of the items; it should be +- `negligible`.
+    reach = (difference.high - difference.low) / 2
+    needed = math.ceil(difference.items * (reach / difference.negligible) ** 2)
     needed += -needed % 10 ** max(0, len(str(needed)) - 2)  # two digits: 1,234 becomes 1,300
     narrow = f"+-{100 * difference.negligible / difference.before:.0f} %"
     return f" Hold out about {needed:,} documents instead of {difference.items:,} for an interval of {narrow}."
 
 
 def dominated(difference: Difference) -> str:
-    """The warning about one document that decides much of the result."""
     share = f"{100 * (difference.largest_share or 0):.0f} % of the bytes"
     remedy = "split it or leave it out, and hold out more documents"
     return f"One document holds {share} and decides much of this: {remedy}."

@@ -1,29 +1,25 @@
-"""Losses of held-out texts, by document: measure them, and save those of each step."""
+"""Measure the losses of held-out texts, by document."""
 
 import math
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
-from io import BytesIO
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.data.rows.packing import PackedRows, stack_rows
 from cpt.distributed import is_main_process
-from cpt.errors import CheckpointError, DataError
-from cpt.files import write_atomic
-from cpt.models.fused_loss import FusedLoss, fused_scores
+from cpt.errors import DataError
+from cpt.evaluation.paired import DocumentLosses, save_losses, saved_losses
+from cpt.models.fused_loss import fused_scores
 from cpt.runs.events import record_event
 from cpt.runs.folder import HELD_OUT
 
@@ -32,124 +28,14 @@ AfterBatch = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class DocumentLosses:
-    """One model on one set; the arrays have an item for each document, in the set's order."""
-
-    hashes: NDArray[np.uint64]
-    """xxh3-64 of the text: which document it is, whatever tokenizer read it."""
-    num_bytes: NDArray[np.int64]
-    """UTF-8 bytes of the text."""
-    nats: NDArray[np.float64]
-    """Negative log-likelihood of the document."""
-    num_tokens: NDArray[np.int64]
-    """Predicted ones."""
-    num_correct: NDArray[np.int64]
-    """Those that were the most likely."""
-
-    @property
-    def loss(self) -> float:
-        """Nats per token."""
-        return float(self.nats.sum() / self.num_tokens.sum())
-
-    @property
-    def perplexity(self) -> float:
-        """Per token."""
-        return perplexity_of(self.loss)
-
-    @property
-    def bits_per_byte(self) -> float:
-        return float(self.nats.sum() / math.log(2) / self.num_bytes.sum())
-
-    @property
-    def accuracy(self) -> float:
-        """Share of the tokens that were the most likely one."""
-        return float(self.num_correct.sum() / self.num_tokens.sum())
-
-    def figures(self) -> dict[str, float]:
-        """By name, for the metrics."""
-        return {
-            "loss": self.loss,
-            "perplexity": self.perplexity,
-            "bits_per_byte": self.bits_per_byte,
-            "accuracy": self.accuracy,
-            "tokens": int(self.num_tokens.sum()),
-        }
-
-
-def perplexity_of(loss: float) -> float:
-    """e to the loss; infinite instead of an overflow."""
-    return math.exp(loss) if loss < 700 else math.inf
-
-
-def save_step_losses(run_folder: Path, step: int, losses: Mapping[str, DocumentLosses]) -> None:
-    """Keep the losses of this step and of the first evaluation. A full disk costs the intervals, not the run."""
-    try:
-        save_losses(run_folder / HELD_OUT / f"step-{step}.npz", losses)
-    except OSError as problem:
-        text = (
-            f"The losses of each document at step {step} are not kept: {problem.strerror}. The evaluation's figures"
-            " are logged."
-        )
-        record_event(run_folder, "not_written", text, step=step)
-    with suppress(
-        OSError
-    ):  # of a disk that is read-only; what is of an earlier step goes even if nothing took its place
-        for other, path in saved_losses(run_folder).items():
-            if other not in (0, step):
-                path.unlink()
-
-
-def saved_losses(run_folder: Path) -> dict[int, Path]:
-    """Step -> file, in order."""
-    paths = {path.stem.removeprefix("step-"): path for path in (run_folder / HELD_OUT).glob("step-*.npz")}
-    return dict(sorted((int(step), path) for step, path in paths.items() if step.isdecimal()))
-
-
-def save_losses(path: Path, losses: Mapping[str, DocumentLosses]) -> None:
-    """Write the losses of each set to an .npz file, atomically."""
-    arrays = {
-        f"{number}.{field.name}": vars(of_set)[field.name]
-        for number, of_set in enumerate(losses.values())
-        for field in fields(of_set)
-    }
-    content = BytesIO()
-    np.savez(content, names=np.array(list(losses), dtype=np.str_), **arrays)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, content.getvalue())
-
-
-def load_losses(path: Path) -> dict[str, DocumentLosses]:
-    """What `save_losses` wrote.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {
-                str(name): DocumentLosses(*(arrays[f"{number}.{field.name}"] for field in fields(DocumentLosses)))
-                for number, name in enumerate(arrays["names"])
-            }
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile, RuntimeError, zlib.error) as problem:
-        raise CheckpointError(
-            f"{path} is damaged ({problem}). Evaluate the model again: cpt evaluate MODEL."
-        ) from problem
-
-
-@dataclass(frozen=True)
 class ScoredBatch:
     """Scores of some rows: B sequences of T tokens, of which T - 1 can be predicted."""
 
-    rows: Sequence[int]
-    """Their numbers."""
-    position_ids: torch.Tensor
-    """[B, T], beginning anew with each piece of a document."""
-    nats: torch.Tensor
-    """[B, T - 1] float64, of the token one to the right; 0 where nothing is predicted."""
-    is_predicted: torch.Tensor
-    """[B, T - 1]"""
-    is_correct: torch.Tensor
-    """[B, T - 1]: the token was the most likely one."""
+    rows: Sequence[int]  # their numbers
+    position_ids: torch.Tensor  # [B, T], beginning anew with each piece of a document
+    nats: torch.Tensor  # [B, T - 1] float64, of the token one to the right; 0 where nothing is predicted
+    is_predicted: torch.Tensor  # [B, T - 1]
+    is_correct: torch.Tensor  # [B, T - 1]: the token was the most likely one
 
 
 def sum_over_processes(sums: torch.Tensor) -> None:
@@ -161,13 +47,9 @@ def sum_over_processes(sums: torch.Tensor) -> None:
 def scored_batches(
     model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch | None = None
 ) -> Iterator[ScoredBatch]:
-    """Scores of this process's rows, batch by batch; every process gets the same number of batches.
-
-    Args:
-        model: plain, a PeftModel, or wrapped by DDP or DeepSpeed. Its mode and the random state do not change.
-        batch_size: rows in one forward pass; the scores do not depend on it.
-        after_batch: called after each batch; an exception that it raises ends the evaluation.
-    """
+    """Scores of this process's rows, batch by batch; every process gets the same number of batches. The model may be
+    wrapped by DDP or DeepSpeed; its mode and the random state do not change. The scores do not depend on the batch
+    size."""
     # DDP's own forward would synchronise buffers; DeepSpeed's gathers the parameters and must stay.
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     device = next(model.parameters()).device
@@ -177,9 +59,13 @@ def scored_batches(
             rows = [held_out_set.rows[number] for number in numbers]
             batch = {key: values.to(device) for key, values in stack_rows(rows).items()}
             labels = batch.pop("labels")
-            # A cache would make transformers ignore where documents begin. So would a mask, which packed rows do not
-            # have.
-            scores = score(inner, fused, batch, labels)
+            if fused is not None and (scored := fused.score(inner, batch, labels)) is not None:
+                nats, is_correct = (values[:, :-1] for values in scored)
+                scores = nats.double(), labels[:, 1:] != -100, is_correct
+            else:
+                # A cache would make transformers ignore where documents begin. So would a mask, which packed rows do
+                # not have.
+                scores = score_tokens(inner(**batch, use_cache=False).logits, labels)
             if counts:
                 yield ScoredBatch(numbers, batch["position_ids"], *scores)
             if after_batch is not None:
@@ -190,8 +76,7 @@ def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bo
     """Numbers of this process's items in batches, each with whether it counts.
 
     Every process gets the same number of batches, as ZeRO-3's gathering of parameters needs: a process without items
-    left repeats the first.
-    """
+    left repeats the first."""
     parallel = dist.is_available() and dist.is_initialized()
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if parallel else (0, 1)
     mine = range(rank, num_items, world_size)
@@ -200,25 +85,9 @@ def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bo
         yield indexes or (0,), bool(indexes)
 
 
-def score(
-    model: nn.Module, fused: FusedLoss | None, batch: Mapping[str, torch.Tensor], labels: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Like `score_tokens`, by chunks of the head if the model allows it (`fused_scores`)."""
-    scored = None if fused is None else fused.score(model, batch, labels)
-    if scored is None:
-        return score_tokens(model(**batch, use_cache=False).logits, labels)
-    nats, is_correct = (values[:, :-1] for values in scored)
-    return nats.double(), labels[:, 1:] != -100, is_correct
-
-
 def score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The negative log-likelihood of each token but the first, whether it is predicted, and whether it was the most
-    likely.
-
-    Args:
-        logits: [B, T, V]; they predict the label one to the right.
-        labels: [B, T]; -100 is not predicted.
-    """
+    """The negative log-likelihood of each token but the first, whether it is predicted (its label is not -100), and
+    whether it was the most likely. The logits [B, T, V] predict the label [B, T] one to the right."""
     targets = labels[:, 1:]
     nats = torch.zeros(targets.shape, dtype=torch.float64, device=logits.device)
     is_correct = torch.zeros(targets.shape, dtype=torch.bool, device=logits.device)
@@ -247,17 +116,25 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def document_losses(
     model: nn.Module, held_out: Mapping[str, HeldOutSet], *, batch_size: int, after_batch: AfterBatch | None = None
 ) -> dict[str, DocumentLosses]:
-    """Measure the model on each document of each set, over all processes; every process gets the same losses.
-
-    A document's first token is not predicted; it is the begin token if the tokenizer adds one.
-
-    Args:
-        model, batch_size, after_batch: as for `scored_batches`.
-
-    Raises:
-        DataError: a set has nothing to predict.
-    """
-    losses = {name: losses_of_set(model, its, batch_size, after_batch) for name, its in held_out.items()}
+    """Measure the model on each document of each set, over all processes; every process gets the same losses. A
+    document's first token is not predicted; it is the begin token if the tokenizer adds one. DataError if a set has
+    nothing to predict."""
+    losses, device = {}, next(model.parameters()).device
+    for name, held_out_set in held_out.items():
+        rows, chosen = cast(PackedRows, held_out_set.rows), held_out_set.chosen
+        assert chosen is not None, "the set comes from `build_data`"
+        sums = torch.zeros(3, len(chosen), dtype=torch.float64, device=device)  # nats, tokens, correct ones
+        # Of two documents that begin at one place the first would be empty, and none is.
+        begins = torch.from_numpy(rows.documents.offsets[chosen])
+        for batch in scored_batches(model, held_out_set, batch_size, after_batch):
+            document = document_of_tokens(batch, rows, begins).to(device)
+            for values, line in zip((batch.nats, batch.is_predicted, batch.is_correct), sums, strict=True):
+                line.index_add_(0, document.flatten(), (values * batch.is_predicted).flatten().double())
+        sum_over_processes(sums)
+        nats, num_tokens, num_correct = sums.cpu().numpy()
+        counts = (num_tokens.astype(np.int64), num_correct.astype(np.int64))
+        hashes, num_bytes = rows.documents.hashes[chosen], rows.documents.num_bytes[chosen]
+        losses[name] = DocumentLosses(hashes, num_bytes, nats, *counts)
     for name, found in losses.items():
         if not found.num_tokens.any():
             raise DataError(
@@ -285,27 +162,16 @@ def measure_and_keep(
     """
     losses = document_losses(model, held_out, batch_size=batch_size, after_batch=after_batch)
     if losses and is_main_process():
-        save_step_losses(run_folder, step, losses)
+        try:
+            save_losses(run_folder / HELD_OUT / f"step-{step}.npz", losses)
+        except OSError as problem:  # a full disk costs the intervals, not the run
+            why = f"The losses of each document at step {step} are not kept: {problem.strerror}."
+            record_event(run_folder, "not_written", f"{why} The evaluation's figures are logged.", step=step)
+        with suppress(OSError):  # of a read-only disk; earlier losses go even if nothing took their place
+            for other, path in saved_losses(run_folder).items():
+                if other not in (0, step):
+                    path.unlink()
     return {f"{name}_{figure}": value for name, its in losses.items() for figure, value in its.figures().items()}
-
-
-def losses_of_set(
-    model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch | None
-) -> DocumentLosses:
-    rows, chosen = cast(PackedRows, held_out_set.rows), held_out_set.chosen
-    assert chosen is not None, "the set comes from `build_data`"
-    device = next(model.parameters()).device
-    sums = torch.zeros(3, len(chosen), dtype=torch.float64, device=device)  # nats, tokens, correct ones
-    # Of two documents that begin at one place the first would be empty, and none is.
-    begins = torch.from_numpy(rows.documents.offsets[chosen])
-    for batch in scored_batches(model, held_out_set, batch_size, after_batch):
-        document = document_of_tokens(batch, rows, begins).to(device)
-        for values, line in zip((batch.nats, batch.is_predicted, batch.is_correct), sums, strict=True):
-            line.index_add_(0, document.flatten(), (values * batch.is_predicted).flatten().double())
-    sum_over_processes(sums)
-    nats, num_tokens, num_correct = sums.cpu().numpy()
-    hashes, num_bytes = rows.documents.hashes[chosen], rows.documents.num_bytes[chosen]
-    return DocumentLosses(hashes, num_bytes, nats, num_tokens.astype(np.int64), num_correct.astype(np.int64))
 
 
 def document_of_tokens(batch: ScoredBatch, rows: PackedRows, begins: torch.Tensor) -> torch.Tensor:

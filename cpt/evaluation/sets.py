@@ -32,17 +32,12 @@ DEFAULT_LENGTH = 2048
 
 
 class HeldOutText(NamedTuple):
-    """A held-out document as text."""
-
     text: str
     where: str
-    """Its file and line."""
 
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """Where held-out documents come from."""
-
     data: Data
     """Transforms, policies and, for shares of sources, the sources."""
     evaluation: Evaluation
@@ -52,8 +47,6 @@ class EvaluationData:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """A held-out set for one tokenizer."""
-
     rows: HeldOutSet
     tokenized: TokenizedSource
 
@@ -75,11 +68,7 @@ class EvaluationSet:
 
 
 def data_of_recipe(recipe: Recipe) -> EvaluationData:
-    """The held-out sets of a recipe.
-
-    Raises:
-        DataError: it holds nothing out.
-    """
+    """The held-out sets of a recipe; DataError if it holds nothing out."""
     evaluation = recipe.evaluation
     if evaluation.held_out_share is None and not evaluation.perplexity:
         raise DataError(
@@ -92,14 +81,7 @@ def data_of_recipe(recipe: Recipe) -> EvaluationData:
 
 
 def data_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -> EvaluationData:
-    """The held-out sets of a command line.
-
-    Args:
-        texts: `name=path` each; a path is a file, folder or glob, as in a recipe.
-
-    Raises:
-        DataError: one has another form.
-    """
+    """The held-out sets of a command line, `name=path` each; a path is a file, folder or glob, as in a recipe."""
     sets = []
     for text in texts:
         name, is_there, path = text.partition("=")
@@ -112,32 +94,28 @@ def data_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -
 
 
 def open_evaluation_sets(
-    judges: EvaluationData, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None = None
+    held: EvaluationData, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None = None
 ) -> dict[str, EvaluationSet]:
-    """Every set by its name, tokenised for one tokenizer; one process does the work for all.
-
-    Raises:
-        DataError: a file is missing, damaged or empty, or two sets have the same name.
-    """
+    """Every set by its name, tokenized for one tokenizer; one process does the work for all."""
     cache = cache_dir or default_cache_dir()
-    if judges.evaluation.held_out_share is None:
-        return main_process_first(lambda: sets_by_name(judges, DocumentEncoder(tokenizer), cache))
-    prepared = build_data(judges.data, tokenizer, seed=judges.seed, evaluation=judges.evaluation, cache_dir=cache)
+    if held.evaluation.held_out_share is None:
+        return main_process_first(lambda: sets_by_name(held, DocumentEncoder(tokenizer), cache))
+    prepared = build_data(held.data, tokenizer, seed=held.seed, evaluation=held.evaluation, cache_dir=cache)
     shares = {reported_name(rows.tokenized.work.source): rows.tokenized for rows in prepared.windowed}
-    further = sets_by_name(judges, DocumentEncoder(tokenizer), cache)
+    further = sets_by_name(held, DocumentEncoder(tokenizer), cache)
     return {name: further.get(name) or EvaluationSet(rows, shares[name]) for name, rows in prepared.held_out.items()}
 
 
-def sets_by_name(judges: EvaluationData, encoder: DocumentEncoder, cache: Path) -> dict[str, EvaluationSet]:
+def sets_by_name(held: EvaluationData, encoder: DocumentEncoder, cache: Path) -> dict[str, EvaluationSet]:
     """The sets that are files of their own."""
     sets: dict[str, EvaluationSet] = {}
-    for number, source in enumerate(judges.evaluation.perplexity):
-        tokenized = open_source(judges.data, source, f"evaluation.perplexity[{number}]", encoder, cache, judges.seed)
+    for number, source in enumerate(held.evaluation.perplexity):
+        tokenized = open_source(held.data, source, f"evaluation.perplexity[{number}]", encoder, cache, held.seed)
         make_shards([(tokenized, shard) for shard in range(len(tokenized.plan.shards))])
         tokenized.finish()
         documents, name = tokenized.documents(tokenized.plan.held_out), reported_name(source)
         if name in sets:
             raise DataError(f"two held-out sets are called `{name}`. Give each a name of its own.")
-        layout = Layout(judges.data.sequence_length, judges.packing, None, encoder.pad, form_of_source(source))
+        layout = Layout(held.data.sequence_length, held.packing, None, encoder.pad, form_of_source(source))
         sets[name] = EvaluationSet(held_out_set(name, documents, np.arange(len(documents)), layout, cache), tokenized)
     return sets

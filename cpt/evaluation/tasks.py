@@ -26,8 +26,6 @@ LOWER_IS_BETTER = ("perplexity", "bits_per_byte")  # metrics that lm-eval does n
 
 @dataclass(frozen=True)
 class TaskScore:
-    """One metric of one task or group of tasks."""
-
     task: str
     metric: str
     """As lm-eval calls it, with its filter: `acc,none`."""
@@ -44,18 +42,12 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class TaskChoice:
-    """Tasks, and how they are run."""
-
     names: tuple[str, ...]
     """lm-eval's tasks, groups or tags, or those of `folder`."""
     folder: Path | None = None
-    """Holds YAML files of your own tasks; they need no network where their data do not."""
     allow_code: bool = False
-    """Execute code that the model writes, as HumanEval and MBPP do. It runs on this machine, with your rights."""
     limit: int | None = None
-    """Only the first so many questions of each task."""
     num_fewshot: int | None = None
-    """Solved examples before each question; by default as the task says."""
 
 
 def task_of_recipe(
@@ -88,7 +80,6 @@ def domain_test_of_recipe(*, questions: int = 200) -> int:
 
 
 def domain_questions(tasks: Sequence[Component]) -> int:
-    """How many questions `evaluation.tasks` allows."""
     return next(
         (domain_test_of_recipe(**task.options) for task in tasks if task.name == DOMAIN_TEST), domain_test_of_recipe()
     )
@@ -114,14 +105,8 @@ def check_tasks(tasks: Sequence[Component]) -> Iterator[CptError]:
 
 
 def allowed_tasks(choice: TaskChoice) -> "tuple[TaskManager, dict[str, Any]]":
-    """lm-eval's task manager, and the tasks with their data.
-
-    Raises:
-        RecipeError: there is no such task, or it executes code and may not.
-        ResourceError: lm-eval is not installed, or a task's data cannot be fetched.
-    """
-    manager = task_manager(choice.names, choice.folder)
-    loaded = load_tasks(manager, choice.names)
+    """As `load_tasks`; RecipeError if a task executes code and may not."""
+    manager, loaded = load_tasks(choice.names, choice.folder)
     # lm-eval sets the mark only on tasks that execute code.
     if not choice.allow_code and (
         unsafe := [name for name, task in loaded.items() if getattr(task, "UNSAFE_CODE", False)]
@@ -137,11 +122,7 @@ def allowed_tasks(choice: TaskChoice) -> "tuple[TaskManager, dict[str, Any]]":
 def run_tasks(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, choice: TaskChoice, *, batch_size: int = 8
 ) -> list[TaskScore]:
-    """Evaluate the model on tasks, in this process; the scores are those of lm-eval's own command.
-
-    Raises:
-        RecipeError, ResourceError: as `allowed_tasks`.
-    """
+    """Evaluate the model on tasks, in this process; the scores are those of lm-eval's own command."""
     manager, _ = allowed_tasks(choice)
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
@@ -149,50 +130,38 @@ def run_tasks(
     if choice.allow_code:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # the metric asks for it a second time
     wrapped = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-    options: dict[str, Any] = {
-        "limit": choice.limit,
-        "num_fewshot": choice.num_fewshot,
-        "confirm_run_unsafe_code": choice.allow_code,
-    }
-    found = simple_evaluate(wrapped, tasks=list(choice.names), task_manager=manager, log_samples=True, **options)
+    options: dict[str, Any] = {"task_manager": manager, "limit": choice.limit, "num_fewshot": choice.num_fewshot}
+    options |= {"log_samples": True, "confirm_run_unsafe_code": choice.allow_code}
+    found = simple_evaluate(wrapped, tasks=list(choice.names), **options)
     assert found is not None, "this is the only process"
     return list(scores_of(dict(found), choice.names))
 
 
-def task_manager(names: Sequence[str], folder: Path | None) -> "TaskManager":
-    """The task manager. lm-eval's own thousands of tasks are indexed only if a name is not in the folder."""
+def load_tasks(names: Sequence[str], folder: Path | None) -> "tuple[TaskManager, dict[str, Any]]":
+    """lm-eval's task manager, and the tasks by name, members of groups included: RecipeError for an unknown folder or
+    task, ResourceError if lm-eval or the data cannot be had, DataError if the data are not what the task expects."""
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as problem:
         raise ResourceError(f"tasks need lm-eval ({problem}). Install it: pip install 'cpt[evaluation]'") from problem
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    if folder is not None:
-        if not folder.is_dir():
-            raise RecipeError(
-                f"there is no folder `{folder}` with tasks. Give --task-folder one that holds their YAML files."
-            )
-        local = TaskManager(include_path=str(folder), include_defaults=False)
-        if set(names) <= set(local.all_tasks):
-            return local
-    manager = TaskManager(include_path=None if folder is None else str(folder))
-    if unknown := [name for name in names if name not in manager.all_tasks]:
-        known = manager.all_tasks
+    if folder is not None and not folder.is_dir():
+        raise RecipeError(
+            f"there is no folder `{folder}` with tasks. Give --task-folder one that holds their YAML files."
+        )
+    local = None if folder is None else TaskManager(include_path=str(folder), include_defaults=False)
+    if local is not None and set(names) <= set(local.all_tasks):
+        manager = local
+    else:  # then lm-eval's own thousands of tasks are indexed
+        manager = TaskManager(include_path=None if folder is None else str(folder))
+    known = manager.all_tasks
+    if unknown := [name for name in names if name not in known]:
         raise RecipeError(
             f"lm-eval has no task called `{unknown[0]}`.{did_you_mean(unknown[0], known)} It lists {len(known):,}:"
             " `lm-eval ls tasks`. For tasks of your own: --task-folder FOLDER."
         )
-    return manager
-
-
-def load_tasks(manager: "TaskManager", names: Sequence[str]) -> dict[str, Any]:
-    """Name -> task, members of groups included.
-
-    Raises:
-        ResourceError: a task's data cannot be fetched.
-        DataError: they are not what the task expects.
-    """
     try:
-        return dict(manager.load(list(names))["tasks"])
+        return manager, dict(manager.load(list(names))["tasks"])
     except (ConnectionError, FileNotFoundError) as problem:
         first = str(problem).strip().split("\n", 1)[0]
         raise ResourceError(
@@ -223,13 +192,16 @@ def scores_of(found: dict[str, Any], names: Sequence[str]) -> Iterator[TaskScore
                 if sample["filter"] == chosen and isinstance(sample.get(metric), int | float | bool)
             ]
             error = results[name].get(f"{metric}_stderr,{chosen}")
+            is_better_higher = found.get("higher_is_better", {}).get(tasks[0], {}).get(metric)
+            if is_better_higher is None:
+                is_better_higher = not any(word in metric for word in LOWER_IS_BETTER)
             yield TaskScore(
                 task=name,
                 metric=key,
                 value=float(value),
                 standard_error=float(error) if isinstance(error, int | float) else None,
                 questions=sum(found["n-samples"][task]["effective"] for task in tasks),
-                higher_is_better=is_better_higher(found, tasks[0], metric),
+                higher_is_better=bool(is_better_higher),
                 by_question=np.array([float(sample[metric]) for sample in own]) if own else None,
                 hashes=tuple(sample["doc_hash"] for sample in own),
             )
@@ -240,11 +212,6 @@ def leaves(name: str, subtasks: dict[str, list[str]]) -> list[str]:
     return [task for below in subtasks[name] for task in leaves(below, subtasks)] if subtasks.get(name) else [name]
 
 
-def is_better_higher(found: dict[str, Any], task: str, metric: str) -> bool:
-    told = found.get("higher_is_better", {}).get(task, {}).get(metric)
-    return not any(word in metric for word in LOWER_IS_BETTER) if told is None else bool(told)
-
-
 def task_difference(before: TaskScore, after: TaskScore) -> Difference | None:
     """The difference on the same questions; None if the metric has no score for each question."""
     if before.by_question is None or after.by_question is None or len(after.hashes) < 2:
@@ -253,12 +220,8 @@ def task_difference(before: TaskScore, after: TaskScore) -> Difference | None:
 
 
 def task_texts(names: Sequence[str], folder: Path | None = None) -> Iterator[tuple[str, str, str]]:
-    """(task, place, text) of each question with its choices or answer, to search training documents for.
-
-    Raises:
-        RecipeError, ResourceError: as `run_tasks`.
-    """
-    for name, task in load_tasks(task_manager(names, folder), names).items():
+    """(task, place, text) of each question with its choices or answer, to search training documents for."""
+    for name, task in load_tasks(names, folder)[1].items():
         for number, document in enumerate(task.eval_docs, 1):
             has_choices = task.config.doc_to_choice is not None
             choices = task.doc_to_choice(document) if has_choices else [task.doc_to_target(document)]

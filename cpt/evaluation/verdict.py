@@ -19,6 +19,7 @@ from cpt.evaluation.paired import (
     NEGLIGIBLE,
     TOO_FEW,
     Difference,
+    DocumentLosses,
     EvaluationReport,
     Outcome,
     ScoreReport,
@@ -26,11 +27,12 @@ from cpt.evaluation.paired import (
     bits_per_byte_difference,
     dominated,
     evidence,
+    load_losses,
     more,
     relative,
+    saved_losses,
     too_few,
 )
-from cpt.evaluation.scoring import DocumentLosses, load_losses, saved_losses
 from cpt.files import DAMAGED, write_atomic
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
@@ -39,8 +41,6 @@ from cpt.runs.folder import EVALUATED, INPUTS, METRICS, RECIPE, SAMPLES, VERDICT
 from cpt.runs.record import Run
 
 COUNT = "_examples"
-ACCURACIES, MARGINS = ("rewards/accuracies", "accuracy"), ("rewards/margins", "margin")
-REWARD = "reward"
 NEW_HEAD = "accuracy"  # the name that only a reward model's accuracy has, whose head is new
 CHANCE = 0.5
 NOISE = 1e-3  # of log-probabilities in half precision, which the model and its equal, the reference, may differ by
@@ -56,7 +56,6 @@ class ExampleSet:
     accuracy: tuple[float, float] | None = None
     margin: tuple[float, float] | None = None
     reward: tuple[float, float] | None = None
-    """The mean of the recipe's rewards."""
     has_reference: bool = False
     """Rewards are against the model that the run began with, so that before it no pair could be told apart."""
     is_new_head: bool = False
@@ -106,27 +105,27 @@ def read_example_sets(metrics: Path) -> list[ExampleSet]:
     if 0 not in evaluated or len(evaluated) < 2:
         return []
     before, after = evaluated[0], evaluated[max(evaluated)]
-    names = [key[len(EVALUATED) : -len(COUNT)] for key in before if key.endswith(COUNT) and key in after]
-    return [example_set(name, before, after) for name in names]
 
-
-def example_set(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> ExampleSet:
-
-    def both(*figures: str) -> tuple[float, float] | None:
+    def both(name: str, *figures: str) -> tuple[float, float] | None:
         keys = [f"{EVALUATED}{name}_{figure}" for figure in figures]
         return next(((before[key], after[key]) for key in keys if key in before and key in after), None)
 
-    reward, likelihood = both("rewards/chosen"), both("logps/chosen")
-    return ExampleSet(
-        name,
-        int(after[f"{EVALUATED}{name}{COUNT}"]),
-        both("loss"),
-        both(*ACCURACIES),
-        both(*MARGINS),
-        both(REWARD),
-        has_reference=reward is not None and likelihood is not None and abs(reward[0]) <= NOISE * abs(likelihood[0]),
-        is_new_head=both(NEW_HEAD) is not None,
-    )
+    sets = []
+    for name in [key[len(EVALUATED) : -len(COUNT)] for key in before if key.endswith(COUNT) and key in after]:
+        rewards, likelihoods = both(name, "rewards/chosen"), both(name, "logps/chosen")
+        is_close = rewards and likelihoods and abs(rewards[0]) <= NOISE * abs(likelihoods[0])
+        found = ExampleSet(
+            name,
+            int(after[f"{EVALUATED}{name}{COUNT}"]),
+            loss=both(name, "loss"),
+            accuracy=both(name, "rewards/accuracies", "accuracy"),
+            margin=both(name, "rewards/margins", "margin"),
+            reward=both(name, "reward"),
+            has_reference=bool(is_close),
+            is_new_head=both(name, NEW_HEAD) is not None,
+        )
+        sets.append(found)
+    return sets
 
 
 MUCH_SKIPPED = 0.1  # of the steps: then the headline says so
@@ -142,8 +141,6 @@ def gives_scores(examples: Sequence[ExampleSet]) -> bool:
 
 @dataclass(frozen=True)
 class SetVerdict:
-    """One held-out set: bits per byte before and after the run."""
-
     name: str
     is_general: bool
     before: float
@@ -153,18 +150,12 @@ class SetVerdict:
     """None if documents cannot be paired; then there is no interval."""
 
     @property
-    def kind(self) -> str:
-        return "general" if self.is_general else "domain"
-
-    @property
     def outcome(self) -> Outcome:
         return outcome_of_set(self.difference, is_general=self.is_general) if self.difference else "unknown"
 
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """A training source."""
-
     name: str
     documents: int
     share: float
@@ -176,8 +167,6 @@ class SourceFacts:
 
 @dataclass(frozen=True)
 class Sample:
-    """What the model wrote after a prompt."""
-
     prompt: str
     before: str
     after: str
@@ -185,8 +174,6 @@ class Sample:
 
 @dataclass(frozen=True)
 class NotRun:
-    """A measurement that is missing."""
-
     what: str
     why: str
     """With the command that runs it."""
@@ -194,14 +181,10 @@ class NotRun:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Everything that is known of a finished run."""
-
     run: str
     model: str
-    """Folder of the trained model."""
     base: str | None
     tokens: int
-    """Trained on."""
     sets: list[SetVerdict]
     domain: Difference | None
     """Bits per byte of all domain sets together."""
@@ -219,7 +202,6 @@ class Verdict:
     samples: list[Sample] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
     serve: str | None = None
-    """The command that serves the model."""
     is_complete: bool = False
     """False while it holds only what the run itself measured."""
     examples: list[ExampleSet] = field(default_factory=list)
@@ -235,35 +217,27 @@ class Verdict:
         outcome = "unknown" if self.domain is None else outcome_of_set(self.domain, is_general=False)
         return None if outcome == "unknown" else outcome == "better"
 
-    @property
-    def is_of_scores(self) -> bool:
-        return gives_scores(self.examples)
-
     def headline(self) -> str:
-        """The result in a few sentences."""
-        skipped, steps = self.skipped_steps
-        is_much = skipped and skipped >= MUCH_SKIPPED * steps
-        return " ".join([*self.results(), *([self.skipped_sentence()] if is_much else [])])
-
-    def results(self) -> list[str]:
-        """One sentence or more for what was learned, then for what was forgotten."""
+        """The result in a few sentences: what was learned, what was forgotten, whether many steps were skipped."""
         if self.examples:
-            learned = [one.sentence() for one in self.examples]
-            return learned if self.is_of_scores else [*learned, *self.cost_of_text()]
-        if self.domain is None:
+            sentences = [one.sentence() for one in self.examples]
+            if not gives_scores(self.examples):
+                texts = {"held-out domain text": self.domain, "held-out general text": self.general}
+                cost = [general_sentence(one, what) for what, one in texts.items() if one is not None]
+                sentences += cost or ["What it forgot is not known: no held-out text was followed."]
+        elif self.domain is None:
             why = "no domain documents were compared one by one, so no interval can be given."
-            return [f"Whether it worked is not known: {why}"]
-        forgot = "What it forgot is not known: no general set was followed."
-        return [
-            domain_sentence(self.domain, "its base" if self.base is not None else "before its first step"),
-            general_sentence(self.general) if self.general else forgot,
-        ]
-
-    def cost_of_text(self) -> list[str]:
-        """What a run on examples did to held-out text."""
-        found = {"domain": self.domain, "general": self.general}
-        cost = [general_sentence(one, f"held-out {what} text") for what, one in found.items() if one is not None]
-        return cost or ["What it forgot is not known: no held-out text was followed."]
+            sentences = [f"Whether it worked is not known: {why}"]
+        else:
+            forgot = "What it forgot is not known: no general set was followed."
+            sentences = [
+                domain_sentence(self.domain, "its base" if self.base is not None else "before its first step"),
+                general_sentence(self.general) if self.general else forgot,
+            ]
+        skipped, steps = self.skipped_steps
+        if skipped and skipped >= MUCH_SKIPPED * steps:
+            sentences.append(self.skipped_sentence())
+        return " ".join(sentences)
 
     def skipped_sentence(self) -> str:
         """`38 of 40 steps were skipped`; empty if there is none."""
@@ -275,9 +249,6 @@ class Verdict:
         return {**asdict(self), "headline": self.headline(), "worked": self.worked}
 
 
-# --- sentences -------------------------------------------------------------------------------------------------------
-
-
 def outcome_of_set(difference: Difference, *, is_general: bool) -> Outcome:
     """As `Difference.outcome`; "unknown" also if only a gain of general text, or only a loss of the domain, is
     excluded."""
@@ -286,11 +257,7 @@ def outcome_of_set(difference: Difference, *, is_general: bool) -> Outcome:
 
 
 def domain_sentence(domain: Difference, other: str) -> str:
-    """Whether the domain was learned.
-
-    Args:
-        other: what the model is compared with.
-    """
+    """Whether the domain was learned, compared with `other`."""
     outcome = outcome_of_set(domain, is_general=False)
     if outcome in ("better", "worse"):
         what, how = ("It worked", "fewer") if outcome == "better" else ("It did harm", "more")
@@ -308,7 +275,6 @@ def domain_sentence(domain: Difference, other: str) -> str:
 
 
 def general_sentence(general: Difference, what: str = "general text") -> str:
-    """What became of text that the model should not forget."""
     outcome, text = outcome_of_set(general, is_general=True), what[0].upper() + what[1:]
     if outcome == "better":
         return f"{text} became better, by {relative(general)}."
@@ -323,9 +289,6 @@ def general_sentence(general: Difference, what: str = "general text") -> str:
     return f"Whether {what} became worse is unknown: {open_}.{more(general)}"
 
 
-# --- the run's folder ------------------------------------------------------------------------------------------------
-
-
 def verdict_of_run(
     folder: Path,
     *,
@@ -335,47 +298,42 @@ def verdict_of_run(
     not_run: Sequence[NotRun] = (),
     is_complete: bool = False,
 ) -> Verdict:
-    """The verdict from a run's folder and from what was measured afterwards.
-
-    Args:
-        folder: of a finished run.
-        evaluation: domain test and tasks, compared with the base.
-        not_run: what could not be measured.
-        is_complete: False if more will be measured.
-    """
+    """The verdict from a finished run's folder and from what was measured afterwards: `evaluation` compares the domain
+    test and tasks with the base, `not_run` lists what could not be measured."""
     recipe, run = load_recipe(folder / RECIPE), Run(folder)
     evaluations = read_evaluations(folder / METRICS)
-    course = course_of(evaluations)
-    before, after = losses_before_and_after(folder)
-    sets, examples = set_verdicts(course, before, after, recipe.evaluation.retain), read_example_sets(folder / METRICS)
-
-    def together(is_general: bool) -> Difference | None:
-        names = [one.name for one in sets if one.is_general == is_general and one.difference]
-        pairs = ([losses[name] for name in names] for losses in (before, after))
-        return bits_per_byte_difference(*pairs) if names else None
-
+    course, examples = course_of(evaluations), read_example_sets(folder / METRICS)
+    sets, domain, general = compare_sets(folder, course, recipe.evaluation.retain)
     missing = not_measured(folder, recipe, sets, examples, evaluation)
     if contamination is None:
         why = "training documents were not searched for evaluation documents: cpt contamination RECIPE"
         missing["contamination"] = why
     # `domain test of code` in `not_run` says more than `domain test`.
     unmentioned = {what: why for what, why in missing.items() if not any(one.what.startswith(what) for one in not_run)}
+    sources = []
+    for name, facts in read_object(folder / INPUTS).get("data", {}).get("sources", {}).items():
+        decontaminated = sum(count for reason, count in facts["dropped"].items() if reason.startswith(REASON))
+        sources.append(SourceFacts(name, facts["documents"], facts["share"], facts["licence"], decontaminated))
+    lines = [line for line in read_lines(folder / SAMPLES) if {"step", "prompt", "continuation"} <= line.keys()]
+    last = max((line["step"] for line in lines), default=0)
+    before = {line["prompt"]: line["continuation"] for line in lines if line["step"] == 0}
+    written = [line for line in lines if line["step"] == last and last and line["prompt"] in before]
     return Verdict(
         run=folder.name,
         model=str(run.export_folder),
         base=None if recipe.model.from_scratch else recipe.model.path,
         tokens=max((line["tokens"] for line in evaluations), default=0),
         sets=sets,
-        domain=together(False),
-        general=together(True),
-        sources=sources_of(folder),
+        domain=domain,
+        general=general,
+        sources=sources,
         stopped=run.status().get("stopped"),
         skipped_steps=run.skipped_share(),
         domain_test=list(evaluation.domain_test) if evaluation is not None else [],
         tasks=list(evaluation.tasks) if evaluation is not None else [],
         contamination=contamination,
         retention=course,
-        samples=samples_of(folder),
+        samples=[Sample(line["prompt"], before[line["prompt"]], line["continuation"]) for line in written],
         not_run=[*(NotRun(what, why) for what, why in unmentioned.items()), *not_run],
         serve=None if gives_scores(examples) else serve,
         is_complete=is_complete,
@@ -383,27 +341,19 @@ def verdict_of_run(
     )
 
 
-def losses_before_and_after(folder: Path) -> tuple[dict[str, DocumentLosses], dict[str, DocumentLosses]]:
-    """Losses by document before the first step and at the last evaluation; empty if a file is missing or damaged."""
-    files = saved_losses(folder)
-    if 0 not in files or len(files) < 2:
-        return {}, {}
-    try:
-        return load_losses(files[0]), load_losses(files[max(files)])
-    except CheckpointError as problem:
-        record_event(folder, DAMAGED, f"The verdict has no intervals: {problem}")
-        return {}, {}
-
-
-def set_verdicts(
-    course: Sequence[Point],
-    before: Mapping[str, DocumentLosses],
-    after: Mapping[str, DocumentLosses],
-    general: Mapping[str, Any],
-) -> list[SetVerdict]:
-    """Each set that was evaluated before the first step and after the last; domain first."""
+def compare_sets(
+    folder: Path, course: Sequence[Point], retained: Mapping[str, Any]
+) -> tuple[list[SetVerdict], Difference | None, Difference | None]:
+    """Each set that was evaluated before the first step and after the last; all domain sets and all general sets
+    together, where documents can be paired."""
     if not course or course[0].step != 0:
-        return []
+        return [], None, None
+    files, before, after = saved_losses(folder), dict[str, DocumentLosses](), dict[str, DocumentLosses]()
+    if 0 in files and len(files) > 1:
+        try:
+            before, after = load_losses(files[0]), load_losses(files[max(files)])
+        except CheckpointError as problem:
+            record_event(folder, DAMAGED, f"The verdict has no intervals: {problem}")
     sets = []
     for name, was in course[0].bits_per_byte.items():
         if name not in course[-1].bits_per_byte:
@@ -411,33 +361,13 @@ def set_verdicts(
         documents = len(before[name].hashes) if name in before and name in after else None
         has_pairs = documents is not None and documents > 1
         difference = bits_per_byte_difference([before[name]], [after[name]]) if has_pairs else None
-        sets.append(SetVerdict(name, name in general, was, course[-1].bits_per_byte[name], documents, difference))
-    return sets
-
-
-def sources_of(folder: Path) -> list[SourceFacts]:
-    """The training sources with their licences, as the run recorded them."""
-    sources = read_object(folder / INPUTS, []).get("data", {}).get("sources", {})
-
-    def decontaminated(dropped: Mapping[str, int]) -> int:
-        return sum(count for reason, count in dropped.items() if reason.startswith(REASON))
-
-    return [
-        SourceFacts(name, facts["documents"], facts["share"], facts["licence"], decontaminated(facts["dropped"]))
-        for name, facts in sources.items()
-    ]
-
-
-def samples_of(folder: Path) -> list[Sample]:
-    """What was written before the first and after the last step, prompt by prompt."""
-    lines = [line for line in read_lines(folder / SAMPLES) if {"step", "prompt", "continuation"} <= line.keys()]
-    last = max((line["step"] for line in lines), default=0)
-    before = {line["prompt"]: line["continuation"] for line in lines if line["step"] == 0}
-    return [
-        Sample(line["prompt"], before[line["prompt"]], line["continuation"])
-        for line in lines
-        if line["step"] == last and last and line["prompt"] in before
-    ]
+        sets.append(SetVerdict(name, name in retained, was, course[-1].bits_per_byte[name], documents, difference))
+    together = []
+    for is_general in (False, True):
+        names = [one.name for one in sets if one.is_general == is_general and one.difference]
+        pairs = ([losses[name] for name in names] for losses in (before, after))
+        together.append(bits_per_byte_difference(*pairs) if names else None)
+    return sets, together[0], together[1]
 
 
 def not_measured(
@@ -458,9 +388,7 @@ def not_measured(
     elif not sets:
         missing["held-out text"] = "nothing was held out: set `evaluation.held_out_share` or `evaluation.perplexity`"
     elif not any(one.is_general for one in sets):
-        missing["forgetting"] = (
-            f"`evaluation.retain` names no held-out set of general text. A public one: {GENERAL_SET}"
-        )
+        missing["forgetting"] = f"`evaluation.retain` names no set of general text. A public one: {GENERAL_SET}"
     if unpaired := ", ".join(one.name for one in sets if one.difference is None):
         missing[f"intervals of {unpaired}"] = f"no losses by document were kept, or there is one document. {evaluate}"
     if (sets or not examples) and (evaluation is None or not evaluation.domain_test):
@@ -470,11 +398,7 @@ def not_measured(
     return missing
 
 
-# --- the page --------------------------------------------------------------------------------------------------------
-
-
 def write_verdict(folder: Path, verdict: Verdict) -> None:
-    """Write verdict.md and verdict.json into the run's folder."""
     content = json.dumps(verdict.to_json(), indent=2, ensure_ascii=False) + "\n"
     try:
         write_atomic(folder / VERDICT_PAGE, verdict_page(verdict), reuse_space=True)
@@ -485,9 +409,9 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
 
 
 def verdict_page(verdict: Verdict) -> str:
-    """The page in Markdown, rendered from `verdict.md.jinja`."""
     environment = Environment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"cell": cell, "sample": sample, "few": few, "dominated": dominated}
+    filters: dict[str, Any] = {"cell": lambda text: text.replace("|", "\\|")}
+    environment.filters |= filters | {"sample": sample, "dominated": dominated}
     template = environment.from_string(Path(__file__).with_name("verdict.md.jinja").read_text(encoding="utf-8"))
     names = ("loss", "accuracy", "margin", "reward")
     examples = [(one, name, vars(one)[name]) for one in verdict.examples for name in names if vars(one)[name]]
@@ -510,17 +434,7 @@ def verdict_page(verdict: Verdict) -> str:
     )
 
 
-def cell(text: str) -> str:
-    """Text in a cell of a Markdown table."""
-    return text.replace("|", "\\|")
-
-
 def sample(text: str) -> str:
     """The beginning of a text as code in one line, with arrows for line breaks."""
     line = text[:LONGEST_SAMPLE].replace("`", "'").replace("\n", " ↵ ")
     return f"`{line}{'...' if len(text) > LONGEST_SAMPLE else ''}`" if line.strip(" ↵") else "(nothing)"
-
-
-def few(difference: Difference | None) -> str:
-    """A mark after the outcome if it rests on few documents."""
-    return " (few)" if difference is not None and difference.is_clear and difference.is_on_few else ""

@@ -36,14 +36,8 @@ CONFIGS = ("config.json", "generation_config.json")
 SERVED = {"use_cache": True, "output_router_logits": False}  # in the configs; training had other values
 MODEL_FILES = (  # a model folder without its weights and without the state of a training
     *CONFIGS,
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.*",
-    "vocab.*",
-    "merges.txt",
-    "*.py",
-    EXTENSION,
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.*", "vocab.*", "merges.txt"),
+    *("*.py", EXTENSION),
 )
 
 
@@ -95,11 +89,8 @@ def unfinished_name(folder: Path) -> Path:
 
 @contextmanager
 def new_folder(folder: Path, *, is_begun: bool = False) -> Iterator[Path]:
-    """A hidden folder that becomes `folder` if nothing goes wrong inside, and is removed otherwise.
-
-    Args:
-        is_begun: it already has files to keep.
-    """
+    """A hidden folder that becomes `folder` if nothing goes wrong inside, and is removed otherwise; `is_begun` keeps
+    what it already has."""
     unfinished = unfinished_name(folder)
     if not is_begun:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -122,12 +113,16 @@ def not_exported(folder: Path, failure: OSError | SafetensorError) -> Checkpoint
 def complete(
     unfinished: Path, adapted: PeftModel | None, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, run: Path
 ) -> None:
-    """Add to the saved weights what others need to load and understand them."""
     if adapted:
-        if weights := read_object(run / INPUTS, []).get("weights"):
+        if weights := read_object(run / INPUTS).get("weights"):
             write_json(unfinished / ADAPTER / BASE_WEIGHTS, weights)
+        # The base is built anew, as the run did; its seed decides rows that the vocabulary grew by.
         dtype = next(adapted.get_base_model().parameters()).dtype
-        model = merge_into_base(unfinished / ADAPTER, recipe.model, tokenizer, seed=recipe.seed, dtype=dtype)
+        adapter_config = json.loads((unfinished / ADAPTER / ADAPTER_CONFIG).read_text())
+        scores = adapter_config.get("task_type") == "SEQ_CLS"  # a reward model
+        with without_zero3():
+            base = build_base(recipe.model, tokenizer, seed=recipe.seed, dtype=dtype, scores=scores)
+            model = merge_lora(load_adapter(base, unfinished / ADAPTER))
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
     finish(unfinished)
@@ -173,32 +168,11 @@ def store_tied_head_once(folder: Path) -> None:
             shutil.move(file, folder / file.name)
 
 
-# --- adapters --------------------------------------------------------------------------------------------------------
-
-
-def merge_into_base(
-    adapter: Path, model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int, dtype: torch.dtype
-) -> PreTrainedModel:
-    """Build the base model anew, as the run did, and merge the saved adapter into it; one process does it alone.
-
-    Args:
-        adapter: folder that peft saved.
-        seed: of the run; decides rows that the vocabulary grew by.
-    """
-    scores = json.loads((adapter / ADAPTER_CONFIG).read_text()).get("task_type") == "SEQ_CLS"  # a reward model
-    with without_zero3():
-        base = build_base(model, tokenizer, seed=seed, dtype=dtype, scores=scores)
-        return merge_lora(load_adapter(base, adapter))
-
-
 def build_base(
     model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int, dtype: torch.dtype, scores: bool = False
 ) -> PreTrainedModel:
-    """The model that the adapter was trained on, grown vocabulary included.
-
-    Args:
-        scores: it was a reward model, whose new head is saved with the adapter.
-    """
+    """The model that the adapter was trained on, grown vocabulary included; of a reward model (`scores`), the new head
+    is saved with the adapter."""
     section = model.model_copy(update={"lora": None, "hashes": {}, "dtype": "auto"})
     base = (scoring_model if scores else build_model)(section, tokenizer, seed=seed, dtype=dtype)
     assert isinstance(base, PreTrainedModel)
@@ -206,11 +180,7 @@ def build_base(
 
 
 def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
-    """The base with the saved adapter.
-
-    Raises:
-        CheckpointError: the adapter's layers or their shapes are not those of the base.
-    """
+    """The base with the saved adapter; CheckpointError if its layers or their shapes are not those of the base."""
     name = json.loads((adapter / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
     refusal = f"{adapter} is an adapter of another base (it was trained on {name}), not of {base.name_or_path}"
     try:
@@ -229,16 +199,9 @@ def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
     return adapted
 
 
-# --- averages --------------------------------------------------------------------------------------------------------
-
-
 def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path) -> None:
     """Write the mean of the last checkpoints to `average/` in the run's folder, if the recipe asks for it; every
-    process must call it.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
+    process must call it."""
     if recipe.checkpoints.average is None:
         return
     folders = complete_checkpoints(run)[-recipe.checkpoints.average :]
@@ -262,14 +225,8 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
 
 def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype | None, max_shard_size: str) -> None:
     """Write the mean of the models' weights, as LAWA and model soups take it (arXiv 2209.14981, 2203.05482), with the
-    last one's config and tokenizer.
-
-    Args:
-        dtype: of the written numbers; None: as the last model has them. Sums are made in float64.
-
-    Raises:
-        CheckpointError: fewer than two, not models, or of different shapes.
-    """
+    last one's config and tokenizer. Sums are made in float64; numbers are written in the last model's dtype if `dtype`
+    is None. CheckpointError for fewer than two, for no models, or for different shapes."""
     if len(folders) < 2:
         raise CheckpointError(
             "an average needs two checkpoints or more: cpt merge --method average runs/x/checkpoint-* --output FOLDER"
@@ -294,11 +251,7 @@ def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype |
 
 
 def open_model(folder: Path) -> Tensors:
-    """The tensors of a whole model.
-
-    Raises:
-        CheckpointError: it is something else.
-    """
+    """The tensors of a whole model; CheckpointError if the folder holds something else."""
     export = f"cpt export {folder} --output FOLDER"
     if not folder.is_dir():
         raise CheckpointError(
@@ -315,11 +268,7 @@ def open_model(folder: Path) -> Tensors:
 
 
 def refuse_other_shapes(one: Tensors, other: Tensors, apart_from: Sequence[str] = ()) -> None:
-    """Weights can be added only where names and shapes are the same.
-
-    Raises:
-        CheckpointError: with the first tensors that differ.
-    """
+    """Weights can be added only where names and shapes are the same; CheckpointError names the first that differ."""
     names = sorted(set(one.shapes) ^ set(other.shapes))
     if names:
         holder = one if names[0] in one.shapes else other

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import typer
+from huggingface_hub import HfApi, constants, get_token
 
 from cpt.data.readers.hub import broken
 from cpt.errors import RecipeError, ResourceError
@@ -14,20 +15,14 @@ TOKENS = "https://huggingface.co/settings/tokens"
 
 
 def check_push(name: str, *, private: bool, sure: bool) -> None:
-    """What can be said before anything is written; whether the Hub takes it is asked, too.
-
-    Raises:
-        RecipeError: the name is none, or nobody can be asked whether the world may see it.
-        ResourceError: no network, no token, or one that may not write.
-    """
+    """Check everything, the user's rights on the Hub included, before anything is written: RecipeError for a name or
+    answer that is missing, ResourceError for the network or the token."""
     if not HUB_ID.fullmatch(name):
         raise RecipeError(f"--push-to-hub {name} is no name on the Hub. Write it as OWNER/NAME.")
     if not private and not sure and not typer.get_text_stream("stdin").isatty():
         raise RecipeError(
             "--push-to-hub makes the model public, and nobody is there to be asked. Add --yes, or --private."
         )
-    from huggingface_hub import HfApi, constants, get_token
-
     if constants.HF_HUB_OFFLINE:
         raise ResourceError(
             "--push-to-hub needs the network, and HF_HUB_OFFLINE is set. Unset it, and run the command again."
@@ -49,10 +44,22 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
 
 
 def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]:
-    """Upload a proven export; interrupted, the same again sends only what the Hub has not."""
-    from huggingface_hub import HfApi
-
-    yield from what_will_be_seen(folder, name, private=private)
+    """Upload a proven export; after an interruption, the same command sends only what the Hub lacks."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    size = sum(file.stat().st_size for file in files) / 1e6
+    seen = "its owner alone" if private else "EVERYBODY"
+    yield f"To {name}, to be seen by {seen}: {len(files)} files, {size:,.1f} MB; see README.md."
+    card = (folder / CARD).read_text(encoding="utf-8")
+    base = next((line for line in card.splitlines() if "Licence of the base:" in line), None)
+    if base is not None:
+        yield f"Licence of the base: {base.partition('Licence of the base:')[2].strip()}"
+    data = card.partition("## Data\n")[2].strip().partition("\n\n")[0]
+    yield f"Data:\n{data}"
+    if not private and (base is None or UNKNOWN_LICENCE in base + data):
+        yield (
+            "warning: not every licence is stated here. Make sure that you may publish it (data.sources[].licence, the"
+            " base's own card)."
+        )
     if not (private or sure):
         typer.confirm("Publish it?", abort=True)
     api = HfApi()
@@ -72,27 +79,7 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
     yield f"Pushed {folder} to {url}, commit {commit.oid[:12]}."
 
 
-def what_will_be_seen(folder: Path, name: str, *, private: bool) -> Iterator[str]:
-    """Who will see what, under whose licences, as the model card states them."""
-    files = [file for file in folder.rglob("*") if file.is_file()]
-    size = sum(file.stat().st_size for file in files) / 1e6
-    seen = "its owner alone" if private else "EVERYBODY"
-    yield f"To {name}, to be seen by {seen}: {len(files)} files, {size:,.1f} MB; see README.md."
-    card = (folder / CARD).read_text(encoding="utf-8")
-    base = next((line for line in card.splitlines() if "Licence of the base:" in line), None)
-    if base is not None:
-        yield f"Licence of the base: {base.partition('Licence of the base:')[2].strip()}"
-    data = card.partition("## Data\n")[2].strip().partition("\n\n")[0]
-    yield f"Data:\n{data}"
-    if not private and (base is None or UNKNOWN_LICENCE in base + data):
-        yield (
-            "warning: not every licence is stated here. Make sure that you may publish it (data.sources[].licence, the"
-            " base's own card)."
-        )
-
-
 def what_went_wrong(problem: BaseException, name: str, folder: Path | None = None) -> ResourceError:
-    """The Hub's answer with its remedy."""
     response = vars(problem).get("response")  # of huggingface_hub's errors, and of those of httpx that it lets through
     status = 0 if response is None else int(response.status_code)
     reason = {

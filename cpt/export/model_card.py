@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -25,19 +26,25 @@ Evaluations = dict[str, tuple[float | None, float]]
 def write_model_card(
     folder: Path, run: Path | None, name: str, *, step: int | None = None, adapter: bool = False
 ) -> None:
-    """Write README.md into an exported folder.
-
-    Args:
-        run: the folder of the run that trained it, for the data, the recipe and the figures; None if there is none.
-        name: of the model.
-        step: of the exported checkpoint; None: the run's end.
-        adapter: the folder holds an adapter instead of a model.
-    """
+    """Write README.md into an exported folder: of the checkpoint of a step, or of the run's end. Without a run, data,
+    recipe and figures are unknown."""
     recipe = None if run is None else load_recipe(run / RECIPE)
-    environment = {} if run is None else read_object(run / ENVIRONMENT, [])
-    sources = {} if run is None else get_dict(read_object(run / INPUTS, []), "data", "sources")
-    evaluations = {} if run is None else read_evaluations_at(run / METRICS, step)
+    environment = {} if run is None else read_object(run / ENVIRONMENT)
+    sources = {} if run is None else get_dict(read_object(run / INPUTS), "data", "sources")
+    course = [] if run is None else read_course(run / METRICS)
+    before = course[0].bits_per_byte if course and course[0].step == 0 else {}
+    after = [point for point in course if step is None or point.step == step][-1:]
+    evaluations: Evaluations = {
+        name: (before.get(name) if point.step else None, value)
+        for point in after
+        for name, value in point.bits_per_byte.items()
+    }
     base = None if recipe is None else recipe.model.path
+    written = {} if recipe is None else recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    verdict = ""
+    if run is not None and step is None and (run / VERDICT_PAGE).is_file():
+        page = (run / VERDICT_PAGE).read_text(encoding="utf-8").strip()
+        verdict = re.sub(r"^#+ ", lambda marks: f"##{marks[0]}", page, flags=re.MULTILINE)
     environment_of_page = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     template = Path(__file__).with_name("model_card.md.jinja").read_text(encoding="utf-8")
     page = environment_of_page.from_string(template).render(
@@ -46,7 +53,7 @@ def write_model_card(
         served=name if folder.name.startswith(".") or folder.name == EXPORT else folder.name,
         is_adapter=adapter,
         recipe=recipe,
-        written_recipe=recipe and recipe_as_yaml(recipe),
+        written_recipe=yaml.safe_dump(written, sort_keys=False, allow_unicode=True).strip(),
         base=base,
         is_new=recipe is not None and (base is None or recipe.model.from_scratch),
         licence=base_licence(base),
@@ -57,7 +64,7 @@ def write_model_card(
         commit=get(environment, "git", "commit"),
         step=step,
         evaluations=evaluations,
-        verdict="" if run is None or step is not None else verdict_part(run / VERDICT_PAGE),
+        verdict=verdict,
     )
     write_atomic(folder / "README.md", str(ModelCard(page)), reuse_space=True)
 
@@ -67,15 +74,9 @@ def card_data(name: str, recipe: Recipe | None, evaluations: Evaluations, adapte
     base = None if recipe is None else recipe.model.path
     paths: Iterable[str | None] = [] if recipe is None else [base, *(source.path for source in recipe.data.sources)]
     on_hub = {path for path in paths if path and HUB_ID.fullmatch(path) and not Path(path).exists()}
+    metric: dict[str, Any] = {"metric_type": "bits_per_byte", "metric_name": "bits per byte"}
     figures = [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type=name,
-            dataset_name=name,
-            metric_type="bits_per_byte",
-            metric_name="bits per byte",
-            metric_value=round(after, 5),
-        )
+        EvalResult("text-generation", **metric, dataset_type=name, dataset_name=name, metric_value=round(after, 5))
         for name, (_, after) in evaluations.items()
     ]
     return ModelCardData(
@@ -100,28 +101,3 @@ def base_licence(base: str | None) -> str | None:
     except (ValueError, yaml.YAMLError):  # not the Hub's header
         return None
     return licence if isinstance(licence, str) else None
-
-
-def recipe_as_yaml(recipe: Recipe) -> str:
-    content = recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True)).strip()
-
-
-def read_evaluations_at(metrics: Path, step: int | None) -> Evaluations:
-    """The first evaluation of a run, and the one of a step, by default the last."""
-    course = read_course(metrics)
-    before = course[0].bits_per_byte if course and course[0].step == 0 else {}
-    after = [point for point in course if step is None or point.step == step][-1:]
-    return {
-        name: (before.get(name) if point.step else None, value)
-        for point in after
-        for name, value in point.bits_per_byte.items()
-    }
-
-
-def verdict_part(page: Path) -> str:
-    """The run's verdict, without the pictures, which stay in the run's folder."""
-    if not page.is_file():
-        return ""
-    text = re.sub(r"^!\[.*\n?", "", page.read_text(encoding="utf-8").strip(), flags=re.MULTILINE)
-    return re.sub(r"^#+ ", lambda marks: f"##{marks[0]}", text, flags=re.MULTILINE).strip()

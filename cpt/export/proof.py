@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -57,18 +58,12 @@ class LogitDifference:
 
 @dataclass(frozen=True)
 class ProofText:
-    """The text that logits are compared on, with its tokens."""
-
     text: str
     ids: list[int]
 
 
 def proof_text(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, file: Path | None = None) -> ProofText:
-    """The first tokens of the user's own file, or of our passage; no more than the model takes.
-
-    Raises:
-        DataError: the file cannot be read, or is too short to tell anything.
-    """
+    """The first tokens of the user's own file, or of our passage; no more than the model takes."""
     try:
         text = TEXT if file is None else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
@@ -93,12 +88,8 @@ def logits_of(model: nn.Module, ids: list[int]) -> torch.Tensor:
 def difference(
     one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype, tolerance: float | None = None
 ) -> LogitDifference:
-    """Of two models' logits; where one pads its vocabulary, of the tokens that both have.
-
-    Args:
-        dtype: of the arithmetic, which decides what is allowed.
-        tolerance: allowed share of the largest logit, instead of the dtype's.
-    """
+    """Of two models' logits; where one pads its vocabulary, of the tokens that both have. The dtype of the arithmetic
+    decides what is allowed, or `tolerance`, a share of the largest logit."""
     columns = min(one.shape[-1], other.shape[-1])
     one, other = one[:, :columns], other[:, :columns]
     largest_logit = one.abs().max().item()
@@ -116,22 +107,10 @@ def reload_and_compare(
     base: str | None = None,
     device: str | None = None,
 ) -> str:
-    """Compare the logits of an export, loaded in another process, with those of the model in memory.
-
-    Args:
-        expected: the logits of the model in memory.
-        tolerance: as for `difference`.
-        base, device: as for `logits_in_another_process`.
-
-    Returns:
-        The line of the report.
-
-    Raises:
-        CheckpointError: the logits differ.
-    """
-    found = difference(
-        expected, logits_in_another_process(folder, text, dtype, base=base, device=device), dtype, tolerance
-    )
+    """Compare the logits of an export, loaded in another process, with the expected ones; returns the report's line.
+    CheckpointError if they differ."""
+    logits = logits_in_another_process(folder, text, dtype, base=base, device=device)
+    found = difference(expected, logits, dtype, tolerance)
     what, library = ("The export", "transformers") if base is None else ("The adapter", "peft")
     if not found.is_allowed:
         raise CheckpointError(
@@ -143,36 +122,22 @@ def reload_and_compare(
 def logits_in_another_process(
     folder: Path, text: ProofText, dtype: torch.dtype, *, base: str | None = None, device: str | None = None
 ) -> torch.Tensor:
-    """The logits that plain transformers computes from an export, in a new process that cannot import this package.
-
-    Args:
-        base: the folder holds an adapter of this model, which peft loads onto it.
-        device: where the model is loaded, by default the CPU.
-
-    Raises:
-        CheckpointError: it cannot be loaded there.
-    """
+    """The logits that plain transformers computes from an export, in a new process that cannot import this package, by
+    default on the CPU. With a `base`, the folder holds an adapter of that model, which peft loads onto it."""
     with tempfile.TemporaryDirectory() as scratch:
         job, output = Path(scratch) / "job.json", Path(scratch) / "logits.safetensors"
-        content = {
-            "folder": str(folder),
-            "text": text.text,
-            "ids": text.ids,
-            "dtype": name_of(dtype),
-            "base": base,
-            "device": device,
-            "own_code": brings_its_code(folder),
-            "output": str(output),
-        }
+        content: dict[str, Any] = {"folder": str(folder), "output": str(output), "own_code": brings_its_code(folder)}
+        content |= {"text": text.text, "ids": text.ids, "dtype": name_of(dtype), "base": base, "device": device}
         job.write_text(json.dumps(content))
         quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         ended = subprocess.run(
             [sys.executable, "-I", str(RELOAD), str(job)], env=os.environ | quiet, capture_output=True, text=True
         )
         if ended.returncode != 0:
-            raise CheckpointError(
-                f"plain transformers, in a process without cpt, cannot load {folder}: {exception_in(ended.stderr)}"
-            )
+            lines = ended.stderr.strip().splitlines() or ["it ended without a message"]
+            raised = [number for number, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
+            why = " ".join(" ".join(lines[raised[-1] if raised else -1 :]).split())[:400]
+            raise CheckpointError(f"plain transformers, in a process without cpt, cannot load {folder}: {why}")
         return load_file(output)["logits"]
 
 
@@ -188,23 +153,13 @@ def brings_its_code(folder: Path) -> bool:
     return bool(files) and all((folder / f"{name}.py").is_file() for name in files)
 
 
-def exception_in(stderr: str) -> str:
-    """The exception at the end of a traceback, or the last line."""
-    lines = stderr.strip().splitlines() or ["it ended without a message"]
-    raised = [number for number, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    return " ".join(" ".join(lines[raised[-1] if raised else -1 :]).split())[:400]
-
-
 MAX_LORA_RANK = 16  # vLLM's default
 ENDS = ("embed_tokens", "wte", "lm_head", "embed_out")  # names of embeddings and heads
 
 
 def check_vocabulary(rows: int, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The report's line about rows of the embeddings and tokens.
-
-    Raises:
-        CheckpointError: there are more tokens than rows.
-    """
+    """The report's line about rows of the embeddings and tokens; CheckpointError if there are more tokens than
+    rows."""
     tokens = max(tokenizer.get_vocab().values()) + 1
     if tokens > rows:
         raise CheckpointError(
@@ -249,18 +204,14 @@ def adapter_warnings(folder: Path) -> list[str]:
 SEAL, CARD = "export.json", "README.md"
 
 
-def seal_export(folder: Path, report: Sequence[str]) -> None:
+def write_seal(folder: Path, report: Sequence[str]) -> None:
     """Write every file's sha256, and what was printed while the export was proven."""
     proof = [line for line in report if not line.startswith(("Reading", "Wrote", "Serve"))]
     write_atomic(folder / SEAL, json.dumps({"files": hashes_of(folder), "proof": proof}, indent=2) + "\n")
 
 
 def check_seal(folder: Path) -> Path:
-    """The folder, when it is an export as it was proven. Its card may have been edited.
-
-    Raises:
-        CheckpointError: it is not an export, or it was changed since.
-    """
+    """The folder, if it is an export as it was proven, except for its card; CheckpointError otherwise."""
     if not (folder / SEAL).is_file():
         raise CheckpointError(
             f"{folder} is not a proven export ({SEAL} is not in it). Export it first: cpt export {folder}"

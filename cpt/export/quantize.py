@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
@@ -27,12 +28,11 @@ from cpt.checkpoints.model_folder import weight_files
 from cpt.errors import CheckpointError, CptError, DataError, ResourceError
 from cpt.evaluation.sets import data_of_recipe, open_evaluation_sets
 from cpt.export.export import copy_model_files
-from cpt.export.proof import CARD, TEXT, ProofText, logits_of, proof_text, reload_and_compare
+from cpt.export.proof import CARD, TEXT, logits_of, proof_text, reload_and_compare
 from cpt.export.trained import Trained
 from cpt.export.write import ExportOptions, export_whole, name_of, written_whole_or_not
 from cpt.files import write_atomic
 from cpt.models.config import value_of
-from cpt.recipe.schema import Recipe
 
 Method = Literal["int8", "int4", "nf4"]
 MAX_RISE = 0.05  # of bits per byte, as a share
@@ -51,10 +51,7 @@ BEGINNING = 4000  # characters read of a document, so that one long document doe
 
 @dataclass(frozen=True)
 class EvaluationText:
-    """Pieces of text as tokens."""
-
     where: str
-    """What the text is, for the report."""
     windows: list[list[int]]
     num_bytes: int
     """UTF-8 bytes of the text of the predicted tokens."""
@@ -67,8 +64,6 @@ class EvaluationText:
 
 @dataclass(frozen=True)
 class QuantizationCost:
-    """A quantised model compared with the unquantised one, on the same text."""
-
     before: float
     """Bits per byte."""
     after: float
@@ -78,11 +73,7 @@ class QuantizationCost:
     """Share of the tokens with the same most probable successor."""
 
     def report(self, method: str, max_rise: float) -> str:
-        """The line of the report.
-
-        Raises:
-            CheckpointError: bits per byte rise by more than this share.
-        """
+        """The line of the report; CheckpointError if bits per byte rise by more than this share."""
         rise = self.after / self.before - 1
         found = (
             f"{self.before:.4f} -> {self.after:.4f} bits per byte ({rise:+.2%}); mean KL divergence"
@@ -97,7 +88,6 @@ class QuantizationCost:
 
 
 def check_quantising(method: Method, dtype: torch.dtype) -> None:
-    """Check what can be checked before anything is read."""
     package, extra = PACKAGES[method]
     try:
         import_module(package)
@@ -119,11 +109,8 @@ def check_quantising(method: Method, dtype: torch.dtype) -> None:
 def export_quantised(
     trained: Trained, output: Path, options: ExportOptions, method: Method, max_rise: float
 ) -> Iterator[str]:
-    """Export the whole model into a scratch folder, quantise it from there; yields lines of the report.
-
-    Raises:
-        CheckpointError: the proof failed, or it costs too much; then no folder is left behind.
-    """
+    """Export the whole model into a scratch folder, quantize it from there; yields lines of the report.
+    CheckpointError if the proof failed or it costs too much; then no folder is left behind."""
     scratch = output.with_name(f".{output.name}.whole")
     whole = scratch / output.name  # the model card's title is the folder's name
     shutil.rmtree(scratch, ignore_errors=True)
@@ -131,21 +118,16 @@ def export_quantised(
         for line in export_whole(trained, whole, options):
             if not line.startswith(("Wrote", "Serve")):  # the scratch folder
                 yield line
-        tokenizer, config = AutoTokenizer.from_pretrained(whole), AutoConfig.from_pretrained(whole)
-        text, proof = (
-            evaluation_text(trained, tokenizer, config, options.text),
-            proof_text(tokenizer, config, options.text),
-        )
         with written_whole_or_not(output) as unfinished:
             unfinished.mkdir(parents=True)
             copy_model_files(whole, unfinished)  # saving the quantised model completes the configs
             report = []
-            for line in write_quantised(whole, unfinished, method, options, text, proof, max_rise):
+            for line in write_quantised(trained, whole, unfinished, options, method, max_rise):
                 yield line
                 report.append(f"- {line}\n")
             before, after = (sum(file.stat().st_size for file in weight_files(one)) for one in (whole, unfinished))
-            sizes = f"{before / 1e6:,.1f} MB of {name_of(options.dtype)} -> {after / 1e6:,.1f} MB"
-            sizes += f" ({after / before:.0%})"
+            megabytes = f"{before / 1e6:,.1f} MB of {name_of(options.dtype)} -> {after / 1e6:,.1f} MB"
+            sizes = f"{megabytes} ({after / before:.0%})"
             above, limits, below = (whole / CARD).read_text(encoding="utf-8").partition("## Limits\n")
             section = f"## Quantised\n\n{''.join(report)}- Size: {sizes}.\n\n"
             write_atomic(unfinished / CARD, f"{above}{section}{limits}{below}")
@@ -156,21 +138,17 @@ def export_quantised(
 
 
 def write_quantised(
-    whole: Path,
-    folder: Path,
-    method: Method,
-    options: ExportOptions,
-    text: EvaluationText,
-    proof: ProofText,
-    max_rise: float,
+    trained: Trained, whole: Path, folder: Path, options: ExportOptions, method: Method, max_rise: float
 ) -> Iterator[str]:
-    """Quantise a whole export into another folder, prove what was stored, and measure what it costs."""
     dtype, device = options.dtype, "cuda" if method == "int4" else None
+    tokenizer, config = AutoTokenizer.from_pretrained(whole), AutoConfig.from_pretrained(whole)
+    text = evaluation_text(trained, tokenizer, config, options.text)
+    proof = proof_text(tokenizer, config, options.text)
     plain = AutoModelForCausalLM.from_pretrained(whole, dtype=dtype, device_map=device)
     before = [logits_of(plain, window) for window in text.windows]
-    config = quantisation(method, plain, dtype)
+    quantized = {"quantization_config": quantisation(method, plain, dtype)}
     del plain
-    model = AutoModelForCausalLM.from_pretrained(whole, dtype=dtype, quantization_config=config, device_map=device)
+    model = AutoModelForCausalLM.from_pretrained(whole, dtype=dtype, device_map=device, **quantized)
     yield describe_layers(model, method)
     expected = logits_of(model, proof.ids)
     model.save_pretrained(folder, max_shard_size=options.max_shard_size)
@@ -179,15 +157,8 @@ def write_quantised(
     yield f"Measured on {text.num_predicted:,} tokens of {text.where}."
 
 
-# --- what is quantised -----------------------------------------------------------------------------------------------
-
-
 def quantisation(method: Method, model: PreTrainedModel, dtype: torch.dtype) -> TorchAoConfig | BitsAndBytesConfig:
-    """The library's config; embeddings, head and norms stay as they are by its defaults.
-
-    Raises:
-        CheckpointError: a layer's width does not fit the method.
-    """
+    """The library's config; embeddings, head and norms stay as they are by its defaults."""
     head = model.get_output_embeddings()
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
     widths = sorted({layer.in_features for layer in layers})
@@ -218,12 +189,12 @@ def quantisation(method: Method, model: PreTrainedModel, dtype: torch.dtype) -> 
 
 
 def describe_layers(model: PreTrainedModel, method: Method) -> str:
-    """What was quantised and what was not.
-
-    Raises:
-        CheckpointError: nothing was.
-    """
-    quantised = {name for name, layer in model.named_modules() if is_quantised(layer)}
+    """What was quantised and what was not; CheckpointError if nothing was."""
+    quantised = set()
+    for name, layer in model.named_modules():
+        weight = dict(layer.named_parameters(recurse=False)).get("weight")
+        if weight is not None and type(weight).__module__.startswith(("torchao", "bitsandbytes")):
+            quantised.add(name)
     if not quantised:
         raise CheckpointError(
             f"{type(model).__name__} has no layer that --quantize {method} knows: it takes torch's linear layers."
@@ -238,15 +209,6 @@ def describe_layers(model: PreTrainedModel, method: Method) -> str:
     return f"Quantised to {method}: {len(quantised)} linear layers. Left as they were: {', '.join(sorted(skipped))}."
 
 
-def is_quantised(layer: nn.Module) -> bool:
-    """Whether its weight is one of the libraries' kinds of tensor."""
-    weight = dict(layer.named_parameters(recurse=False)).get("weight")
-    return weight is not None and type(weight).__module__.startswith(("torchao", "bitsandbytes"))
-
-
-# --- what it costs ---------------------------------------------------------------------------------------------------
-
-
 def evaluation_text(
     trained: Trained, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, file: Path | None
 ) -> EvaluationText:
@@ -258,21 +220,12 @@ def evaluation_text(
             raise DataError(f"--text {file} cannot be read: {problem}") from problem
     if trained.run is not None and trained.recipe is not None:
         with suppress(CptError):  # the data may not be on this machine; the report names the text that was used
-            documents = held_out_documents(trained.recipe, tokenizer)
+            sets = open_evaluation_sets(data_of_recipe(trained.recipe), tokenizer).values()
+            in_turn = zip_longest(*(of_set.texts() for of_set in sets))  # so that each set counts
+            documents = (document.text for row in in_turn for document in row if document is not None)
             return in_windows(f"documents that the run `{trained.recipe.name}` held out", documents, tokenizer, config)
     passage = "our own passage, which is short: --text FILE gives a page of your domain"
     return in_windows(passage, [TEXT], tokenizer, config)
-
-
-def held_out_documents(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """One of every set in turn, so that each set counts."""
-    texts = [of_set.texts() for of_set in open_evaluation_sets(data_of_recipe(recipe), tokenizer).values()]
-    while texts:
-        for one in list(texts):
-            if (document := next(one, None)) is None:
-                texts.remove(one)
-            else:
-                yield document.text
 
 
 def in_windows(
@@ -299,12 +252,7 @@ def in_windows(
 
 
 def measure_cost(before: Sequence[torch.Tensor], after: nn.Module, text: EvaluationText) -> QuantizationCost:
-    """Compare two models window by window.
-
-    Args:
-        before: the unquantised model's logits, [T, V] a window.
-        after: the quantised model.
-    """
+    """Compare two models window by window; `before` has the unquantised model's logits, [T, V] a window."""
     nats = torch.zeros(2, dtype=torch.float64)
     divergence, same = 0.0, 0
     for window, logits in zip(text.windows, before, strict=True):

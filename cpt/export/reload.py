@@ -8,19 +8,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
-
-ISOLATED = "cpt"  # importing it fails in this process
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 
-def logits_of_export(folder: str, job: dict[str, Any]) -> torch.Tensor:
+def logits_of_export(job: dict[str, Any]) -> torch.Tensor:
     """[T, V] on the job's text, in fp32, or a reward model's score; refuses weights that are missing or that no part
     of a model takes."""
+    folder = job["folder"]
     ids = AutoTokenizer.from_pretrained(folder)(job["text"], add_special_tokens=False)["input_ids"][: len(job["ids"])]
     if ids != job["ids"]:
         raise SystemExit(f"the exported tokenizer gives other tokens: {ids[:8]} instead of {job['ids'][:8]}")
@@ -48,9 +42,9 @@ def logits_of_export(folder: str, job: dict[str, Any]) -> torch.Tensor:
 
 
 def main() -> None:
-    sys.modules[ISOLATED] = None  # type: ignore[assignment]  # Python's way to make an import fail
+    sys.modules["cpt"] = None  # type: ignore[assignment]  # Python's way to make an import fail
     job = json.loads(Path(sys.argv[1]).read_text())
-    save_file({"logits": logits_of_export(job["folder"], job).contiguous()}, job["output"])
+    save_file({"logits": logits_of_export(job).contiguous()}, job["output"])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 tensor."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,8 @@ def write_chat_vector(
     """Write after + scale * (chat - base), with the chat model's template, special tokens and generation config.
 
     A token that only `after` knows (learned by a vocabulary extension) keeps its row; one that only `chat` knows is
-    added with its row.
-
-    Args:
-        dtype: of the written numbers; None: as `after` has them. The sum is made in fp32.
-
-    Returns:
-        What there is to tell of the vocabularies.
+    added with its row. The sum is made in fp32; numbers are written in the dtype of `after` if `dtype` is None.
+    Returns lines about the vocabularies.
 
     Raises:
         CheckpointError: the three are not models of one architecture and tokenizer.
@@ -47,8 +42,8 @@ def write_chat_vector(
     names = vocabulary_tensors(trained.config, trained.tensors.files)
     for other in (origin, speaker):
         refuse_other_shapes(trained.tensors, other.tensors, apart_from=sorted(names))
-    counts = tuple(next(part.tensors.shapes[name][0] for name in sorted(names)) for part in (trained, origin, speaker))
-    rows = match_rows(trained.tokenizer, origin.tokenizer, speaker.tokenizer, (counts[0], counts[1], counts[2]))
+    counts = [part.tensors.shapes[min(names)][0] for part in (trained, origin, speaker)]
+    rows = match_rows(trained.tokenizer, origin.tokenizer, speaker.tokenizer, counts)
 
     def merged(name: str) -> torch.Tensor:
         one, two, three = (part.tensors.read(name) for part in (trained, origin, speaker))
@@ -65,23 +60,16 @@ def write_chat_vector(
     output.mkdir(parents=True, exist_ok=True)
     write_tensors(output, shapes, merged, max_shard_size)
     copy_model_files(after, output)
-    speaker_tokens = {number: token for token, number in speaker.tokenizer.get_vocab().items()}
+    chat_tokens = {number: token for token, number in speaker.tokenizer.get_vocab().items()}
     tokenizer = add_tokens(trained.tokenizer, speaker.tokenizer, rows)
     tokenizer.save_pretrained(output)
-    write_configs(output, speaker, speaker_tokens, tokenizer.get_vocab(), rows.total)
+    write_configs(output, speaker, chat_tokens, tokenizer.get_vocab(), rows.total)
     names_added = f" ({', '.join(rows.added[:4])}{', ...' if rows.added[4:] else ''})" if rows.added else ""
-    return [
-        f"Tokens added from {chat}: {len(rows.added):,}{names_added}; tokens of {after} that keep their rows as"
-        f" trained: {rows.kept:,}."
-    ]
+    kept = f"tokens of {after} that keep their rows as trained: {rows.kept:,}"
+    return [f"Tokens added from {chat}: {len(rows.added):,}{names_added}; {kept}."]
 
 
 def open_part(folder: Path) -> Part:
-    """A model with its config and tokenizer.
-
-    Raises:
-        CheckpointError: it is none, or one that only this package reads.
-    """
     tensors = open_model(folder)
     config = saved_config(folder)
     if config.model_type in FAMILIES:
@@ -111,17 +99,12 @@ def write_configs(output: Path, chat: Part, chat_tokens: dict[int, str], ids: di
         (output / theirs.name).write_text(json.dumps(generation | translated(generation), indent=2) + "\n")
 
 
-# --- which row belongs to which token: matched by the tokens' strings ------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SharedRowIds:
     total: int
-    shared: torch.Tensor
-    """[n] rows that stand for a token of all three models (row numbers of the trained model)."""
-    in_base: torch.Tensor
-    in_chat: torch.Tensor
-    """[n] the same tokens' rows there."""
+    shared: torch.Tensor  # [n] rows of tokens that all three models have, in the trained model
+    in_base: torch.Tensor  # [n] the same tokens' rows there
+    in_chat: torch.Tensor  # [n] and there
     added: list[str]
     """The chat model's own tokens, appended behind those of the trained model."""
     first_added: int
@@ -131,20 +114,10 @@ class SharedRowIds:
 
 
 def match_rows(
-    after: PreTrainedTokenizerBase,
-    base: PreTrainedTokenizerBase,
-    chat: PreTrainedTokenizerBase,
-    rows: tuple[int, int, int],
+    after: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase, rows: Sequence[int]
 ) -> SharedRowIds:
-    """Match the three vocabularies.
-
-    Args:
-        after: the tokenizer after continued pre-training; its ids stay what they are.
-        rows: rows of embeddings of the three models, in this order.
-
-    Raises:
-        CheckpointError: they are not the same tokenizer with tokens added.
-    """
+    """Match the three vocabularies; the ids of `after` stay what they are. CheckpointError if they are not the same
+    tokenizer with tokens added."""
     vocabularies = after_ids, base_ids, chat_ids = after.get_vocab(), base.get_vocab(), chat.get_vocab()
     for ids, count, what in zip(vocabularies, rows, ("--after", "--base", "--chat"), strict=True):
         if (needed := max(ids.values()) + 1) > count:
@@ -155,7 +128,20 @@ def match_rows(
     if after_ids == base_ids == chat_ids and len(set(rows)) == 1:
         every = torch.arange(rows[0])
         return SharedRowIds(rows[0], every, every, every, [], rows[0], every[:0], kept=0)
-    refuse_another_tokenizer(after, base, chat)
+    # Each must know every token of the base, and a tokenizer can be given added tokens only.
+    learned = base_ids.keys() - base.added_tokens_encoder.keys()
+    for ids, what in ((after_ids, "--after"), (chat_ids, "--chat")):
+        if lacking := learned - ids.keys():
+            raise CheckpointError(
+                f"the tokenizer of {what} lacks {len(lacking):,} of the {len(learned):,} tokens of --base"
+                f" ({shown(lacking)}): another tokenizer, so rows cannot be matched. The chat model must be made from"
+                " this very base."
+            )
+    if own := chat_ids.keys() - after_ids.keys() - chat.added_tokens_encoder.keys():
+        raise CheckpointError(
+            f"the tokenizer of --chat has {len(own):,} pieces of its own ({shown(own)}) that --after does not know:"
+            " only added tokens, as <|im_start|>, can be taken over. Choose a chat model with the base's tokenizer."
+        )
     shared = [token for token in after_ids if token in base_ids and token in chat_ids]
     added = sorted((token for token in chat_ids if token not in after_ids), key=lambda token: chat_ids[token])
     first_added = max(after_ids.values()) + 1
@@ -169,31 +155,6 @@ def match_rows(
         added_in_chat=torch.tensor([chat_ids[token] for token in added], dtype=torch.long),
         kept=len(after_ids) - len(shared),
     )
-
-
-def refuse_another_tokenizer(
-    after: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase
-) -> None:
-    """Each must know every token of the base; and what chat has beyond them must be tokens that can be added to a
-    tokenizer.
-
-    Raises:
-        CheckpointError: with some of the tokens that have no place.
-    """
-    learned = base.get_vocab().keys() - base.added_tokens_encoder.keys()
-    for tokenizer, what in ((after, "--after"), (chat, "--chat")):
-        if lacking := learned - tokenizer.get_vocab().keys():
-            raise CheckpointError(
-                f"the tokenizer of {what} lacks {len(lacking):,} of the {len(learned):,} tokens of --base"
-                f" ({shown(lacking)}): another tokenizer, so rows cannot be matched. The chat model must be made from"
-                " this very base."
-            )
-    own = chat.get_vocab().keys() - after.get_vocab().keys() - chat.added_tokens_encoder.keys()
-    if own:
-        raise CheckpointError(
-            f"the tokenizer of --chat has {len(own):,} pieces of its own ({shown(own)}) that --after does not know:"
-            " only added tokens, as <|im_start|>, can be taken over. Choose a chat model with the base's tokenizer."
-        )
 
 
 def shown(tokens: Iterable[str]) -> str:
@@ -215,11 +176,7 @@ def merge_rows(
 def add_tokens(
     after: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase, rows: SharedRowIds
 ) -> PreTrainedTokenizerBase:
-    """The trained model's tokenizer with the chat model's tokens, special tokens and template.
-
-    Raises:
-        CheckpointError: the tokenizer puts a token elsewhere than its row is.
-    """
+    """The trained model's tokenizer with the chat model's tokens, special tokens and template."""
     by_name = {str(token): token for token in chat.added_tokens_decoder.values()}
     after.add_tokens([by_name[token] for token in rows.added])
     ids = after.get_vocab()

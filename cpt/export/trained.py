@@ -2,6 +2,7 @@
 again."""
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,7 @@ from cpt.models.families import register_families
 from cpt.plugins import import_user_module
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Recipe
-from cpt.runs.folder import EXPORT, INPUTS, RECIPE, read_object
+from cpt.runs.folder import INPUTS, RECIPE, get_dict, read_object
 from cpt.runs.record import Run
 from cpt.tokenizer.load import from_folder_or_hub, load_tokenizer
 
@@ -48,8 +49,6 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 @dataclass(frozen=True)
 class Trained:
-    """Weights on the disk, and the run that they come from."""
-
     folder: Path
     kind: Kind
     run: Path | None
@@ -69,11 +68,8 @@ class Trained:
 
     @property
     def base(self) -> Model:
-        """The model that an adapter was trained on, as the run had it, or as peft wrote it down.
-
-        Raises:
-            CheckpointError: nobody knows.
-        """
+        """The model that an adapter was trained on, as the run had it, or as peft wrote it down; CheckpointError if
+        unknown."""
         if self.stated_base is not None:
             known = Model(path=".") if self.recipe is None else self.recipe.model
             return known.model_copy(update={"path": str(self.stated_base), "revision": None})
@@ -93,26 +89,28 @@ class Trained:
         beside = self.folder / BASE_WEIGHTS
         if beside.is_file():
             return dict(json.loads(beside.read_text())["sha256"])
-        record = None if self.run is None else self.run / INPUTS
-        return dict(read_object(record, []).get("weights", {}).get("sha256", {})) if record is not None else {}
+        return {} if self.run is None else get_dict(read_object(self.run / INPUTS), "weights", "sha256")
 
 
 def find_trained(path: Path) -> Trained:
-    """What to hand over of a path that a user gave; of a run its finished model (of LoRA the adapter), else its newest
-    checkpoint.
-
-    Raises:
-        CheckpointError: there is nothing, or not all of it.
-    """
+    """What to export of a path that a user gave; of a run its finished model (of LoRA the adapter), else its newest
+    checkpoint. CheckpointError if there is nothing, or not all of it."""
     path = path.expanduser()
     if not path.is_dir():
         what = "is a file" if path.exists() else f"does not exist (looked in {Path.cwd()})"
         raise CheckpointError(
             f"{path} {what}. Give the folder of a run, of one of its checkpoints, of a model or of an adapter."
         )
-    is_run = (path / RECIPE).is_file() and kind_of(path) == "nothing"
-    folder = of_run(path) if is_run else path
-    kind = kind_of(folder)
+    folder, kind = path, kind_of(path)
+    if kind == "nothing" and (path / RECIPE).is_file():
+        run = Run(path)
+        final = run.export_folder / ADAPTER if (run.export_folder / ADAPTER).is_dir() else run.export_folder
+        newest = final if run.is_finished else latest_checkpoint(path)
+        if newest is None:
+            state = run.status().get("state", "not started")
+            why = f"has neither a finished model nor a checkpoint (its state: {state}). Let it run: cpt train RECIPE"
+            raise CheckpointError(f"{path} {why}")
+        folder, kind = newest, kind_of(newest)
     if kind == "nothing":
         nemo = " A .nemo file must be converted by NVIDIA's tools first." if list(folder.glob("*.nemo")) else ""
         raise CheckpointError(
@@ -124,19 +122,15 @@ def find_trained(path: Path) -> Trained:
         weight_files(folder)
     if kind == "adapter" and not any((folder / name).is_file() for name in ADAPTER_WEIGHTS):
         raise CheckpointError(f"{folder} is incomplete: none of {', '.join(ADAPTER_WEIGHTS)} is there.")
-    run = next((parent for parent in (folder.parent, folder.parent.parent) if (parent / RECIPE).is_file()), None)
-    recipe = None if run is None else load_recipe(run / RECIPE)
+    above = next((parent for parent in (folder.parent, folder.parent.parent) if (parent / RECIPE).is_file()), None)
+    recipe = None if above is None else load_recipe(above / RECIPE)
     if recipe is not None and recipe.model.import_ is not None:
         import_user_module(recipe.model.import_)  # so that the model's config can be read
-    return Trained(folder, kind, run, recipe)
+    return Trained(folder, kind, above, recipe)
 
 
 def import_own_code(folder: Path, module: str | None) -> None:
-    """Import what `--import` names, or what the recipe of the folder's run names.
-
-    Raises:
-        RecipeError: it cannot be imported.
-    """
+    """Import what `--import` names, or what the recipe of the folder's run names."""
     if module is None:
         folders = [one for one in (folder, folder.parent) if (one / RECIPE).is_file() and kind_of(one) == "nothing"]
         module = load_recipe(folders[0] / RECIPE).model.import_ if folders else None
@@ -145,27 +139,9 @@ def import_own_code(folder: Path, module: str | None) -> None:
 
 
 def refuse_unknown_code(folder: Path) -> None:
-    """Check that the module of a user's own family was imported.
-
-    Raises:
-        CheckpointError: it was not.
-    """
+    """CheckpointError if the module of a user's own family was not imported."""
     if brings_its_code(folder) and config_json(folder).get("model_type") not in CONFIG_MAPPING:
         raise CheckpointError(f"{folder} is of a family that transformers does not know. {NAME_IT}")
-
-
-def of_run(run: Path) -> Path:
-    """The folder in a run that holds what it came to."""
-    if Run(run).is_finished:
-        adapter = run / EXPORT / ADAPTER
-        return adapter if adapter.is_dir() else run / EXPORT
-    checkpoint = latest_checkpoint(run)
-    if checkpoint is None:
-        state = Run(run).status().get("state", "not started")
-        raise CheckpointError(
-            f"{run} has neither a finished model nor a checkpoint (its state: {state}). Let it run: cpt train RECIPE"
-        )
-    return checkpoint
 
 
 def tokenizer_of(trained: Trained) -> PreTrainedTokenizerBase:
@@ -184,24 +160,18 @@ def tokenizer_of(trained: Trained) -> PreTrainedTokenizerBase:
 def load_whole(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """A model that needs no base, in the dtype that it is stored in; of ZeRO's parts in fp32."""
     if trained.kind == "zero":
-        return load_from_parts(trained)
+        empty: PreTrainedModel = AutoModelForCausalLM.from_config(saved_config(trained.folder), dtype=torch.float32)
+        load_consolidated(empty, trained.folder)
+        if (trained.folder / "generation_config.json").is_file():
+            empty.generation_config = GenerationConfig.from_pretrained(trained.folder)
+        return empty
     folder = str(trained.folder)
     section = trained.recipe.model if trained.recipe is not None else Model(path=folder)
-    revision = section.revision if section.trust_remote_code else None
-    training: dict[str, object] = {"lora": None, "hashes": {}, "config": None, "from_scratch": False, "dtype": "auto"}
-    section = section.model_copy(update={"path": folder, "revision": revision} | training)
+    update: dict[str, object] = {"lora": None, "hashes": {}, "config": None, "from_scratch": False, "dtype": "auto"}
+    update |= {"path": folder, "revision": section.revision if section.trust_remote_code else None}
+    section = section.model_copy(update=update)
     model = build_model(section, tokenizer, dtype=stored_dtype(trained.folder))
     assert isinstance(model, PreTrainedModel)
-    return model
-
-
-def load_from_parts(trained: Trained) -> PreTrainedModel:
-    """A model out of ZeRO's parts, by the config beside them."""
-    config = saved_config(trained.folder)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    load_consolidated(model, trained.folder)
-    if (trained.folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(trained.folder)
     return model
 
 
@@ -215,11 +185,7 @@ def with_adapter(base: PreTrainedModel, trained: Trained) -> PeftModel:
 
 
 def saved_config(folder: Path) -> PreTrainedConfig:
-    """The config of a model of transformers or of ours.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """The config of a model of transformers or of ours; CheckpointError if there is none."""
     if not (folder / "config.json").is_file():
         raise CheckpointError(
             f"{folder} has no config.json, which gives the shape of the weights. Copy the one of the training."
@@ -230,9 +196,7 @@ def saved_config(folder: Path) -> PreTrainedConfig:
 
 def stored_dtype(folder: Path) -> torch.dtype:
     """Of most of the numbers on the disk."""
-    tensors = Tensors(folder)
-    sizes: dict[torch.dtype, int] = {}
+    tensors, sizes = Tensors(folder), Counter[torch.dtype]()
     for name, dtype in tensors.dtypes.items():
-        if dtype.is_floating_point:
-            sizes[dtype] = sizes.get(dtype, 0) + torch.Size(tensors.shapes[name]).numel()
-    return max(sizes, key=lambda dtype: sizes[dtype])
+        sizes[dtype] += torch.Size(tensors.shapes[name]).numel() * dtype.is_floating_point
+    return sizes.most_common(1)[0][0]

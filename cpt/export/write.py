@@ -46,8 +46,6 @@ DtypeName = Literal["bfloat16", "float16", "float32"]
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """How a model is written, and how strictly it is compared."""
-
     dtype: torch.dtype = torch.bfloat16
     max_shard_size: str = "5GB"
     text: Path | None = None
@@ -58,8 +56,6 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class MergeProof:
-    """What an adapter and its merge did to the logits."""
-
     effect: LogitDifference
     """Between the base and the adapter: what was learned."""
     merged: LogitDifference
@@ -72,12 +68,6 @@ class MergeProof:
 
 
 def check_output(output: Path, max_shard_size: str) -> None:
-    """Check the options before anything is read.
-
-    Raises:
-        RecipeError: `max_shard_size` is not a size.
-        CheckpointError: the output is not empty, or cannot be written.
-    """
     number = max_shard_size.rstrip("KMGTBi")
     if not number.isdigit() or int(number) == 0 or not max_shard_size.endswith("B"):
         raise RecipeError(f"--max-shard-size: expected a size like 5GB, got `{max_shard_size}`.")
@@ -90,11 +80,8 @@ def check_output(output: Path, max_shard_size: str) -> None:
 
 
 def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iterator[str]:
-    """Write the model, load it in another process and compare; yields the lines of the report.
-
-    Raises:
-        CheckpointError: something is missing, or a comparison fails; then no folder is left behind.
-    """
+    """Write the model, load it in another process and compare; yields the lines of the report. CheckpointError if
+    something is missing or a comparison fails; then no folder is left behind."""
     dtype, tokenizer = options.dtype, tokenizer_of(trained)
     config = load_config(trained.base) if trained.is_adapter else saved_config(trained.folder)
     text = proof_text(tokenizer, config, options.text)
@@ -103,7 +90,13 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
             check_mergeable(json.loads((trained.folder / ADAPTER_CONFIG).read_text())["peft_type"])
         base = load_base(trained, tokenizer)
         model, proof = merge_proven(base, lambda base: with_adapter(base, trained), text, dtype, options.tolerance)
-        yield from describe_merge(proof, dtype)
+        changed = f"({proof.changed} of {proof.tensors} tensors)"
+        yield f"The adapter changes logits by up to {proof.effect.largest:.3g} {changed}."
+        yield f"Adapter against merged model in float32: largest difference of logits {proof.merged}."
+        if dtype != torch.float32:
+            yield f"Adapter against merged model in {name_of(dtype)}: largest difference of logits {proof.exported}."
+        if proof.exported.largest > proof.effect.largest:
+            yield f"warning: rounding to {name_of(dtype)} changes more than the adapter did. Use --dtype float32."
     else:
         check_vocabulary(vocabulary_size(config), tokenizer)
         model = load_whole(trained, tokenizer)
@@ -136,11 +129,7 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
 
 
 def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> Iterator[str]:
-    """Write the adapter as it is, with the sha256 of its base, and load it with plain peft.
-
-    Raises:
-        CheckpointError: it is no adapter, or it changes nothing.
-    """
+    """Write the adapter as it is, with the sha256 of its base, and load it with plain peft."""
     if trained.kind != "adapter":
         merged = "" if trained.kind == "model" else "Export it merged: "
         remedy = f"{merged}{'leave' if merged else 'Leave'} --adapter-only out."
@@ -174,11 +163,7 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
 
 
 def load_base(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The adapter's base in fp32.
-
-    Raises:
-        CheckpointError: its weights changed since the training.
-    """
+    """The adapter's base in fp32; CheckpointError if its weights changed since the training."""
     base, recipe = trained.base, trained.recipe
     if base.path is not None and not base.from_scratch:
         check_base_weights(trained.base_weights, base.path, base.revision, trained.folder)
@@ -186,11 +171,7 @@ def load_base(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTraine
 
 
 def check_base_weights(expected: dict[str, str], base: str, revision: str | None, adapter: Path) -> None:
-    """Compare the base's files with those that the adapter was trained on.
-
-    Raises:
-        CheckpointError: they differ.
-    """
+    """Compare the base's files with those that the adapter was trained on; CheckpointError if they differ."""
     found = hash_weights(base, revision)
     if expected and found and sorted(found.values()) != sorted(expected.values()):
         raise CheckpointError(
@@ -208,8 +189,6 @@ def is_plain(path: str | None, base: PreTrainedModel) -> bool:
     return bool(rows == base.config.vocab_size)
 
 
-# --- merging an adapter ----------------------------------------------------------------------------------------------
-
 NO_EFFECT = (
     "the adapter changes nothing: base and adapter give the same logits. It was not trained, or its weights are zero."
     " Choose a later checkpoint, or check whether the run's loss moved (metrics.jsonl)."
@@ -223,15 +202,8 @@ def merge_proven(
     dtype: torch.dtype,
     tolerance: float | None = None,
 ) -> tuple[PreTrainedModel, MergeProof]:
-    """Merge in fp32, round to `dtype`, and compare the logits at each step.
-
-    Args:
-        base: in fp32; it becomes the merged model.
-        put_adapter: gives the base with its adapter.
-
-    Raises:
-        CheckpointError: the adapter changes nothing, or the merged model has other logits than base and adapter.
-    """
+    """Merge in fp32, round to `dtype`, and compare the logits at each step; `base` becomes the merged model.
+    CheckpointError if the adapter changes nothing, or the merged model has other logits than base and adapter."""
     before = fingerprints(base, dtype)
     base_logits = logits_of(base, text.ids)
     adapted = put_adapter(base)
@@ -256,16 +228,6 @@ def merge_proven(
                 " Use --dtype float32, or allow a larger share of the largest logit with --tolerance."
             )
     return model, MergeProof(effect, merged, exported, len(after), changed)
-
-
-def describe_merge(proof: MergeProof, dtype: torch.dtype) -> Iterator[str]:
-    effect = f"The adapter changes logits by up to {proof.effect.largest:.3g}"
-    yield f"{effect} ({proof.changed} of {proof.tensors} tensors)."
-    yield f"Adapter against merged model in float32: largest difference of logits {proof.merged}."
-    if dtype != torch.float32:
-        yield f"Adapter against merged model in {name_of(dtype)}: largest difference of logits {proof.exported}."
-    if proof.exported.largest > proof.effect.largest:
-        yield f"warning: rounding to {name_of(dtype)} changes more than the adapter did. Use --dtype float32."
 
 
 def rounded_to(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
@@ -293,11 +255,7 @@ def fingerprints(model: nn.Module, dtype: torch.dtype) -> dict[str, str]:
 
 @contextmanager
 def written_whole_or_not(output: Path) -> Iterator[Path]:
-    """As `new_folder`, with the message for a full disk.
-
-    Raises:
-        CheckpointError: the disk is full or read-only.
-    """
+    """As `new_folder`, with a CheckpointError for a full or read-only disk."""
     try:
         with new_folder(output) as unfinished:
             yield unfinished

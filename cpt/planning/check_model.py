@@ -1,6 +1,6 @@
 """Model, tokenizer and first examples at the gate: they exist, fit each other, and can read the rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -56,12 +56,27 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
         return None
     model = build_on_meta(config)
     found.run(check_attention, recipe, model)
-    found.run(check_rows, recipe, model)
+    if recipe.data.packing not in ("none", "token_budget") and not isolates_documents(config):
+        found.mistakes.append(
+            RecipeError(
+                f"`data.packing`: {config.model_type} cannot isolate documents that are packed into one row. Write"
+                " `packing: token_budget`, or `packing: none`."
+            )
+        )
+    length = recipe.data.sequence_length
+    tables = [module for name, module in model.named_modules() if name.rpartition(".")[2] in POSITIONS]
+    positions = min((table.num_embeddings for table in tables if isinstance(table, nn.Embedding)), default=length)
+    if positions < length:
+        found.mistakes.append(
+            RecipeError(
+                f"`data.sequence_length` is {length}, but the model has learned {positions} positions."
+                " Make it that or less."
+            )
+        )
     if recipe.stage == "reward":
         found.run(check_scoring, config)
     if recipe.model.lora is not None:
-        found.run(check_lora, model, recipe.model.lora)
-        found.run(check_embeddings_are_trained, recipe, model)
+        found.run(check_adapters, recipe, model, recipe.model.lora)
     return model
 
 
@@ -82,17 +97,16 @@ def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
         )
 
 
-def check_embeddings_are_trained(recipe: Recipe, model: PreTrainedModel) -> None:
+def check_adapters(recipe: Recipe, model: PreTrainedModel, lora: Mapping[str, Any]) -> None:
+    """peft can build them, and they train the embeddings if these have a learning rate of their own."""
+    check_lora(model, lora)
     if recipe.optimizer.options.get("embedding_learning_rate") is None:
         return
-    options = lora_options(model, recipe.model.lora or {})
+    options = lora_options(model, lora)
     ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
     names = {name.rpartition(".")[2] for name, module in model.named_modules() if id(module) in ends}
     targets = options.get("target_modules") or ()
-    touched = {
-        *(options.get("modules_to_save") or ()),
-        *(() if isinstance(targets, str) else targets),
-    }
+    touched = {*(options.get("modules_to_save") or ()), *(() if isinstance(targets, str) else targets)}
     if not names & touched:
         raise RecipeError(
             "`optimizer.embedding_learning_rate` has no effect: these adapters train neither embeddings nor head."
@@ -124,28 +138,10 @@ def refuse_unreachable_model(recipe: Recipe) -> None:
     """
     model, tokenizer = recipe.model, recipe.tokenizer
     if model.path is not None and not is_local(model.path):
-        refuse_unreachable(
-            "`model.path`", model.path, model.revision, ("config.json",) if model.from_scratch else WEIGHTS
-        )
+        files = ("config.json",) if model.from_scratch else WEIGHTS
+        refuse_unreachable("`model.path`", model.path, model.revision, files)
     if tokenizer.path is not None and not is_local(tokenizer.path):
         refuse_unreachable("`tokenizer.path`", tokenizer.path, tokenizer.revision, TOKENIZER)
-
-
-def check_rows(recipe: Recipe, model: PreTrainedModel) -> None:
-    """The model isolates packed documents and has positions for the recipe's rows."""
-    if recipe.data.packing not in ("none", "token_budget") and not isolates_documents(model.config):
-        raise RecipeError(
-            f"`data.packing`: {model.config.model_type} cannot isolate documents that are packed into one row. Write"
-            " `packing: token_budget`, or `packing: none`."
-        )
-    length = recipe.data.sequence_length
-    for name, module in model.named_modules():
-        has_positions = isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITIONS
-        if has_positions and module.num_embeddings < length:
-            raise RecipeError(
-                f"`data.sequence_length` is {length}, but the model has learned {module.num_embeddings} positions."
-                " Make it that or less."
-            )
 
 
 def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
@@ -156,9 +152,15 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
         found.unchecked.append(f"`tokenizer.path`: {path} (Hub)")
         return
     tokenizer = found.run(load_tokenizer, recipe.tokenizer, recipe.model)
-    if tokenizer is not None:
-        check_encoders(recipe, tokenizer, found)
-    if tokenizer is None or model is None or recipe.model.resize_embeddings:
+    if tokenizer is None:
+        return
+    with suppress(RecipeError):  # of `sections_of`, which the check of documents reports
+        for key, source in keyed_sources(*sections_of(recipe)):
+            if source.chat is not None or isinstance(source, Source) and source.fill_in_the_middle is not None:
+                found.run(encoder_of, source, DocumentEncoder(tokenizer), key)
+        if not any(isinstance(mistake, DataError) for mistake in found.mistakes):  # else their files cannot be read
+            check_first_examples(recipe, tokenizer, found)
+    if model is None or recipe.model.resize_embeddings:
         return
     known = vocabulary_size(model.config)
     if len(tokenizer) > known:
@@ -180,13 +182,6 @@ def check_teacher(recipe: Recipe, model: PreTrainedModel | None, found: Prefligh
         found.run(with_key, key, lambda: check_vocabulary(model, tokenizer, Model(path=path)))
 
 
-def check_reward_models(recipe: Recipe, found: PreflightReport) -> None:
-    for number, reward in enumerate(recipe.rewards):
-        path, revision = reward.options.get("path"), reward.options.get("revision")
-        if reward.name == "reward_model" and isinstance(path, str):
-            is_there(str(result_of_run(path)), revision, f"rewards[{number}].path", found)
-
-
 def is_there(path: str, revision: str | None, key: str, found: PreflightReport) -> bool:
     """Whether the config of a further model can be read; mistakes are noted."""
     if not (is_local(path) or is_cached(path, "config.json", revision) or hub_is_reachable()):
@@ -203,19 +198,6 @@ def with_key(key: str, check: Callable[[], Any]) -> Any:
         raise RecipeError(f"`{key}`: {str(problem).removeprefix('model.path: ')}") from problem
 
 
-def check_encoders(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport) -> None:
-    """The tokenizer has a chat template and fill-in-the-middle tokens, if a source needs them."""
-    try:
-        sections = sections_of(recipe)
-    except RecipeError:  # the check of documents reports it
-        return
-    for key, source in keyed_sources(*sections):
-        if source.chat is not None or isinstance(source, Source) and source.fill_in_the_middle is not None:
-            found.run(encoder_of, source, DocumentEncoder(tokenizer), key)
-    if not any(isinstance(mistake, DataError) for mistake in found.mistakes):  # else their files cannot be read
-        check_first_examples(recipe, tokenizer, found)
-
-
 def check_first_examples(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport) -> None:
     """Check each local source of examples; others are reported as unchecked."""
     for key, source in keyed_sources(*sections_of(recipe)):
@@ -227,20 +209,19 @@ def check_conversations(data: Data) -> None:
     keyed = [(f"data.sources[{number}]", source) for number, source in enumerate(data.sources)]
     if any(form_of_source(source) != "conversation" or kind_of(source.path) != "local" for _, source in keyed):
         return
-    firsts = [(key, first_document(source, key)) for key, source in keyed]
-    texts = [(key, first) for key, first in firsts if first is not None and is_plain_text(first)]
-    if texts and len(texts) == len(firsts):
-        key, first = texts[0]
+    texts = []
+    for key, source in keyed:
+        first = first_document(source, key)
+        example = None if first is None else example_of(first.text)
+        if first is None or example is None or not isinstance(example.messages, str):
+            return
+        texts.append(f"`{key}.path`: {first.where}")
+    if texts:
         raise DataError(
-            f"`{key}.path`: {first.where} is plain text, and stage `sft` needs conversations. To train on text write"
-            " `stage: cpt`; for conversations, `chat` names their columns: `chat: messages`, `chat: {prompt: question,"
-            " completion: answer}`."
+            f"{texts[0]} is plain text, and stage `sft` needs conversations. To train on text write `stage: cpt`; for"
+            " conversations, `chat` names their columns: `chat: messages`, `chat: {prompt: question, completion:"
+            " answer}`."
         )
-
-
-def is_plain_text(document: Document) -> bool:
-    example = example_of(document.text)
-    return example is not None and isinstance(example.messages, str)
 
 
 def first_document(source: DocumentSource, key: str) -> Document | None:

@@ -83,26 +83,25 @@ class DiskNeeds:
 
 
 def disk_needs(recipe: Recipe, facts: ModelSizes, setup: Setup) -> DiskNeeds:
-    checkpoint = checkpoint_bytes(facts, setup)
-    if setup.optimizer not in (*MOMENTS, *IN_8_BIT):  # its states are unknown
-        checkpoint = float(setup.weights_bytes * facts.trained)
+    weights = float(setup.weights_bytes * facts.trained)
+    is_known = setup.optimizer in (*MOMENTS, *IN_8_BIT)
+    checkpoint = checkpoint_bytes(facts, setup) if is_known else weights  # without states of unknown size
     if setup.zero is not None and not setup.zero.is_fsdp:  # DeepSpeed writes the weights once more with its own states
-        checkpoint += setup.weights_bytes * facts.trained
+        checkpoint += weights
     return DiskNeeds(checkpoint, float(setup.weights_bytes * facts.parameters), checkpoints_at_once(recipe))
 
 
 def checkpoints_at_once(recipe: Recipe) -> int:
     """How many are on the disk while one more is written, as far as the recipe says."""
-    section = recipe.checkpoints
+    section, budget = recipe.checkpoints, recipe.budget
     saves: float = math.inf
     if section.every_tokens is None and section.every_steps is None:
         saves = 1
     elif section.every_steps is not None and section.every_steps < 1:
         saves = math.ceil(1 / section.every_steps)
-    elif recipe.budget.tokens is not None:
-        of_step = recipe.budget.global_batch_tokens or 0
-        tokens_between = section.every_tokens or int(section.every_steps or 1) * of_step
-        saves = math.ceil(recipe.budget.tokens / tokens_between) if tokens_between else math.inf
+    elif budget.tokens is not None:
+        between = section.every_tokens or int(section.every_steps or 1) * (budget.global_batch_tokens or 0)
+        saves = math.ceil(budget.tokens / between) if between else math.inf
     if section.kept is None:
         return 1 if saves == math.inf else int(saves)
     kept = section.kept.options.get("last", LAST) if section.kept.name == "newest" else 1

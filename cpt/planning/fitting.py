@@ -2,10 +2,9 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -14,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from cpt.distributed import groups_of_rows, main_process_decides, num_nodes, tell, world_size
 from cpt.errors import RecipeError, ResourceError
-from cpt.hardware import GIB, Gpu, find_gpus, host_memory_gib
+from cpt.hardware import GIB, Gpu, find_gpus, host_memory_gib, known_gpu
 from cpt.models.compiled import check_compiling
 from cpt.models.config import load_config
 from cpt.models.inventory import build_on_meta
@@ -22,7 +21,7 @@ from cpt.planning.activations import ActivationCounts
 from cpt.planning.memory import MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import IN_8_BIT, trains_half
 from cpt.planning.model_sizes import KINDS, WHOLE, ModelSizes
-from cpt.planning.speed import Target, assumed_mfu, peak_of, planned_speed
+from cpt.planning.speed import Target, assumed_mfu, planned_speed
 from cpt.planning.workload import Setup, Sharding, attention_on_gpu, compiles, read_deepspeed_sharding, read_setup
 from cpt.recipe.keys import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, LOADING, MICRO_BATCH, automatic_keys
 from cpt.recipe.load import REPOSITORY
@@ -37,6 +36,7 @@ PLACEHOLDERS = {
     **dict.fromkeys(LOADING, 0),
     COMPILING: False,
 }
+USUAL_TFLOPS = 150.0  # of a GPU that the table does not have
 USABLE = 0.98  # of the memory on a GPU's data sheet: the rest is its own
 USABLE_OF_HOST = 0.92  # the system and other programs have the rest
 CAREFUL = 0.95  # of what a run can have, for what is proposed
@@ -76,122 +76,107 @@ def with_chosen_values(
         RecipeError: the model's memory cannot be planned.
         ResourceError: the model's config cannot be read.
     """
-    choice = AutomaticValues(
-        recipe,
-        deepspeed,
-        config,
-        target,
-        processes or world_size(),
-        nodes or nodes_here(),
-        share,
-        runs_on_cpu(recipe, target),
-    )
-    where = "here" if target is None else "there"
-    if recipe.training.get(COMPILING, AUTO) == AUTO and (COMPILING in recipe.training or not choice.on_cpu):
-        is_on, reason = main_process_decides(choice.compiling)
-        if not choice.on_cpu:
+    processes, nodes = processes or world_size(), nodes or nodes_here()
+    given = deepspeed or recipe.training.get("deepspeed")
+    profile = read_profile(given) if given else None
+    if target is None:
+        on_cpu, where = bool(recipe.training.get("use_cpu")) or not torch.cuda.is_available(), "here"
+    else:
+        on_cpu, where = target.on_cpu, "there"
+    if recipe.training.get(COMPILING, AUTO) == AUTO and (COMPILING in recipe.training or not on_cpu):
+        is_on, reason = main_process_decides(
+            lambda: choose_compiling(
+                recipe, profile, config, is_here=target is None, processes=processes, on_cpu=on_cpu
+            )
+        )
+        if not on_cpu:
             tell(f"training.{COMPILING}: auto is {str(is_on).lower()} {where}: {reason}.")
         recipe = recipe.model_copy(update={"training": {**recipe.training, COMPILING: is_on}})
     asked = automatic_keys(recipe.training)
     if not asked:
         return recipe
-    values = main_process_decides(replace(choice, recipe=recipe).values)
+    if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
+        raise RecipeError(
+            f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it decides how many completions are"
+            " sampled at the same time. Write a number, or `generation_batch_size` in place of"
+            " `steps_per_generation`."
+        )
+    values: dict[str, Any] = dict.fromkeys(asked)  # None removes a key: accumulation follows from the global batch
+    if LOADING[0] in asked:
+        values[LOADING[0]] = 0  # the loader's threads follow the measured wait
+    if any(key in asked for key in (MICRO_BATCH, *CHECKPOINTING)):
+        chosen = main_process_decides(
+            lambda: choose_batch(recipe, profile, config, target, processes, nodes, share, on_cpu=on_cpu)
+        )
+        values |= {key: value for key, value in chosen.items() if key in asked}
     for key in asked:
-        value = "decided by the others" if values[key] is None else values[key]
-        tell(f"training.{key}: auto is {value} {where}.")
+        tell(f"training.{key}: auto is {'decided by the others' if values[key] is None else values[key]} {where}.")
     training = {key: values.get(key, value) for key, value in recipe.training.items()}
     left = {key: value for key, value in training.items() if key not in values or value is not None}
     return recipe.model_copy(update={"training": left})
 
 
-def runs_on_cpu(recipe: Recipe, target: Target | None) -> bool:
-    if target is not None:
-        return target.on_cpu
-    return bool(recipe.training.get("use_cpu")) or not torch.cuda.is_available()
+def choose_compiling(
+    recipe: Recipe,
+    profile: Profile | None,
+    config: PreTrainedConfig | None,
+    *,
+    is_here: bool,
+    processes: int,
+    on_cpu: bool,
+) -> tuple[bool, str]:
+    """Whether layers are compiled on that machine, and the reason."""
+    zero3, model = profile is not None and zero_section(profile).get("stage") == 3, None
+    if not on_cpu:
+        with suppress(Exception):  # of a model's own code; the gate reports it
+            model = build_on_meta(config or load_config(recipe.model))
+    is_on, reason = compiles(recipe, zero3=zero3, on_cpu=on_cpu, model=model)
+    if not is_on or not is_here:
+        return is_on, reason
+    if processes == 1 and torch.cuda.device_count() > 1:
+        return False, "without a launcher torch's DataParallel copies the model to each GPU"
+    try:
+        check_compiling({COMPILING: True}, zero3=zero3, has_gpu=True)
+    except ResourceError as missing:
+        return False, str(missing).removesuffix(".")
+    return True, reason
 
 
-@dataclass(frozen=True)
-class AutomaticValues:
-    """The arguments of `with_chosen_values`, and the values that follow from them."""
-
-    recipe: Recipe
-    deepspeed: str | Profile | None
-    config: PreTrainedConfig | None
-    target: Target | None
-    processes: int
-    nodes: int
-    share: float
-    on_cpu: bool
-
-    @cached_property
-    def profile(self) -> Profile | None:
-        given = self.deepspeed or self.recipe.training.get("deepspeed")
-        return read_profile(given) if given else None
-
-    @cached_property
-    def shape(self) -> PreTrainedConfig:
-        return self.config if self.config is not None else load_config(self.recipe.model)
-
-    def compiling(self) -> tuple[bool, str]:
-        """Whether layers are compiled on that machine, and the reason."""
-        zero3, model = self.profile is not None and zero_section(self.profile).get("stage") == 3, None
-        if not self.on_cpu:
-            with suppress(Exception):  # of a model's own code; the gate reports it
-                model = build_on_meta(self.shape)
-        is_on, reason = compiles(self.recipe, zero3=zero3, on_cpu=self.on_cpu, model=model)
-        if not is_on or self.target is not None:
-            return is_on, reason
-        if self.processes == 1 and torch.cuda.device_count() > 1:
-            return False, "without a launcher torch's DataParallel copies the model to each GPU"
-        try:
-            check_compiling({COMPILING: True}, zero3=zero3, has_gpu=True)
-        except ResourceError as missing:
-            return False, str(missing).removesuffix(".")
-        return True, reason
-
-    def values(self) -> Mapping[str, Any]:
-        """A value for each key that says `auto`, None to remove it; the smallest if nothing fits, since plans are
-        estimates."""
-        recipe, training, on_cpu = self.recipe, self.recipe.training, self.on_cpu
-        asked = automatic_keys(training)
-        if MICRO_BATCH in asked and training.get("steps_per_generation") is not None:
-            raise RecipeError(
-                f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it decides how many completions are"
-                " sampled at the same time. Write a number, or `generation_batch_size` in place of"
-                " `steps_per_generation`."
-            )
-        values: dict[str, Any] = dict.fromkeys(asked)  # accumulation follows from the global batch
-        if LOADING[0] in asked:
-            values[LOADING[0]] = 0  # the loader's threads follow the measured wait
-        switches = [key for key in CHECKPOINTING if key in asked]
-        if MICRO_BATCH not in asked and not switches:
-            return values
-        filled = with_placeholders(recipe)
-        attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(filled, self.shape)
-        setup = read_setup(filled, self.processes, self.profile, attention=attention, on_cpu=on_cpu, nodes=self.nodes)
-        readers = groups_of_rows(training, self.processes)
-        rows = max(1, (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * readers))
-        most = max(1, BUSY_TOKENS // (setup.needs.sequences * setup.length))
-        sizes = [size for size in range(1, min(rows, most) + 1) if rows % size == 0]
-        try:
-            best = fastest_that_fits(
-                setup,
-                self.target or this_machine(self.processes, on_cpu=on_cpu),
-                count_model(self.shape, setup),
-                micro_batches=sizes if MICRO_BATCH in asked else [setup.micro_batch],
-                checkpointing=[False, True] if switches else [setup.checkpointing],
-                share=self.share,
-            )
-        except Exception as problem:  # of a model's own code
-            raise RecipeError(
-                f"`training.{asked[0]}: auto`: how much memory the model takes could not be planned"
-                f" ({type(problem).__name__}: {problem}). Write a number; `cpt rehearse` tries it."
-            ) from problem
-        return (
-            values
-            | ({MICRO_BATCH: best.micro_batch} if MICRO_BATCH in asked else {})
-            | dict.fromkeys(switches, best.checkpointing)
+def choose_batch(
+    recipe: Recipe,
+    profile: Profile | None,
+    config: PreTrainedConfig | None,
+    target: Target | None,
+    processes: int,
+    nodes: int,
+    share: float,
+    *,
+    on_cpu: bool,
+) -> dict[str, Any]:
+    """Micro-batch and checkpointing; the smallest if nothing fits, since plans are estimates."""
+    config, filled = config or load_config(recipe.model), with_placeholders(recipe)
+    asked = automatic_keys(recipe.training)
+    attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(filled, config)
+    setup = read_setup(filled, processes, profile, attention=attention, on_cpu=on_cpu, nodes=nodes)
+    readers = groups_of_rows(recipe.training, processes)
+    rows = max(1, (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * readers))
+    most = max(1, BUSY_TOKENS // (setup.needs.sequences * setup.length))
+    sizes = [size for size in range(1, min(rows, most) + 1) if rows % size == 0]
+    try:
+        best = fastest_that_fits(
+            setup,
+            target or this_machine(processes, on_cpu=on_cpu),
+            count_model(config, setup),
+            micro_batches=sizes if MICRO_BATCH in asked else [setup.micro_batch],
+            checkpointing=[False, True] if any(key in asked for key in CHECKPOINTING) else [setup.checkpointing],
+            share=share,
         )
+    except Exception as problem:  # of a model's own code
+        raise RecipeError(
+            f"`training.{asked[0]}: auto`: how much memory the model takes could not be planned"
+            f" ({type(problem).__name__}: {problem}). Write a number; `cpt rehearse` tries it."
+        ) from problem
+    return {MICRO_BATCH: best.micro_batch, **dict.fromkeys(CHECKPOINTING, best.checkpointing)}
 
 
 def with_placeholders(recipe: Recipe) -> Recipe:
@@ -213,7 +198,9 @@ def this_machine(processes: int, *, on_cpu: bool, gpus: list[Gpu] | None = None)
     if not gpus:
         return Target("CPU", 0, memory / processes, 1.0, memory, "this machine")
     smallest = min(gpus, key=lambda gpu: gpu.memory_gib)
-    return Target(smallest.name, processes, smallest.memory_gib, peak_of(smallest.name), memory, "this machine")
+    kind = known_gpu(smallest.name)
+    peak = 1e12 * (kind.peak_tflops if kind is not None else USUAL_TFLOPS)
+    return Target(smallest.name, processes, smallest.memory_gib, peak, memory, "this machine")
 
 
 def fastest_that_fits(
@@ -331,11 +318,17 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, C
             for path, zero in shipped_profiles()
             if zero != setup.zero and (setup.gpus > 1 or zero.offload_optimizer)
         ]
-    if takes_fsdp(setup, target):
+    is_divided, is_own_loss = setup.zero is not None and setup.zero.is_fsdp, setup.needs.stage not in KINDS
+    is_plain = setup.optimizer == "adamw" and setup.rounding is None and setup.lora is None and not setup.releases
+    # as `cpt.training.engine_profiles` checks it
+    if setup.gpus > 1 and not target.on_cpu and not is_divided and is_own_loss and is_plain and not setup.scales_loss:
         engines.append(({"training.fsdp": True, SYNCS: True}, FSDP2))
+    micro_batches = [setup.micro_batch]
+    while micro_batches[-1] % 2 == 0:
+        micro_batches.append(micro_batches[-1] // 2)
     fused = (setup.fused_loss,) if target.on_cpu or setup.needs.logits != WHOLE else (setup.fused_loss, True)
     for micro_batch, checkpointing, fused_loss, (engine, zero) in product(
-        micro_batches(setup), (setup.checkpointing, True), fused, engines
+        micro_batches, (setup.checkpointing, True), fused, engines
     ):
         breaks_graphs = zero is not None and zero.stage == 3 and (checkpointing or not zero.is_fsdp)
         compiles = setup.compiles and not breaks_graphs
@@ -352,13 +345,6 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, C
             if is_cast and trains_half(setup):
                 changes["model.dtype"] = "auto"  # fp32 parts, which compute in bfloat16
         yield with_micro_batch(changed, micro_batch, changes)
-
-
-def takes_fsdp(setup: Setup, target: Target) -> bool:
-    """Whether FSDP2 could divide the run over its GPUs, as `cpt.training.engine_profiles` checks it."""
-    is_own_loss, is_divided = setup.needs.stage not in KINDS, setup.zero is not None and setup.zero.is_fsdp
-    can_be = setup.gpus > 1 and not target.on_cpu and is_own_loss and not setup.scales_loss and not setup.releases
-    return can_be and not is_divided and setup.optimizer == "adamw" and setup.rounding is None and setup.lora is None
 
 
 def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
@@ -411,14 +397,6 @@ def shipped_profiles() -> list[tuple[str, Sharding]]:
         for file in sorted(PROFILES.glob("*.json"))
     ]
     return [(name, zero) for name, zero in read if zero is not None]
-
-
-def micro_batches(setup: Setup) -> list[int]:
-    """The recipe's, and its halves."""
-    sizes = [setup.micro_batch]
-    while sizes[-1] % 2 == 0:
-        sizes.append(sizes[-1] // 2)
-    return sizes
 
 
 def with_micro_batch(setup: Setup, micro_batch: int, changes: Changes) -> tuple[Setup, Changes]:

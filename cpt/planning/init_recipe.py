@@ -12,7 +12,7 @@ from typing import Any, Literal
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from xxhash import xxh3_64_intdigest
 
-from cpt.data.readers.documents import BadRow, Document, Piece
+from cpt.data.readers.documents import BadRow, Piece
 from cpt.data.readers.filters import language_identifier
 from cpt.data.readers.opening import format_of
 from cpt.data.readers.sources import CONVERTED, files_with_sizes, kind_of, pieces_of, read_piece
@@ -29,7 +29,7 @@ from cpt.models.inventory import (
     vocabulary_size,
 )
 from cpt.models.known_bases import KnownBase, known_base
-from cpt.planning.fitting import fastest_that_fits, fits, shipped_profiles
+from cpt.planning.fitting import BUSY_TOKENS, fastest_that_fits, fits, shipped_profiles
 from cpt.planning.memory import count_model, plan_memory
 from cpt.planning.speed import MFU_RANGE, Target, assumed_mfu, planned_speed
 from cpt.planning.workload import attention_on_gpu, read_setup
@@ -61,7 +61,6 @@ EPOCHS = ((500_000_000, 1), (50_000_000, 2), (0, 4))  # up to 4 are nearly as go
 STEPS_WANTED, FEWEST_STEPS_ON_GPU, FEWEST_STEPS = 400, 100, 10
 LARGEST_BATCH = 524_288
 MICRO_BATCHES = (1, 2, 4, 8, 16)
-MOST_TOKENS = 32_768  # in a micro-batch: more is no faster
 RATES_BY_SIZE = ((200_000_000, 1e-4), (1_000_000_000, 5e-5), (5_000_000_000, 2e-5), (math.inf, 1e-5))
 REWARMED_TO = 0.3  # of the base's peak, for a strong shift: between a tenth, where runs end, and arXiv 2403.08763's 1
 LORA_FACTOR, LARGEST_LORA_RATE, LEAST_RATE = 10, 5e-4, 1e-6
@@ -114,7 +113,7 @@ def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder)
     Raises:
         DataError: there are none, too few to evaluate on, or too many bad rows.
     """
-    source = find_source(path, text_column)
+    source, encode = find_source(path, text_column), encoder.encode
     files = files_with_sizes(source, "DOCUMENTS")
     facts = DocumentStatistics(source, Counter(format_of(name).removeprefix(".") for name, _ in files))
     draw, seen, done_bytes = random.Random(0), set[int](), 0
@@ -124,7 +123,21 @@ def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder)
             facts.is_whole = False
             break
         for item in read_piece(source, piece, "DOCUMENTS"):
-            add_row(facts, item, seen, draw)
+            if isinstance(item, BadRow):
+                facts.bad_rows += item.num_rows
+                facts.first_bad = facts.first_bad or f"{item.where}: {item.detail}"
+                continue
+            facts.documents_read += 1
+            encoded = item.text.encode()
+            facts.text_bytes += len(encoded)
+            digest = xxh3_64_intdigest(encoded)
+            facts.repeats += digest in seen
+            seen.add(digest)
+            # each document has the same chance to be in the sample
+            if len(facts.sample) < TOKENISED:
+                facts.sample.append(item.text)
+            elif (place := draw.randrange(facts.documents_read)) < TOKENISED:
+                facts.sample[place] = item.text
         done_bytes += (piece.stop or Path(piece.path).stat().st_size) - piece.start
     scale = 1.0 if facts.is_whole else sum(size for _, size in files) / done_bytes
     facts.documents, facts.text_bytes = round(facts.documents_read * scale), round(facts.text_bytes * scale)
@@ -133,30 +146,10 @@ def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder)
         identifier = language_identifier()
         facts.languages = Counter(identifier.classify(text[:2000])[0] for text in facts.sample[:200])
     texts = [text[:LONGEST_TOKENISED] for text in facts.sample]
-    tokens = int(encoder.encode(texts)[1].sum())
-    facts.bytes_per_token = sum(len(text.encode()) for text in texts) / max(1, tokens)
+    facts.bytes_per_token = sum(len(text.encode()) for text in texts) / max(1, int(encode(texts)[1].sum()))
     facts.tokens = round(facts.text_bytes / facts.bytes_per_token)
-    english = len(ENGLISH.encode()) / int(encoder.encode([ENGLISH])[1].sum())
-    facts.compared_with_english = facts.bytes_per_token / english
+    facts.compared_with_english = facts.bytes_per_token * int(encode([ENGLISH])[1].sum()) / len(ENGLISH.encode())
     return facts
-
-
-def add_row(facts: DocumentStatistics, item: Document | BadRow, seen: set[int], draw: random.Random) -> None:
-    """Count one row; each document has the same chance to be in the sample."""
-    if isinstance(item, BadRow):
-        facts.bad_rows += item.num_rows
-        facts.first_bad = facts.first_bad or f"{item.where}: {item.detail}"
-        return
-    facts.documents_read += 1
-    encoded = item.text.encode()
-    facts.text_bytes += len(encoded)
-    digest = xxh3_64_intdigest(encoded)
-    facts.repeats += digest in seen
-    seen.add(digest)
-    if len(facts.sample) < TOKENISED:
-        facts.sample.append(item.text)
-    elif (place := draw.randrange(facts.documents_read)) < TOKENISED:
-        facts.sample[place] = item.text
 
 
 def find_source(path: str, text_column: str | None) -> DocumentSource:
@@ -169,29 +162,27 @@ def find_source(path: str, text_column: str | None) -> DocumentSource:
         text = str(problem).split(" Set `DOCUMENTS.path`")[0]
         raise DataError(f"{text} {to_convert(path) or 'Give another DOCUMENTS.'}") from problem
     first = next((name for name in files if format_of(name) not in TEXT_FILES), files[0])
-    missing: BadRow | None = None
+    missing: list[BadRow] = []
     for column in [text_column] if text_column else TEXT_COLUMNS:
         source = DocumentSource(path=path, text_column=column)
         item = next(read_piece(source, Piece(first, 0, None, 0), "DOCUMENTS"), None)
         if not isinstance(item, BadRow) or item.reason != "missing column":
             return source
-        missing = missing or item
-    assert missing is not None, "one column at least was tried"
-    raise DataError(f"{missing.where}: {missing.detail}. Say which column holds the text: --text-column NAME.")
+        missing.append(item)
+    raise DataError(f"{missing[0].where}: {missing[0].detail}. Say which column holds the text: --text-column NAME.")
 
 
 def to_convert(path: str) -> str:
     """The command to type if a folder has files that only `cpt data ingest` reads."""
     folder = Path(path).expanduser()
-    found = {file.suffix for file in folder.rglob("*") if file.suffix.lower() in CONVERTED} if folder.is_dir() else ()
-    if not found:
-        return ""
-    name = f"{folder.name}-text"
-    return f"Convert its {', '.join(sorted(found))} files with: cpt data ingest {folder} --output {name}"
+    found = sorted({file.suffix for file in folder.rglob("*") if file.suffix.lower() in CONVERTED})
+    command = f"cpt data ingest {folder} --output {folder.name}-text"
+    return f"Convert its {', '.join(found)} files with: {command}" if found else ""
 
 
 def refuse_unusable(facts: DocumentStatistics) -> None:
-    path, converted = facts.source.path, to_convert(facts.source.path)
+    path = facts.source.path
+    converted = to_convert(path)
     if facts.bad_share > MOST_BAD:
         rows = facts.bad_rows + facts.documents_read
         raise DataError(
@@ -317,7 +308,14 @@ def choose(
     known, gpus = base.known, max(1, target.gpus)
     longest = LONGEST_ROW_ON_CPU if target.on_cpu else LONGEST_ROW
     length = min(longest, (known and known.sequence_length) or longest, base.longest_row or longest)
-    is_strong, reason = (shift == "strong", "as you say") if shift is not None else measured_shift(facts)
+    # how far the documents are from what the base read, by how well its tokenizer fits them
+    fit = facts.compared_with_english
+    reason = f"{facts.bytes_per_token:.2f} bytes a token, {100 * fit:.0f} % of plain English"
+    is_strong = fit < SHIFT_BELOW
+    if shift is not None:
+        is_strong, reason = shift == "strong", "as you say"
+    elif facts.main_language not in (None, "en") and fit < 1:
+        is_strong, reason = True, f"most documents look like `{facts.main_language}`; {reason}"
     replay = (STRONG_REPLAY if is_strong else WEAK_REPLAY) if with_replay else 0.0
     share = min(MOST_HELD_OUT, max(LEAST_HELD_OUT, HELD_OUT_DOCUMENTS / facts.documents))
     held_out = math.ceil(share * 1000) / 1000
@@ -328,7 +326,7 @@ def choose(
     else:
         epochs = tokens * (1 - replay) / domain_tokens
     # a GPU gets enough tokens at once to be busy, in fewer steps
-    wanted = max(tokens / STEPS_WANTED, min(MOST_TOKENS * target.gpus, tokens / FEWEST_STEPS_ON_GPU))
+    wanted = max(tokens / STEPS_WANTED, min(BUSY_TOKENS * target.gpus, tokens / FEWEST_STEPS_ON_GPU))
     most = min(LARGEST_BATCH, (known and known.batch_tokens) or LARGEST_BATCH, wanted)
     batch = length * gpus * 2 ** max(0, math.floor(math.log2(max(1.0, most / (length * gpus)))))
     if tokens < FEWEST_STEPS * batch:
@@ -354,14 +352,6 @@ def choose(
         held_out,
         min(MOST_EVALUATIONS, max(1, often)),
     )
-
-
-def measured_shift(facts: DocumentStatistics) -> tuple[bool, str]:
-    """How far the documents are from what the base read, by how well its tokenizer fits them."""
-    fit = f"{facts.bytes_per_token:.2f} bytes a token, {100 * facts.compared_with_english:.0f} % of plain English"
-    if facts.main_language not in (None, "en") and facts.compared_with_english < 1:
-        return True, f"most documents look like `{facts.main_language}`; {fit}"
-    return facts.compared_with_english < SHIFT_BELOW, fit
 
 
 def training_methods(base: BaseModel, target: Target) -> Iterator[tuple[str, str | None, dict[str, Any] | None]]:
@@ -392,11 +382,7 @@ def first_method_that_fits(
     for name, profile, lora in training_methods(base, target):
         if full is not None and full != (name == "full"):
             continue
-        training: dict[str, Any] = {
-            "per_device_train_batch_size": 1,
-            "torch_compile": "auto",
-            "bf16": not target.on_cpu,
-        }
+        training = {"per_device_train_batch_size": 1, "torch_compile": "auto", "bf16": not target.on_cpu}
         sections = {
             "name": "draft",
             "model": {"path": base.path, "lora": lora},
@@ -414,7 +400,7 @@ def first_method_that_fits(
         setup = read_setup(recipe, gpus, read, attention=attention, on_cpu=target.on_cpu)
         facts, activations = count_model(config, setup)
         rows = batch // (length * gpus)
-        sizes = [size for size in MICRO_BATCHES if rows % size == 0 and size * length <= max(MOST_TOKENS, length)]
+        sizes = [size for size in MICRO_BATCHES if rows % size == 0 and size * length <= max(BUSY_TOKENS, length)]
         setup = fastest_that_fits(
             setup,
             target,

@@ -224,8 +224,8 @@ def check_source_options(data: Data, evaluation: Evaluation) -> Violations:
     """Every option of a source has an effect, and a document is made in one way: column, template or chat."""
     for location, entry in all_sources(data, evaluation):
         if is_local(entry.path) or ":" in entry.path:
-            given = {"subset": entry.subset, "revision": entry.revision, "split": entry.split != "train"}
-            given |= {"data_files": entry.data_files, "streaming": entry.streaming}
+            given: dict[str, Any] = {"subset": entry.subset, "revision": entry.revision}
+            given |= {"split": entry.split != "train", "data_files": entry.data_files, "streaming": entry.streaming}
             for key, value in given.items():
                 if value not in (None, False, []):
                     yield no_effect((*location, key), f": `{entry.path}` is not a dataset on the Hub")

@@ -23,7 +23,6 @@ def record_event(folder: Path, kind: str, message: str, *, step: int | None = No
     `write_waiting_events`.
 
     Args:
-        folder: of the run.
         kind: one word for programs, such as `nan_skipped`, `rolled_back`, `restart`, `quarantined`.
         message: one sentence for people.
         details: JSON values for programs.
@@ -35,10 +34,8 @@ def record_event(folder: Path, kind: str, message: str, *, step: int | None = No
 def append_event(folder: Path, kind: str, message: str, *, step: int | None = None, **details: Any) -> None:
     """Like `record_event`, without the log."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    line = json.dumps(
-        {"time": now, "kind": kind, "step": step, "rank": rank(), "message": message, **details}, default=str
-    )
-    OPENED.setdefault(folder, LinesFile(folder / EVENTS)).add(line)
+    line = {"time": now, "kind": kind, "step": step, "rank": rank(), "message": message, **details}
+    OPENED.setdefault(folder, LinesFile(folder / EVENTS)).add(json.dumps(line, default=str))
 
 
 class EventHandler(logging.Handler):

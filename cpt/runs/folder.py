@@ -44,9 +44,6 @@ Content = dict[str, Any]
 Floats = NDArray[np.float64]
 
 
-# --- one file --------------------------------------------------------------------------------------------------------
-
-
 def read_object(path: Path, unreadable: list[str] | None = None) -> Content:
     """The object of a JSON file; empty if it is missing or damaged (then `unreadable` gets a sentence)."""
     try:
@@ -141,9 +138,6 @@ def note(unreadable: list[str] | None, sentence: str) -> None:
         unreadable.append(sentence)
 
 
-# --- metrics ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Metrics:
     columns: Mapping[str, Floats]
@@ -172,11 +166,8 @@ class Metrics:
 
 
 def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
-    """Read a run's metrics; values that are not finite numbers count as not logged.
-
-    Args:
-        names: wanted figures, `eval_*` for all that begin so; all by default. Fewer are faster.
-    """
+    """Read a run's metrics; values that are not finite numbers count as not logged. Reading only some figures
+    (`eval_*` for all that begin so) is faster."""
 
     @cache
     def wanted(keys: tuple[str, ...]) -> list[str]:
@@ -235,7 +226,6 @@ def last_figures(folder: Path) -> dict[str, float]:
 
 
 def is_bits_per_byte(name: str) -> bool:
-    """Whether the figure is `eval_<set>_bits_per_byte`."""
     return name.startswith(EVALUATED) and name.endswith(BITS_PER_BYTE)
 
 
@@ -244,23 +234,18 @@ def set_name(name: str) -> str:
     return name.removeprefix(EVALUATED).removesuffix(BITS_PER_BYTE)
 
 
-# --- the status ------------------------------------------------------------------------------------------------------
-
-
 def read_status(folder: Path, unreadable: list[str] | None = None) -> Content:
     """The status; its state is `died` if it is `running` but the process has disappeared from this host."""
     status = read_object(folder / STATUS, unreadable)
-    if status.get("state") == "running" and is_gone(folder, status.get("pid")):
-        return {**status, "state": DIED}
-    return status
-
-
-def is_gone(folder: Path, pid: object) -> bool:
+    if status.get("state") != "running":
+        return status
     try:
         words = (folder / LOCK).read_text(errors="replace").split()  # process PID on HOST
-        return words[3] == socket.gethostname() and not is_alive(int(words[1]))
+        is_gone = words[3] == socket.gethostname() and not is_alive(int(words[1]))
     except (OSError, ValueError, IndexError):
-        return isinstance(pid, int) and not is_alive(pid)
+        pid = status.get("pid")
+        is_gone = isinstance(pid, int) and not is_alive(pid)
+    return {**status, "state": DIED} if is_gone else status
 
 
 def is_alive(pid: int) -> bool:
@@ -271,9 +256,6 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return pid > 0
-
-
-# --- all of it -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -290,7 +272,6 @@ class RunRecord:
     status: Content = field(default_factory=dict)
     verdict: Content = field(default_factory=dict)
     events: list[Content] = field(default_factory=list)
-    samples: list[Content] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     """A sentence for each file, or part of one, that cannot be read."""
 
@@ -318,7 +299,6 @@ def read_run(folder: Path, figures: Collection[str] | None = None) -> RunRecord:
         status=read_status(folder, unreadable),
         verdict=read_object(folder / VERDICT, unreadable),
         events=read_objects(folder / EVENTS, unreadable),
-        samples=read_objects(folder / SAMPLES, unreadable),
         unreadable=unreadable,
     )
 
@@ -331,7 +311,6 @@ def get(content: object, *keys: str) -> Any:
 
 
 def get_dict(content: object, *keys: str) -> Content:
-    """The mapping under nested keys; empty if there is none."""
     found = get(content, *keys)
     return found if isinstance(found, dict) else {}
 
@@ -357,7 +336,12 @@ def list_runs(folder: Path, conditions: Sequence[str] = (), order: str | None = 
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder. Give the `output_dir` of the runs' recipes: cpt runs FOLDER")
-    runs = sorted(((run, values_of(run, folder)) for run in runs_below(folder)), key=lambda run: run[1]["age"])
+    runs: list[tuple[Path, Values]] = []
+    for here, folders, files in os.walk(folder):  # without checkpoints and exported models
+        folders[:] = sorted(name for name in folders if not any(fnmatchcase(name, pattern) for pattern in NOT_ENTERED))
+        if sum(name in files for name in OF_A_RUN) > 1:
+            runs.append((Path(here), values_of(Path(here), folder)))
+    runs.sort(key=lambda run: run[1]["age"])
     columns = list(dict.fromkeys(name for _, values in runs for name in values))
     for condition in conditions:
         fits = condition_of(condition, columns)
@@ -370,18 +354,14 @@ def list_runs(folder: Path, conditions: Sequence[str] = (), order: str | None = 
     return dict(runs)
 
 
-def runs_below(folder: Path) -> Iterator[Path]:
-    """The folders of runs, the given one included; checkpoints and exported models are not searched."""
-    for here, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not any(fnmatchcase(name, pattern) for pattern in NOT_ENTERED))
-        if sum(name in files for name in OF_A_RUN) > 1:
-            yield Path(here)
-
-
 def values_of(run: Path, folder: Path) -> Values:
-    recipe, status, figures = read_recipe(run / RECIPE, []), read_status(run), last_figures(run)
+    recipe, status, figures = read_recipe(run / RECIPE), read_status(run), last_figures(run)
     evaluated = {key: value for key, value in figures.items() if key.startswith(EVALUATED)}
     stage, state, steps, tags = recipe.get("stage"), status.get("state"), status.get("steps"), recipe.get("tags")
+    try:
+        started = datetime.fromisoformat(str(read_object(run / ENVIRONMENT).get("started"))).timestamp()
+    except (ValueError, OverflowError):
+        started = run.stat().st_mtime
     return {
         "name": str(run.relative_to(folder)) if run != folder else run.name,
         "stage": stage if isinstance(stage, str) else None,
@@ -392,19 +372,10 @@ def values_of(run: Path, folder: Path) -> Values:
         "loss": figures.get("loss"),
         "bits_per_byte": sum(evaluated.values()) / len(evaluated) if evaluated else None,
         "tokens_per_second": figures.get("tokens_per_second"),
-        "age": age_of(run),
+        "age": time.time() - started,
         "tags": [str(tag) for tag in tags] if isinstance(tags, list) else [],
         **evaluated,
     }
-
-
-def age_of(run: Path) -> float:
-    """Seconds since the first start."""
-    started = read_object(run / ENVIRONMENT, []).get("started")
-    try:
-        return time.time() - datetime.fromisoformat(str(started)).timestamp()
-    except (ValueError, OverflowError):
-        return time.time() - run.stat().st_mtime
 
 
 def condition_of(text: str, columns: Sequence[str]) -> Callable[[Values], bool]:
@@ -444,7 +415,9 @@ def find_run(text: str, beside: Path = Path("runs")) -> Path:
             return folder
     asked = Path(text).expanduser()
     why = "holds neither recipe.yaml nor status.json nor metrics.jsonl" if asked.is_dir() else "is no folder"
-    near = {run.name: run for around in (asked, asked.parent, beside) for run in runs_in(around)}
+    folders = [folder for folder in (asked, asked.parent, beside) if folder.is_dir()]
+    runs = [run for folder in folders for run in sorted(folder.iterdir())]
+    near = {run.name: run for run in runs if sum((run / name).is_file() for name in OF_A_RUN) > 1}
     likely = closest(asked.name, near)
     hint = "`cpt runs FOLDER` lists the runs below a folder."
     if likely:
@@ -452,9 +425,3 @@ def find_run(text: str, beside: Path = Path("runs")) -> Path:
     elif near:
         hint = f"Runs there: {', '.join(map(str, list(near.values())[:8]))}."
     raise CheckpointError(f"{text} is no run: it {why}. {hint}")
-
-
-def runs_in(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return [path for path in sorted(folder.iterdir()) if sum((path / name).is_file() for name in OF_A_RUN) > 1]

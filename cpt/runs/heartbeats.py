@@ -16,8 +16,6 @@ Phase = Literal["starting", "training", "between", "ending"]
 
 @dataclass(frozen=True)
 class LastHeartbeat:
-    """The last heartbeat of one process."""
-
     rank: int
     pid: int
     host: str
@@ -45,7 +43,6 @@ def write_heartbeat(folder: Path, beat: LastHeartbeat) -> None:
 
 
 def read_heartbeats(folder: Path) -> list[LastHeartbeat]:
-    """The last heartbeats of all processes, by rank."""
     heartbeats = []
     for path in sorted((folder / HEARTBEATS).glob("rank-*.json")):
         try:
@@ -60,7 +57,6 @@ def is_of_this_host(beat: LastHeartbeat) -> bool:
 
 
 def pids_here(folder: Path) -> list[int]:
-    """Numbers of the run's processes on this host."""
     return [beat.pid for beat in read_heartbeats(folder) if is_of_this_host(beat)]
 
 

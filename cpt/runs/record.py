@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count, pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -71,12 +72,11 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """The run finished and its model was exported."""
         return self.status().get("state") == "finished" and (self.export_folder / "config.json").exists()
 
     def status(self) -> dict[str, Any]:
         """The last status; empty before the first one and if the file is damaged."""
-        return read_object(self.folder / STATUS, [])
+        return read_object(self.folder / STATUS)
 
     def skipped_share(self) -> tuple[int, int]:
         """Steps that the loss guard skipped, and all steps so far."""
@@ -103,15 +103,8 @@ class Run:
             log.warning("%s cannot be written: %s.", self.folder / name, problem.strerror)
 
     def record_inputs(self, fingerprint: str, describe: Callable[[], dict[str, Any]]) -> None:
-        """Record what the run reads, or check that its data have not changed.
-
-        Args:
-            fingerprint: of the data now.
-            describe: returns the hashes of data, tokenizer and weights; called once for a run.
-
-        Raises:
-            CheckpointError: the data have changed, so the run's position in them is meaningless.
-        """
+        """Record what the run reads (`describe` is called once for a run), or check the fingerprint of its data:
+        CheckpointError if they have changed, since the run's position in them is then meaningless."""
         path = self.folder / INPUTS
         recorded = read_sealed(path)
         known = None if recorded is None else recorded["data"]["fingerprint"]
@@ -178,8 +171,12 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, train
             return run
         refuse_unwritable(run.folder)
         lock = hold(run.folder, patience)
-        if trains:
-            record_start(run.folder)
+        if trains and not (run.folder / STATUS).exists():
+            write_json(run.folder / ENVIRONMENT, describe_environment())
+        elif trains:  # a later start: what differs from the first
+            first, now = read_object(run.folder / ENVIRONMENT), describe_environment()
+            changes = {key: value for key, value in now.items() if key == "started" or value != first.get(key)}
+            LinesFile(run.folder / STARTS).add(json.dumps(changes, default=str))
         remove_heartbeats(run.folder)  # else a process of an earlier start seems to be gone
         return Run(run.folder, lock)
 
@@ -195,27 +192,9 @@ def command_to_continue(words: Sequence[str], name: str, recipe_name: str) -> st
     return f"`{shlex.join(['cpt', *kept, *([f'name={name}'] if has_own_name else [])])}`"
 
 
-def record_start(folder: Path) -> None:
-    """Write environment.json at the first start; each later start adds a line to starts.jsonl with what differs from
-    the first."""
-    if not (folder / STATUS).exists():
-        write_json(folder / ENVIRONMENT, describe_environment())
-        return
-    first = read_object(folder / ENVIRONMENT, [])
-    now = describe_environment()
-    changes = {key: value for key, value in now.items() if key == "started" or value != first.get(key)}
-    LinesFile(folder / STARTS).add(json.dumps(changes, default=str))
-
-
 def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
-    """Lock the run, so that two processes do not train it at once; the kernel frees the lock when this process dies.
-
-    Args:
-        patience: seconds to wait for another process to release it.
-
-    Raises:
-        LaunchError: another process has it.
-    """
+    """Lock the run, so that two processes do not train it at the same time; the kernel frees the lock when this
+    process dies. LaunchError if another process has it after `patience` seconds."""
     lock, end = (folder / LOCK).open("a+"), time.monotonic() + patience
     while True:
         try:
@@ -241,72 +220,51 @@ def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
 def claim_folder(recipe: Recipe) -> Path:
     """output_dir/name, if it is new or belongs to this recipe."""
     folder = recipe.output_dir / recipe.name
-    saved = folder / RECIPE
+    saved, damaged = folder / RECIPE, folder / f"damaged-{RECIPE}"
     if not saved.exists():
         return write_record(recipe, folder)
     try:
         differences = differing_keys(load_recipe(saved), recipe)
     except RecipeError as problem:
-        return mend_record(recipe, folder, problem)
-    if differences and ended_before_it_began(folder):
+        if is_main_process():
+            saved.replace(damaged)
+            write_atomic(saved, dump_recipe(recipe), reuse_space=True)
+            reason = f"{saved} was damaged ({str(problem).partition(chr(10))[0]})"
+            record_event(folder, DAMAGED, f"{reason} and is written again. The old file: {damaged}.")
+        return folder
+    if not differences:
+        return folder
+    # A run that ended before it trained or saved anything may start again with another recipe.
+    has_results = (folder / METRICS).exists() or (folder / EXPORT).exists() or any(folder.glob("checkpoint-*"))
+    if not has_results and Run(folder).status().get("state") in ("failed", "interrupted"):
         if is_main_process():
             (folder / INPUTS).unlink(missing_ok=True)
         return write_record(recipe, folder)
-    if differences:
-        listing = "\n".join(f"  {line}" for line in differences)
-        raise RecipeError(
-            f"{folder} belongs to a run of another recipe. What differs (there -> here):\n{listing}\nGive this run"
-            f" another name (name=...), or add --new. If you changed nothing, {saved} is damaged: delete it."
-        )
-    return folder
-
-
-def ended_before_it_began(folder: Path) -> bool:
-    """Whether a run ended before it trained or saved anything: it may start again with another recipe."""
-    has_results = (folder / METRICS).exists() or (folder / EXPORT).exists() or any(folder.glob("checkpoint-*"))
-    return not has_results and Run(folder).status().get("state") in ("failed", "interrupted")
-
-
-def mend_record(recipe: Recipe, folder: Path, problem: RecipeError) -> Path:
-    """Write a damaged recipe.yaml again, and keep the damaged file."""
-    if is_main_process():
-        saved, damaged = folder / RECIPE, folder / f"damaged-{RECIPE}"
-        saved.replace(damaged)
-        write_atomic(saved, dump_recipe(recipe), reuse_space=True)
-        reason = str(problem).partition("\n")[0]
-        record_event(folder, DAMAGED, f"{saved} was damaged ({reason}) and is written again. The old file: {damaged}.")
-    return folder
+    listing = "\n".join(f"  {line}" for line in differences)
+    raise RecipeError(
+        f"{folder} belongs to a run of another recipe. What differs (there -> here):\n{listing}\nGive this run"
+        f" another name (name=...), or add --new. If you changed nothing, {saved} is damaged: delete it."
+    )
 
 
 def claim_new_folder(recipe: Recipe) -> Path:
     """The first of output_dir/name, name-2, name-3, ... that is free; the other ranks take the last that exists."""
-    number = 1
-    while True:
-        name = recipe.name if number == 1 else f"{recipe.name}-{number}"
-        folder = recipe.output_dir / name
-        if not is_main_process():
-            following = recipe.output_dir / f"{recipe.name}-{number + 1}"
-            if not following.exists():
-                return folder
-        elif not folder.exists():
-            return write_record(recipe, folder)
-        number += 1
+    names = (recipe.name if number == 1 else f"{recipe.name}-{number}" for number in count(1))
+    folders = (recipe.output_dir / name for name in names)
+    if is_main_process():
+        return write_record(recipe, next(folder for folder in folders if not folder.exists()))
+    return next(folder for folder, following in pairwise(folders) if not following.exists())
 
 
 def write_record(recipe: Recipe, folder: Path) -> Path:
-    if not is_main_process():
-        return folder
-    refuse_unwritable(folder)
-    write_atomic(folder / RECIPE, dump_recipe(recipe), reuse_space=True)
+    if is_main_process():
+        refuse_unwritable(folder)
+        write_atomic(folder / RECIPE, dump_recipe(recipe), reuse_space=True)
     return folder
 
 
 def refuse_unwritable(folder: Path) -> None:
-    """Make the folder, and try there what a save does: write, sync, rename, remove.
-
-    Raises:
-        RecipeError: it fails.
-    """
+    """Make the folder, and try there what a save does: write, sync, rename, remove. RecipeError if that fails."""
     probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -341,6 +299,14 @@ OF_LAUNCHERS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_EXTENSIONS_DIR")
 
 def describe_environment() -> dict[str, Any]:
     """Everything about this start that the recipe does not hold."""
+    gpus = find_gpus()
+    hardware = {  # what can change the results of the same arithmetic, or its speed
+        "processor": name_of_processor(),
+        "cores": count_cpu_cores(),
+        "host_memory_gib": round(host_memory_gib()),
+        "gpus": [gpu.name for gpu in gpus],
+        "driver": gpus[0].driver if gpus else None,
+    }
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -350,7 +316,7 @@ def describe_environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processors": os.cpu_count(),
-        "hardware": describe_hardware(),
+        "hardware": hardware,
         "variables": deciding_variables(),
         "versions": {name: installed_version(name) for name in PACKAGES},
         "code": hash_of_code(),
@@ -365,19 +331,6 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def describe_hardware() -> dict[str, Any]:
-    """What can change the results of the same arithmetic, or its speed."""
-    gpus = find_gpus()
-    return {
-        "processor": name_of_processor(),
-        "cores": count_cpu_cores(),
-        "host_memory_gib": round(host_memory_gib()),
-        "gpus": [gpu.name for gpu in gpus],
-        "driver": gpus[0].driver if gpus else None,
-    }
-
-
-@lru_cache
 def name_of_processor() -> str:
     lines = CPU_INFO.read_text(errors="replace").splitlines() if CPU_INFO.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

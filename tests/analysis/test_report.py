@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from cpt.analysis.page import MOST_POINTS, Curve, Folded, PageSection, Plot, Table, curves, html_page, thinned
+from cpt.analysis.page import MOST_POINTS, Curve, Folded, Plot, Table, curves, html_page, thinned
 from cpt.analysis.report import against_plan, held_out, missing, mixture, report_page, state
 from cpt.runs.folder import read_run
 
@@ -79,7 +79,7 @@ def test_text_stays_text_whatever_it_holds():
     evil = "</script><b onclick=x>\ud800\0$_a"
     parts = [evil, Table([evil], [[evil]]), {evil: evil}, Folded(evil, evil)]
     plot = curves(evil, evil, [Curve(evil, [1, 2], [3, 4]), Curve(f"_{evil}", [1], [2])])
-    assert "<b onclick" not in html_page(evil, [PageSection(evil, [*parts, *plot])])
+    assert "<b onclick" not in html_page(evil, {evil: [*parts, *plot]})
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_spikes():

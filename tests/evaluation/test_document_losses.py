@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from xxhash import xxh3_64_intdigest
 
 from cpt.evaluation import scoring
-from cpt.evaluation.scoring import document_losses, evaluation_mode, load_losses, measure_and_keep, saved_losses
+from cpt.evaluation.paired import load_losses, saved_losses
+from cpt.evaluation.scoring import document_losses, evaluation_mode, measure_and_keep
 from cpt.evaluation.sets import EvaluationData, data_of_texts, open_evaluation_sets
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.events import read_events, write_waiting_events

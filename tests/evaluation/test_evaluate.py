@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.errors import CheckpointError, DataError, RecipeError
-from cpt.evaluation.evaluate import EvaluationRequest, folder_of_model, measure, of_texts
+from cpt.evaluation.evaluate import EvaluationRequest, measure, model_at, of_texts
 from cpt.evaluation.paired import bits_per_byte_difference
 from cpt.evaluation.sets import EvaluationSet, data_of_texts
 from cpt.recipe.schema import Model, Tokenizer
@@ -45,23 +45,23 @@ def test_a_runs_folder_stands_for_its_model(models, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "final").symlink_to(models / "one")
-    assert folder_of_model(str(run)) == str(run / "final")
+    assert model_at(str(run)).path == str(run / "final")
     (run / "final").unlink()
     (run / "recipe.yaml").write_text("")
     with pytest.raises(CheckpointError, match="has no finished model"):
-        folder_of_model(str(run))
+        model_at(str(run))
 
 
 def test_an_adapter_alone_is_refused(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="is an adapter without its base"):
-        folder_of_model(str(tmp_path))
+        model_at(str(tmp_path))
 
 
 @pytest.mark.parametrize("path", ["./nothing", "/no/such/model", "nothing"])
 def test_a_model_that_is_not_there_is_told(path):
     with pytest.raises(CheckpointError, match="there is no model"):
-        folder_of_model(path)
+        model_at(path)
 
 
 def test_rows_longer_than_the_model_knows_are_refused(models, corpus):
@@ -74,12 +74,12 @@ def test_rows_longer_than_the_model_knows_are_refused(models, corpus):
 
 def test_a_domain_test_of_a_set_that_is_not_there_is_refused(models, asked):
     with pytest.raises(DataError, match="domain.*held"):
-        measure(Model(path=str(models / "one")), EvaluationRequest(asked.judges, domain_test=["domain"]))
+        measure(Model(path=str(models / "one")), EvaluationRequest(asked.held_out, domain_test=["domain"]))
 
 
 def test_a_domain_test_needs_enough_documents(models, asked):
     with pytest.raises(DataError, match=r"the domain test needs 30 \w+ questions, but 12 held-out document\(s\) give"):
-        measure(Model(path=str(models / "one")), EvaluationRequest(asked.judges, domain_test=["held"]))
+        measure(Model(path=str(models / "one")), EvaluationRequest(asked.held_out, domain_test=["held"]))
 
 
 def test_one_document_is_refused_before_two_models_are_loaded(models, corpus, tmp_path):

@@ -3,8 +3,7 @@ import pytest
 
 from cpt.errors import DataError
 from cpt.evaluation.evaluate import EvaluationResult, build_report
-from cpt.evaluation.paired import Difference, bits_per_byte_sentence
-from cpt.evaluation.scoring import DocumentLosses
+from cpt.evaluation.paired import Difference, DocumentLosses, SetReport
 from cpt.evaluation.tasks import TaskScore
 
 
@@ -51,9 +50,12 @@ def test_against_a_base_each_set_test_and_task_has_a_line_of_verdict():
 
 
 def test_a_difference_that_may_be_none_is_called_so():
-    assert bits_per_byte_sentence(Difference(1.0, 1.01, 0.01, -0.02, 0.04, 50)).startswith("unknown:")
-    worse = bits_per_byte_sentence(Difference(1.0, 1.1, 0.1, 0.05, 0.15, 8))
-    assert worse == "worse: 1.0000 -> 1.1000 bits per byte, +10.0 % (95 % interval +5.0 to +15.0 %; only 8 pairs)."
+    alike = Difference(1.0, 1.01, 0.01, -0.02, 0.04, 50)
+    assert SetReport("code", 50, 9, 9, 0.7, 2.0, 1.01, 0.5, alike).verdict().startswith("code: unknown:")
+    worse = SetReport("code", 8, 9, 9, 0.7, 2.0, 1.1, 0.5, Difference(1.0, 1.1, 0.1, 0.05, 0.15, 8)).verdict()
+    assert (
+        worse == "code: worse: 1.0000 -> 1.1000 bits per byte, +10.0 % (95 % interval +5.0 to +15.0 %; only 8 pairs)."
+    )
 
 
 def test_a_set_of_one_document_cannot_be_compared():

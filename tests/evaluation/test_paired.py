@@ -4,13 +4,13 @@ import pytest
 from cpt.errors import DataError
 from cpt.evaluation.paired import (
     Difference,
+    DocumentLosses,
     accuracy_difference,
     bits_per_byte_difference,
     mean_difference,
     ratio_interval,
     t_quantile,
 )
-from cpt.evaluation.scoring import DocumentLosses
 
 
 def losses(nats, sizes, first=0):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from tiny import write_recipe
 
-from cpt.evaluation.paired import Difference, bits_per_byte_difference
-from cpt.evaluation.scoring import DocumentLosses, save_losses
+from cpt.evaluation.paired import Difference, DocumentLosses, bits_per_byte_difference, save_losses
 from cpt.evaluation.verdict import NotRun, general_sentence, outcome_of_set, verdict_of_run, verdict_page
 from cpt.recipe.load import dump_recipe, load_recipe
 
@@ -212,7 +211,7 @@ def test_a_run_on_pairs_without_texts_is_told_what_it_lacks(recipe, tmp_path):
 def test_of_a_model_that_gives_scores_no_text_is_asked(recipe, tmp_path):
     verdict = verdict_of_run(add_pairs(write_run(tmp_path / "run", recipe), 0.9, name="accuracy"), serve="cpt serve x")
     assert verdict.serve is None
-    assert verdict.is_of_scores and verdict.headline().endswith("half would be chance.")
+    assert verdict.headline().endswith("half would be chance.")
     assert [one.what for one in verdict.not_run] == ["contamination"]
 
 

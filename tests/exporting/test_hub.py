@@ -8,7 +8,7 @@ from model_hub import READ_ONLY, TOKEN, ModelHub
 
 from cpt.errors import RecipeError
 from cpt.export.hub import check_push
-from cpt.export.proof import seal_export
+from cpt.export.proof import write_seal
 
 CARD = """# chemist
 
@@ -57,7 +57,7 @@ def export(tmp_path):
     (folder / "more.safetensors").write_bytes(bytes(range(255, -1, -1)) * 100)
     (folder / "config.json").write_text("{}")
     (folder / "README.md").write_text(CARD)
-    seal_export(folder, ["proven"])
+    write_seal(folder, ["proven"])
     return folder
 
 

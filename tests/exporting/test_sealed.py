@@ -3,14 +3,14 @@ import json
 import pytest
 
 from cpt.errors import CheckpointError
-from cpt.export.proof import check_seal, seal_export
+from cpt.export.proof import check_seal, write_seal
 
 
 @pytest.fixture
 def sealed(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     (tmp_path / "README.md").write_text("# card")
-    seal_export(tmp_path, ["The export loaded back: difference 0.", "Serve it: cpt serve"])
+    write_seal(tmp_path, ["The export loaded back: difference 0.", "Serve it: cpt serve"])
     return tmp_path
 
 

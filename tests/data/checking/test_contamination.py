@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from cpt.data.readers.decontamination import Judged
+from cpt.data.readers.decontamination import EvaluationDocument
 from cpt.data.readers.filters import build_filters, reason_to_drop
 from cpt.data.rows.build import build_data
 from cpt.data.rows.contamination import find_contamination, with_decontamination
@@ -62,7 +62,9 @@ def test_a_document_that_is_held_out_of_its_source_is_no_copy_of_itself(source, 
 
 def test_questions_of_tasks_are_looked_for(source, exam, tmp_path):
     data = Data(sources=[source("a", [f"the answer: {text(77)}"], name="a")])
-    found = find_contamination(data, exam, [Judged("quiz", "quiz: question 3", text(77))], cache_dir=tmp_path)
+    found = find_contamination(
+        data, exam, [EvaluationDocument("quiz", "quiz: question 3", text(77))], cache_dir=tmp_path
+    )
     assert [(hit.set_name, hit.evaluation_document) for hit in found.hits] == [("quiz", "quiz: question 3")]
 
 
