@@ -53,9 +53,6 @@ def publish_once(
     Args:
         durable: wait for the disk, so that the folder survives a power cut and not only a killed process.
         is_sound: whether an existing folder is what was written; a damaged one is made again, which is logged.
-
-    Raises:
-        ResourceError: the disk is full or not writable.
     """
     if folder.exists() and is_sound(folder):
         return folder

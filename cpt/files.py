@@ -37,10 +37,8 @@ def write_atomic(path: Path, content: Content, *, durable: bool = False, reuse_s
     Args:
         content: text, bytes, or a function that writes the file at the path it is given.
         durable: return only after the disk has the file and its name.
-        reuse_space: on a full disk, write over the old file where that is large enough (text and bytes only).
-
-    Raises:
-        OSError: the disk is full or not writable; the old file is as it was.
+        reuse_space: on a full disk, write over the old file where that is large enough (text and bytes only). After
+            an OSError the old file is as it was.
     """
     # Containers on several hosts share process ids, and threads of a process may write the same file.
     unique = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"

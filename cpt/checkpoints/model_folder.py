@@ -114,13 +114,8 @@ def write_tensors(
     compute: Callable[[str], torch.Tensor],
     max_shard_size: int | str,
 ) -> None:
-    """Compute each tensor and write them as safetensors, sharded as transformers does it.
-
-    Args:
-        shapes: name -> (shape, dtype) of what will be computed.
-        compute: gives the tensor of a name; it is called once for each.
-        max_shard_size: bytes, or `5GB`.
-    """
+    """Compute each tensor once and write all as safetensors, in shards such as `5GB`, as transformers does it;
+    `shapes` has the (shape, dtype) of what will be computed."""
     planned = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
     plan = split_torch_state_dict_into_shards(planned, max_shard_size=max_shard_size)
     for file, names in plan.filename_to_tensors.items():

@@ -73,14 +73,11 @@ def publish(
     *,
     read_back: Callable[[Path], None] | None = None,
 ) -> Manifest:
-    """Write the checkpoint `name` into the run's folder; every process must call it.
+    """Write the checkpoint `name` into the run's folder; every process must call it; all raise the same SaveFailed.
 
     Args:
         describe: makes the manifest from the entries of all files; called on the main process.
         read_back: checks the folder before it is published, and raises if it is damaged.
-
-    Raises:
-        SaveFailed: it failed on one of the processes; nothing was published.
     """
     staging = folder / STAGING / name
     needed = sum(agreement.gather(contents.num_bytes()))
@@ -280,12 +277,8 @@ Reason = Literal["storage", "not finite", "error"]
 
 
 class SaveFailed(CheckpointError):  # noqa: N818  # it reads as what happened
-    """A checkpoint was not published; every process raises the same.
-
-    Args:
-        reason: storage: the disk is full, gone or read-only, so a retry may succeed. not finite: the weights hold NaN
-            or infinity.
-    """
+    """A checkpoint was not published; every process raises the same. After `storage` (the disk is full, gone or
+    read-only) a retry may succeed; `not finite`: the weights hold NaN or infinity."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)

@@ -32,14 +32,11 @@ built anew at each start."""
 
 def class_of_change(key: str) -> str:
     """When a key may change: `free`, at any time between a stop and a resume; `from_step`, from a step on; `fixed`, in
-    another run only.
+    another run only. A KeyError if the recipe has no such section.
 
     Args:
-        key: such as `optimizer.betas`, `data.sources[0].weight`, `data.sources[general].weight` or `training.bf16`. An
-            option, which the schema does not list, has the class of its section.
-
-    Raises:
-        KeyError: the recipe has no such section.
+        key: such as `optimizer.betas`, `data.sources[general].weight` or `training.bf16`. An option, which the schema
+            does not list, has the class of its section.
     """
     first, *below = (step for step in re.sub(r"\[.*?\]", "", key).split(".") if not step.isdigit())
     if first == "training" and below:

@@ -75,14 +75,7 @@ def load_with_places(path: str | Path, overrides: Sequence[str] = (), *, lora: b
 
 def load_mixture(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Data, int]:
     """The `data:` section and the seed of a recipe, or a mixture file: a `data:` section in a file of its own, with
-    the default seed.
-
-    Args:
-        overrides: `data.key=value`, on top of the file.
-
-    Raises:
-        RecipeError: all mistakes.
-    """
+    the default seed. Overrides are `data.key=value`."""
     mistakes = Mistakes()
     root = read_or_raise(Path(path), mistakes)
     if root.value.keys() & keys_of(Recipe).keys():
@@ -138,12 +131,8 @@ REPOSITORY = SHIPPED_FILES  # in an installed package, the part of it that recip
 
 
 def resolve_references(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
-    """The tree with every reference below `node` replaced by what it refers to.
-
-    Args:
-        annotation: what the schema says of `node`.
-        trail: the files that led here, to find those that refer to each other in a circle.
-    """
+    """The tree with every reference below `node` replaced by what it refers to. `trail`: the files that led here, to
+    find those that refer to each other in a circle."""
     section, value = section_in(annotation), node.value
     if isinstance(value, list) and item_in(annotation) is not None:
         items = [resolve_references(item, item_in(annotation), mistakes, trail) for item in value]
@@ -189,11 +178,8 @@ def read_base(written: Node, annotation: Any, mistakes: Mistakes, trail: tuple[P
 
 
 def find_file(written: Node, mistakes: Mistakes) -> Path | None:
-    """The file that a path in a recipe means; a mistake and None when there is none.
-
-    It is looked for beside the file that names it, then in the current folder, then among the recipes that come with
-    cpt.
-    """
+    """The file that a path in a recipe means: beside the file that names it, in the current folder, or among the
+    recipes that come with cpt. A mistake and None when there is none."""
     beside = Path(written.place.file).parent if written.place.line else Path()
     folders = [beside, Path(), REPOSITORY / "recipes", REPOSITORY]
     asked = Path(written.value).expanduser()

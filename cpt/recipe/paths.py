@@ -13,11 +13,7 @@ RUNS = "runs/"  # the default of `output_dir`: what is there was trained here
 
 def is_local(path: str) -> bool:
     """True for a path on this machine, whether it exists or not; False for what can only be `name` or `owner/name` on
-    the Hub.
-
-    A name whose first part is a folder here is a path too: a typing mistake must not turn a local folder into a Hub
-    id.
-    """
+    the Hub. If the first part is a folder here, it is a path: a typing mistake must not turn it into a Hub id."""
     return (
         path.startswith((".", "/", "~", RUNS))
         or "\\" in path
