@@ -129,28 +129,23 @@ def refuse_ignored(given: Mapping[str, bool], because: str) -> None:
 
 def show_log(*, stderr: bool = False) -> None:
     """Print what cpt logs: all of it from the main process, warnings from the others."""
+    shown: deque[str] = deque(maxlen=200)
+
+    def is_news(record: logging.LogRecord) -> bool:
+        """Information is shown once: checks, training and verdict open the same sources and report the same."""
+        message = record.getMessage()
+        is_repeated = record.levelno <= logging.INFO and message in shown
+        if not is_repeated:
+            shown.append(message)
+        return not is_repeated
+
     handler = logging.StreamHandler(sys.stderr if stderr else sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
-    handler.addFilter(RepeatFilter())
+    handler.addFilter(is_news)
     logger = logging.getLogger("cpt")
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(logging.INFO if is_main_process() else logging.WARNING)
-
-
-class RepeatFilter(logging.Filter):
-    """Show information once: checks, training and verdict open the same sources and report the same."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shown: deque[str] = deque(maxlen=200)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        if record.levelno > logging.INFO or message not in self.shown:
-            self.shown.append(message)
-            return True
-        return False
 
 
 # --- output that cannot end a command ---

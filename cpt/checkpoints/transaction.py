@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -192,19 +193,15 @@ def clear_leftovers(folder: Path) -> list[str]:
 # --- one file --------------------------------------------------------------------------------------------------------
 
 
-class HashedFile:
+class HashedFile(FileIO):
     """A file that is hashed while it is written; `torch.save` writes into it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path, "w")
         self.digest, self.size = xxh3_128(), 0
         self.problem: OSError | None = None
 
-    def __enter__(self) -> "HashedFile":
-        self.descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        return self
-
-    def write(self, data: Any) -> int:
+    def write(self, data: Any, /) -> int:
         """Write any buffer in pieces that stay in the processor's cache."""
         view = memoryview(data).cast("B")
         try:
@@ -213,24 +210,18 @@ class HashedFile:
                 self.digest.update(piece)
                 written = 0
                 while written < len(piece):
-                    written += os.write(self.descriptor, piece[written:])
+                    written += super().write(piece[written:])
                 self.size += written
         except OSError as problem:  # torch.save would raise a RuntimeError about an "unexpected pos" instead
-            problem.filename = str(self.path)
+            problem.filename = str(self.name)
             self.problem = problem
             raise
         return len(view)
 
-    def flush(self) -> None:  # `torch.save` calls it
-        pass
-
     def entry(self) -> FileEntry:
         """Size and hash, once the disk has the file."""
-        os.fsync(self.descriptor)
+        os.fsync(self.fileno())
         return FileEntry(self.size, self.digest.hexdigest())
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.descriptor)
 
 
 def write_state(path: Path, content: Any) -> FileEntry:
