@@ -338,11 +338,8 @@ def read_back(folder: Path, model: nn.Module) -> None:
     A SaveFailed if it is damaged (a retry may succeed), or weights are missing.
     """
     for path in [path for path in folder.rglob("*") if path.is_file()]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:  # drop the system's cached pages, which works for durable files, so that the disk is read
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+        with path.open("rb") as file:  # drop the system's cached pages of this durable file, so that the disk is read
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     manifest = read_manifest(folder)
     if found := damages(folder):
         raise SaveFailed("storage", f"the disk does not hold what was written: {'; '.join(map(str, found[:3]))}")
