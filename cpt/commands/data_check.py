@@ -40,7 +40,7 @@ from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError
 from cpt.plugins import did_you_mean
 from cpt.recipe.load import load_recipe
-from cpt.recipe.paths import is_document_file
+from cpt.recipe.paths import document_suffix
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, DocumentSource, Recipe, Source
 
@@ -69,7 +69,7 @@ def check_command(
     Example: cpt data check recipe.yaml --output bad_rows.jsonl
     """
     console, loaded = open_console(), None
-    if recipe.is_dir() or is_document_file(recipe.name):
+    if recipe.is_dir() or document_suffix(recipe.name):
         if overrides or source:
             raise RecipeError(f"{recipe} holds documents; key=value and --source need a recipe.")
         data = Data(sources=[Source(path=str(recipe))])
